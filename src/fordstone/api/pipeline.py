@@ -1,0 +1,207 @@
+"""The pipeline: where a stream graph is declared, checked, explained and run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from fordstone.api.stream import Stream
+from fordstone.connectors.guarantee import path_guarantees
+from fordstone.errors import ExpressionError, PipelineError
+from fordstone.model import plan as p
+from fordstone.model.duration import duration_us, positive_us
+from fordstone.model.ids import checked_name
+from fordstone.model.schema import Schema
+from fordstone.model.stream import StreamType, check_feedback, check_rules, derive
+
+if TYPE_CHECKING:
+    from fordstone.edge.config import RunConfig
+    from fordstone.edge.report import Report
+
+
+class Pipeline:
+    """A graph of named steps.
+
+    `guarantee` is `"exactly_once"` unless told otherwise. If it is given, a path that cannot give it is an error; if
+    not, each path gives what its source and sink can, and `explain()` says what that is. `mode` is how barriers are
+    taken: `"aligned"`, `"unaligned"` or `"blocking"`.
+    """
+
+    def __init__(self, name: str, *, guarantee: p.Guarantee | None = None, mode: p.Mode = "aligned") -> None:
+        self.name = checked_name(name, "pipeline")
+        if guarantee not in {None, "exactly_once", "at_least_once", "at_most_once"}:
+            raise PipelineError(f"guarantee={guarantee!r}: it is 'exactly_once', 'at_least_once' or 'at_most_once'.")
+        if mode not in {"aligned", "unaligned", "blocking"}:
+            raise PipelineError(f"mode={mode!r}: it is 'aligned', 'unaligned' or 'blocking'.")
+        self._strict = guarantee is not None
+        self._guarantee: p.Guarantee = guarantee or "exactly_once"
+        self._mode: p.Mode = mode
+        self._steps: list[p.Step] = []
+        self._types: dict[p.Input, StreamType] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._open_loops: set[str] = set()
+
+    def source(
+        self,
+        name: str,
+        connector: p.ConnectorSpec,
+        *,
+        schema: Mapping[str, str],
+        time: str | None = None,
+        lateness: str | timedelta = "0s",
+        idle_after: str | timedelta | None = None,
+        on_error: p.OnError = "keep",
+    ) -> Stream:
+        """Rows from outside.
+
+        `time` names the event-time column; a row is late if it is older than the newest before it in its partition by
+        more than `lateness`. A partition silent for `idle_after` no longer holds time back. A row that cannot be read
+        goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
+        """
+        checked_name(name, "source")
+        if not isinstance(connector, p.ConnectorSpec):
+            raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
+        if on_error not in {"keep", "fail"}:
+            raise PipelineError(f"source {name}: on_error={on_error!r}: it is 'keep' or 'fail'.")
+        lateness_us = duration_us(lateness, what=f"source {name}: lateness")
+        if lateness_us < 0:
+            raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
+        self.add(
+            p.Source(
+                name=name,
+                connector=connector,
+                schema=Schema.of(schema).to_dict(),
+                time=time,
+                lateness_us=lateness_us,
+                idle_after_us=None
+                if idle_after is None
+                else positive_us(idle_after, what=f"source {name}: idle_after"),
+                on_error=on_error,
+            )
+        )
+        return Stream(self, p.Input(name))
+
+    def plan(self) -> p.Plan:
+        """The checked, serialisable form."""
+        if self._open_loops:
+            raise PipelineError(f"loop {', '.join(sorted(self._open_loops))} has not been closed.")
+        if not any(isinstance(step, p.Sink) for step in self._steps):
+            raise PipelineError(f"pipeline {self.name} has no sink: nothing would come of it. Add stream.sink(...).")
+        return self._draft()
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions that the plan names, as this process knows them."""
+        return dict(self._functions)
+
+    def explain(self, *, format: str = "text") -> str:  # noqa: A002 - the word users expect
+        """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"` or `"mermaid"`."""
+        from fordstone.edge.explain import explain  # noqa: PLC0415 - running is above declaring
+
+        return explain(self.plan(), format=format)
+
+    def run(self, config: RunConfig | None = None, **options: Any) -> Report:
+        """Run here, on the edge engine, until bounded input ends or the process is told to stop.
+
+        Options are those of `fordstone.edge.config.RunConfig`: `state=`, `bounded=`, `parallelism=`, `interval=` ...
+        """
+        from fordstone.edge.run import run  # noqa: PLC0415 - running is above declaring
+
+        return run(self.plan(), self.functions, config, **options)
+
+    # What streams call.
+
+    def add(self, step: p.Step) -> None:
+        """Check a step and take it in. Raises and changes nothing if it may not stand there."""
+        if any(known.name == step.name for known in self._steps):
+            raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
+        types = self._types | derive(step, self._types)
+        draft = self._draft(step)
+        check_rules(draft, step, types)
+        if self._strict and isinstance(step, p.Sink):
+            self._check_guarantee(draft, step)
+        self._steps.append(step)
+        self._types = types
+
+    def add_loop(self, at: p.Input, name: str, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
+        """Add a loop's head, the steps of its body, and close it."""
+        open_head = p.Loop(name=name, input=at, feedback=at)
+        self.add(open_head)
+        self._open_loops.add(name)
+        first = len(self._steps)
+        given = body(Stream(self, p.Input(name)))
+        if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Stream) for part in given)):  # noqa: PLR2004 - a pair
+            raise PipelineError(f"loop {name}: the body gives a pair of streams: (what goes back, what goes on).")
+        back, onward = (stream._at for stream in given)  # noqa: SLF001 - our own class
+        inside = {name} | {step.name for step in self._steps[first:]}
+        for step in self._steps[first:]:
+            outside = [str(stream) for stream in step.inputs if stream.step not in inside]
+            if outside:
+                raise PipelineError(
+                    f"loop {name}: step {step.name} inside it reads {', '.join(outside)} from outside. Unite them before the loop."
+                )
+        if back.step not in inside or onward.step not in inside:
+            raise PipelineError(f"loop {name}: both streams that the body gives must come from inside it.")
+        closed = p.Loop(name=name, input=at, feedback=back)
+        check_feedback(closed, self._types)
+        self._steps[first - 1] = closed
+        self._open_loops.discard(name)
+        return Stream(self, onward)
+
+    def name_for(self, base: str, given: str | None) -> str:
+        """The given name, checked, or one derived from what the step does."""
+        if given is not None:
+            return checked_name(given, "step")
+        taken = {step.name for step in self._steps}
+        count = 1
+        while (name := base if count == 1 else f"{base}_{count}") in taken:
+            count += 1
+        return name
+
+    def register(self, function: Callable[..., Any]) -> str:
+        """Give the import path of a function, or a local name if it has none."""
+        if not callable(function):
+            raise PipelineError(f"{function!r} is not a function.")
+        path = import_path(function) or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self._functions)}"
+        self._functions[path] = function
+        return path
+
+    @contextmanager
+    def building(self, step: str) -> Iterator[None]:
+        """Name the step in errors of its expressions."""
+        try:
+            yield
+        except ExpressionError as error:
+            raise (error if error.step else error.at_step(step)) from None
+
+    def type_of(self, at: p.Input) -> StreamType:
+        """What is known of a stream."""
+        return self._types[at]
+
+    def has(self, at: p.Input) -> bool:
+        """Whether there is such a stream."""
+        return at in self._types
+
+    def _draft(self, *more: p.Step) -> p.Plan:
+        return p.Plan(pipeline=self.name, guarantee=self._guarantee, mode=self._mode, steps=(*self._steps, *more))
+
+    def _check_guarantee(self, draft: p.Plan, sink: p.Sink) -> None:
+        for path in path_guarantees(draft):
+            if path.sink == sink.name and path.gives != self._guarantee:
+                raise PipelineError(
+                    f"sink {sink.name}: the pipeline asks for {self._guarantee}, but the path from {path.source} gives "
+                    f"{path.gives}: {path.why}. Use another connector, or leave guarantee= out and take what explain() shows."
+                )
+
+
+def import_path(function: Callable[..., Any]) -> str | None:
+    """`module:name` if another process can import the function by it, else None."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in {None, "__main__"} or "<" in name or "." in name:
+        return None
+    loaded = sys.modules.get(str(module))
+    # While the module is still being imported its name may not be bound yet; a top-level name will be.
+    return f"{module}:{name}" if loaded is not None and getattr(loaded, name, function) is function else None

@@ -1,0 +1,204 @@
+"""Streams: what a pipeline is written with. Every method adds a step and gives the stream behind it.
+
+A step is checked when it is added. Nothing runs until the pipeline is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from fordstone.api.column import Column
+from fordstone.errors import PipelineError
+from fordstone.model import plan as p
+from fordstone.model.aggregate import parse_aggregate
+from fordstone.model.expression import expand, parse_predicate
+from fordstone.model.ids import checked_name
+from fordstone.model.schema import Schema
+from fordstone.model.stream import StreamType
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+
+Expr = str | Column
+Record = dict[str, Any]
+
+
+class Stream:
+    """Rows on their way. Made by `Pipeline.source` and by the methods here; never changes."""
+
+    def __init__(self, pipeline: Pipeline, at: p.Input) -> None:
+        self._pipeline = pipeline
+        self._at = at
+
+    @property
+    def name(self) -> str:
+        """The name of the step that this stream comes from."""
+        return str(self._at)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns and their types."""
+        return self._type.schema
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that this stream belongs to."""
+        return self._pipeline
+
+    @property
+    def _type(self) -> StreamType:
+        return self._pipeline.type_of(self._at)
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came too late for this step's windows, as they were."""
+        port = p.Input(self._at.step, "late")
+        if self._at.port != "main" or not self._pipeline.has(port):
+            raise PipelineError(f"step {self.name} has no late rows; only steps with windows by time have.")
+        return Stream(self._pipeline, port)
+
+    def filter(self, predicate: Expr, *, name: str | None = None) -> Stream:
+        """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
+        named = self._named("filter", name)
+        with self._pipeline.building(named):
+            sql = parse_predicate(_sql(predicate), self.schema).sql
+        return self._add(p.Filter(name=named, input=self._at, predicate=sql))
+
+    def select(self, *columns: Expr, name: str | None = None) -> Stream:
+        """Give new columns in place of the old: `select("device", "temp * 9 / 5 + 32 AS f")`. `"*"` is all there are."""
+        named = self._named("select", name)
+        return self._add(p.Select(name=named, input=self._at, columns=self._canonical(named, columns)))
+
+    def with_columns(self, *columns: Expr, name: str | None = None) -> Stream:
+        """Add columns, or replace those of the same name."""
+        named = self._named("with_columns", name)
+        return self._add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
+
+    def map(
+        self, function: Callable[[Record], Record], *, schema: Mapping[str, str] | None = None, name: str | None = None
+    ) -> Stream:
+        """Give one record for each. Convenient and slow: a row at a time. `schema` is that of the result, if it changes."""
+        return self._function("map", function, schema, name)
+
+    def flat_map(
+        self,
+        function: Expr | Callable[[Record], Iterable[Record]],
+        *,
+        schema: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Give any number of rows for each.
+
+        An expression that makes an array gives a row for each element, beside the other columns:
+        `flat_map("split(line, ' ') AS word")`. A function takes a record and gives records.
+        """
+        if isinstance(function, str | Column):
+            if schema is not None:
+                raise PipelineError("flat_map of an expression knows its schema; leave schema= out.")
+            named = self._named("flat_map", name)
+            (sql,) = self._canonical(named, (function,))
+            return self._add(p.Explode(name=named, input=self._at, expression=sql))
+        return self._function("flat_map", function, schema, name)
+
+    def map_batches(
+        self,
+        function: Callable[[pl.DataFrame], pl.DataFrame],
+        *,
+        schema: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Give a Polars frame for each frame. How rows are cut into frames is not promised: treat rows one by one."""
+        return self._function("map_batches", function, schema, name)
+
+    def union(self, *others: Stream, name: str | None = None) -> Stream:
+        """The rows of this stream and of others with the same schema."""
+        for other in others:
+            if other.pipeline is not self._pipeline:
+                raise PipelineError(f"union: {other.name} belongs to another pipeline.")
+        streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class
+        return self._add(p.Union(name=self._named("union", name), streams=streams))
+
+    def group_by(self, *keys: str) -> Grouped:
+        """Rows of one key together. Follow with `.window(...)` and `.agg(...)`. With no key there is one group."""
+        return Grouped(self, keys, None)
+
+    def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
+        """Send rows around: `body` takes the stream inside the loop and gives `(what goes back, what goes on)`.
+
+        The steps inside run as one task. There is no event time inside or below a loop.
+        """
+        return self._pipeline.add_loop(self._at, self._named("iterate", name), body)
+
+    def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
+        """Let the rows out. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
+        checked_name(name, "sink")
+        self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
+
+    def aggregate(
+        self, keys: tuple[str, ...], window: p.Window | None, aggregates: Mapping[str, Expr], *, name: str | None, base: str
+    ) -> Stream:
+        """What `group_by(...).agg(...)` adds."""
+        named = self._named(base, name)
+        with self._pipeline.building(named):
+            columns = {column: parse_aggregate(_sql(sql), self.schema, column) for column, sql in aggregates.items()}
+        given = tuple(p.NamedAggregate(column, found.sql) for column, found in columns.items())
+        return self._add(p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given))
+
+    def _function(
+        self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
+    ) -> Stream:
+        path = self._pipeline.register(function)
+        given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
+        return self._add(p.Function(name=self._named(kind, name), input=self._at, kind=kind, path=path, schema=given))
+
+    def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
+        if not columns:
+            raise PipelineError(f"step {step}: no columns given. Name at least one.")
+        with self._pipeline.building(step):
+            return tuple(found.sql for found in expand([_sql(column) for column in columns], self.schema))
+
+    def _named(self, base: str, name: str | None) -> str:
+        return self._pipeline.name_for(base, name)
+
+    def _add(self, step: p.Step) -> Stream:
+        self._pipeline.add(step)
+        return Stream(self._pipeline, p.Input(step.name))
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.schema.items())
+        return f"Stream({self.name}: {columns})"
+
+
+class Grouped:
+    """Rows of one key together, waiting to be aggregated."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...], window: p.Window | None) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+
+    def window(self, window: p.Window) -> Grouped:
+        """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date."""
+        if self._window is not None:
+            raise PipelineError("group_by has a window already.")
+        return Grouped(self._stream, self._keys, window)
+
+    def agg(self, *, name: str | None = None, **aggregates: Expr) -> Stream:
+        """One row a key (and window): `agg(n="count(*)", mean="avg(temp)")`.
+
+        With a window a row is given once, when the window closes, with columns `window_start` and `window_end`. Without,
+        a key's row is given anew at each epoch in which it changed, and replaces the one before.
+        """
+        base = "_".join(["agg", *(key for key in self._keys if key.isidentifier() and key.isascii())])[:80]
+        return self._stream.aggregate(self._keys, self._window, aggregates, name=name, base=base)
+
+
+def _sql(expression: Expr) -> str:
+    if isinstance(expression, Column):
+        return expression.sql
+    if not isinstance(expression, str):
+        raise PipelineError(f"{expression!r} is not an expression. Write SQL text, or build it from col(...).")
+    return expression

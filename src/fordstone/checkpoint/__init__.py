@@ -1,0 +1,1 @@
+"""Checkpoints on disk: store layout, writing, reading, verifying, merging, uploading."""

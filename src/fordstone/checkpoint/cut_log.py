@@ -1,0 +1,149 @@
+"""The cut log: what decided each epoch, kept a second time beside the manifests.
+
+One file, `cuts.jsonl`, appended to before each manifest and rewritten when it grows too long. When a manifest is
+damaged, its epoch is computed again from the cut that stands here.
+
+Invariants: a line counts only under its own checksum; the log never holds two cuts of one epoch by the time that
+epoch is sealed, so a damaged line can never bring an older, unsealed cut of the same epoch back to light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fordstone.checkpoint.disk import Disk
+from fordstone.checkpoint.failpoint import Failpoints
+from fordstone.checkpoint.placing import Placer
+from fordstone.checkpoint.sealed_json import decode_cut, encode_cut
+from fordstone.errors import DamagedError
+from fordstone.model.manifest import Cut
+
+CUT_LOG_MAX_BYTES: Final = 16 << 20
+"""The log is rewritten to about half of this when it has grown beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutLogContent:
+    """What the log says, and how many of its lines say nothing any more."""
+
+    cuts: dict[int, Cut]
+    damaged_lines: int
+
+
+class CutLog:
+    """Appends and finds cuts. Written by one thread at a time: whoever commits."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        failpoints: Failpoints,
+        placer: Placer,
+        max_bytes: int = CUT_LOG_MAX_BYTES,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._path = f"{directory}/cuts.jsonl"
+        self._failpoints = failpoints
+        self._placer = placer
+        self._max_bytes = max_bytes
+        self._newest: int | None = None
+        self._size_bytes = 0
+        self._rewrite_above_bytes = max_bytes
+
+    def read(self) -> CutLogContent:
+        """Every cut that can be read. Of two lines for one epoch the later one counts."""
+        try:
+            data = self._disk.read(self._path)
+        except FileNotFoundError:
+            return CutLogContent(cuts={}, damaged_lines=0)
+        return parse_cut_log(data)
+
+    def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
+        """Make the cut durable. Called before the manifest is.
+
+        Lines that a commit which never happened left behind (this epoch or later) go first. A rebuilt epoch only
+        mends its own line. `needed_from`: cuts of this epoch and later survive whatever the bound says.
+        """
+        if self._newest is None:
+            content = self.read()
+            self._newest = max(content.cuts, default=0)
+            self._size_bytes = self._measure()
+        if cut.epoch > self._newest:
+            self._append(cut)
+        else:
+            known = self.read().cuts
+            if not (rebuilt and known.get(cut.epoch) == cut):
+                kept = [old for epoch, old in known.items() if (epoch != cut.epoch if rebuilt else epoch < cut.epoch)]
+                self._rewrite([*kept, cut])
+        if self._size_bytes > self._rewrite_above_bytes:
+            self._rewrite(self._fitting(self.read().cuts, needed_from))
+            # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
+            self._rewrite_above_bytes = max(self._max_bytes, 2 * self._size_bytes)
+
+    def add(self, cuts: Iterable[Cut]) -> None:
+        """Take in cuts of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
+        known = self.read().cuts
+        together = known | {cut.epoch: cut for cut in cuts}
+        if together != known:
+            self._rewrite(list(together.values()))
+
+    def _append(self, cut: Cut) -> None:
+        # Set before the write: after a failed one nobody knows whether the line is there, so the next try rewrites.
+        self._newest = cut.epoch
+        # The newline in front ends whatever a crash has left of the line before.
+        line = b"\n" + encode_cut(cut) + b"\n"
+        fresh = not self._disk.exists(self._path)
+        self._disk.append(self._path, line)
+        self._failpoints.hit("cut.appended")
+        self._disk.fsync(self._path)
+        if fresh:
+            self._disk.fsync_dir(self._directory)
+        self._failpoints.hit("cut.synced")
+        self._size_bytes += len(line)
+
+    def _rewrite(self, cuts: list[Cut]) -> None:
+        cuts.sort(key=lambda cut: cut.epoch)
+        data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
+        self._placer.place(self._path, data)
+        self._failpoints.hit("cut.appended")
+        self._disk.fsync_dir(self._directory)
+        self._failpoints.hit("cut.synced")
+        self._newest = cuts[-1].epoch if cuts else 0
+        self._size_bytes = len(data)
+
+    def _fitting(self, cuts: dict[int, Cut], needed_from: int) -> list[Cut]:
+        """The newest cuts that fill half the bound, and all that are needed."""
+        kept: list[Cut] = []
+        room_bytes = self._max_bytes // 2
+        for epoch in sorted(cuts, reverse=True):
+            room_bytes -= len(encode_cut(cuts[epoch]))
+            if room_bytes < 0 and epoch < needed_from:
+                break
+            kept.append(cuts[epoch])
+        return kept
+
+    def _measure(self) -> int:
+        try:
+            return self._disk.size(self._path)
+        except FileNotFoundError:
+            return 0
+
+
+def parse_cut_log(data: bytes) -> CutLogContent:
+    """Read the lines of a cut log, wherever it came from."""
+    cuts: dict[int, Cut] = {}
+    damaged_lines = 0
+    for line in data.split(b"\n"):
+        if not line:
+            continue
+        try:
+            cut = decode_cut(line)
+        except DamagedError:
+            damaged_lines += 1
+        else:
+            cuts[cut.epoch] = cut
+    return CutLogContent(cuts=cuts, damaged_lines=damaged_lines)

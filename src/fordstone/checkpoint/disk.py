@@ -1,0 +1,298 @@
+"""The rim towards the file system: the few operations that durability is made of.
+
+Everything that stores anything goes through `Disk`, so that tests can put `testing.MemoryDisk` in its place and see
+what a crash leaves behind. Which operations are called in which order is decided by those who call.
+
+Paths are '/'-joined strings below a root. Invariants of `OsDisk`: a file stays open from its first write until it is
+synced, so that no write error goes unseen; after one failed sync every later change is refused, because nobody can
+know what the disk holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from fordstone.errors import DamagedError, StorageError, StoreLockedError
+
+Data = bytes | bytearray | memoryview
+LOCK_NAME: Final = "lock"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_BAD_SECTOR: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+_WRITE_MAX_BYTES: Final = 1 << 30
+"""Linux moves at most 2 GiB in one call."""
+
+
+class FatalStorageError(StorageError):
+    """A sync failed: what the disk holds is unknown. The process must stop and start again from what is durable."""
+
+
+class Disk(ABC):
+    """What the store needs from a file system.
+
+    Called from several threads. Every method may raise `StorageError`; one that reads or renames what is not there
+    raises `FileNotFoundError`. Nothing is durable before `fsync` (bytes) and `fsync_dir` (names) have returned.
+    """
+
+    @abstractmethod
+    def create(self, path: str, data: Data) -> None:
+        """Write a new file. `FileExistsError` if the name is taken. After `StorageError` a part of it may be there."""
+
+    @abstractmethod
+    def append(self, path: str, data: Data) -> None:
+        """Add to the end of a file, which is made if missing. After `StorageError` a part of it may be there."""
+
+    @abstractmethod
+    def fsync(self, path: str) -> None:
+        """Make the bytes of a file durable. Failure is `FatalStorageError`; never tried again."""
+
+    @abstractmethod
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, replacing what has it. At once for those who read; durable after `fsync_dir`."""
+
+    @abstractmethod
+    def fsync_dir(self, path: str) -> None:
+        """Make the names in a directory durable. Failure is `FatalStorageError`; never tried again."""
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """The whole file. `DamagedError` if the medium does not give its bytes back."""
+
+    @abstractmethod
+    def list(self, path: str) -> Sequence[str]:
+        """The names in a directory, sorted; none if there is no such directory."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Take a file away; it may be gone already."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or directory."""
+
+    @abstractmethod
+    def make_dirs(self, path: str) -> None:
+        """Make a directory and those above it, durably; they may be there already."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """How many bytes a file has."""
+
+
+class OsDisk(Disk):
+    """The real file system below a directory, which is made if missing."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        self._mutex = threading.Lock()
+        self._unsynced: dict[str, int] = {}
+        self._failed: str | None = None
+        self._lock_fd: int | None = None
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._refuse(error, "make the directory", "")
+
+    @property
+    def root(self) -> Path:
+        """The directory that all paths are below."""
+        return self._root
+
+    def create(self, path: str, data: Data) -> None:
+        """Write a new file and keep it open until it is synced."""
+        self._write(path, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def append(self, path: str, data: Data) -> None:
+        """Add to the end of a file and keep it open until it is synced."""
+        self._write(path, data, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def fsync(self, path: str) -> None:
+        """Sync through the very descriptor that wrote, so that the kernel reports every error since."""
+        self._check()
+        with self._mutex:
+            fd = self._unsynced.pop(path, None)
+        try:
+            if fd is None:
+                fd = os.open(self._at(path), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._fail(error, path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename within the root."""
+        self._check()
+        self._forget(old)
+        self._forget(new)
+        try:
+            self._at(old).replace(self._at(new))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._refuse(error, "rename", old)
+
+    def fsync_dir(self, path: str) -> None:
+        """Sync a directory."""
+        self._check()
+        self._sync_dir(self._at(path), path)
+
+    def read(self, path: str) -> bytes:
+        """Read a file in one go."""
+        try:
+            with self._at(path).open("rb", buffering=0) as file:
+                return file.readall()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path) from error
+        except OSError as error:
+            if error.errno in _BAD_SECTOR:
+                raise DamagedError(f"{self._at(path)} cannot be read: {error.strerror}.") from error
+            self._refuse(error, "read", path)
+
+    def list(self, path: str) -> Sequence[str]:
+        """List a directory."""
+        try:
+            return sorted(entry.name for entry in self._at(path).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:
+            self._refuse(error, "list", path)
+
+    def remove(self, path: str) -> None:
+        """Unlink a file."""
+        self._check()
+        self._forget(path)
+        try:
+            self._at(path).unlink(missing_ok=True)
+        except OSError as error:
+            self._refuse(error, "remove", path)
+
+    def exists(self, path: str) -> bool:
+        """Ask the file system."""
+        return self._at(path).exists()
+
+    def make_dirs(self, path: str) -> None:
+        """Make the missing directories from the top, syncing the parent of each."""
+        self._check()
+        here = self._root
+        for part in path.split("/"):
+            parent, here = here, here / part
+            if here.is_dir():
+                continue
+            try:
+                here.mkdir(exist_ok=True)
+            except OSError as error:
+                self._refuse(error, "make the directory", path)
+            self._sync_dir(parent, path)
+
+    def size(self, path: str) -> int:
+        """Ask the file system."""
+        try:
+            return self._at(path).stat().st_size
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._refuse(error, "look at", path)
+
+    def lock(self) -> None:
+        """Keep other processes off this root for as long as this process lives, or until `close`.
+
+        Called once, before anything is written. `StoreLockedError` names the process that was here first.
+        """
+        if self._lock_fd is not None:
+            return
+        fd = -1
+        try:
+            fd = os.open(self._at(LOCK_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            other = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise StoreLockedError(
+                f"the state directory {self._root} belongs to process {other or '(unknown)'}, which is still running.\n"
+                f"Stop that process, or give this one a directory of its own."
+            ) from error
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            self._refuse(error, "lock", LOCK_NAME)
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        """Let go of the lock and of files that were written but never synced."""
+        with self._mutex:
+            open_fds = list(self._unsynced.values())
+            self._unsynced.clear()
+        for fd in open_fds:
+            os.close(fd)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _at(self, path: str) -> Path:
+        return self._root / path
+
+    def _write(self, path: str, data: Data, flags: int) -> None:
+        self._check()
+        view = memoryview(data).cast("B")
+        try:
+            with self._mutex:
+                fd = self._unsynced.get(path)
+                if fd is None or flags & os.O_EXCL:
+                    fd = os.open(self._at(path), flags, 0o644)
+                    self._unsynced[path] = fd
+            while view:
+                view = view[os.write(fd, view[:_WRITE_MAX_BYTES]) :]
+        except FileExistsError:
+            raise
+        except OSError as error:
+            self._refuse(error, f"write {memoryview(data).nbytes} bytes to", path)
+
+    def _forget(self, path: str) -> None:
+        with self._mutex:
+            fd = self._unsynced.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def _sync_dir(self, directory: Path, path: str) -> None:
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._fail(error, path)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise FatalStorageError(self._failed)
+
+    def _fail(self, error: OSError, path: str) -> NoReturn:
+        self._failed = (
+            f"syncing {self._at(path)} failed: {error.strerror}. What the disk holds is unknown, and nothing was acknowledged.\n"
+            f"The process must stop. Check the disk (dmesg, smartctl), then start again: it resumes from what is durable."
+        )
+        raise FatalStorageError(self._failed) from error
+
+    def _refuse(self, error: OSError, what: str, path: str) -> NoReturn:
+        where = self._at(path)
+        if error.errno in _FULL:
+            text = f"the disk is full: could not {what} {where} ({error.strerror}). Nothing was acknowledged.\nMake room; it will be tried again."
+        elif error.errno in _READ_ONLY:
+            text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nMake the directory writable for this user, or choose another."
+        else:
+            text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nCheck the disk."
+        raise StorageError(text) from error

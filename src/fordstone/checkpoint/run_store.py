@@ -1,0 +1,143 @@
+"""The directory of runs: each under its digest, written once, checked whenever it is read.
+
+Which runs may go is decided above; here it is remembered which must not go yet because nobody has named them.
+
+Invariants: a run has its final name only when its bytes are durable; a run handed out by `write` or `put` is held until
+a manifest names it, or for `HOLD_COMMITS` commits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from fordstone.checkpoint.disk import Data, Disk
+from fordstone.checkpoint.placing import Placer
+from fordstone.checkpoint.run_file import Compression, decode_run, encode_run, is_digest, run_problem, short
+from fordstone.errors import DamagedError
+from fordstone.model.manifest import RunRef
+
+HOLD_COMMITS: Final = 16
+"""For how many commits a run without a name is held. What a given-up attempt wrote is named by the next one, or never."""
+
+
+class RunStore:
+    """Called from several threads. `mutex` is shared with whoever collects, so that no run goes while it is found."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        compression: Compression,
+        placer: Placer,
+        mutex: threading.RLock,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._compression: Compression = compression
+        self._placer = placer
+        self._mutex = mutex
+        self._present = {name for name in disk.list(directory) if is_digest(name)}
+        self._held: dict[str, int] = {}
+        self._commits = 0
+
+    def write(self, frame: pl.DataFrame) -> RunRef:
+        """Store a frame. Its bytes are durable on return, its name after `sync`."""
+        ref, data = encode_run(frame, self._compression)
+        self._place(ref, data)
+        return ref
+
+    def put(self, ref: RunRef, data: bytes) -> None:
+        """Store bytes from elsewhere; `DamagedError` if they are not what `ref` says."""
+        problem = run_problem(data, ref)
+        if problem is not None:
+            raise DamagedError(f"run {short(ref.digest)} is damaged: it {problem}.")
+        self._place(ref, data)
+
+    def read(self, ref: RunRef) -> pl.DataFrame:
+        """The rows of a run, after its size and digest were checked."""
+        return decode_run(self.read_bytes(ref), ref)
+
+    def read_bytes(self, ref: RunRef) -> bytes:
+        """The bytes as they are on disk, unchecked."""
+        try:
+            return self._disk.read(self.path(ref.digest))
+        except FileNotFoundError as error:
+            raise DamagedError(f"run {short(ref.digest)} is missing.") from error
+
+    def fault(self, ref: RunRef, *, deep: bool) -> str | None:
+        """What is wrong with a run: missing, or of another size; with `deep` also other bytes."""
+        try:
+            if deep:
+                problem = run_problem(self._disk.read(self.path(ref.digest)), ref)
+                return f"run {short(ref.digest)} {problem}" if problem else None
+            size_bytes = self._disk.size(self.path(ref.digest))
+        except FileNotFoundError:
+            return f"run {short(ref.digest)} is missing"
+        except DamagedError as error:
+            return str(error).removesuffix(".")
+        if size_bytes != ref.size_bytes:
+            return f"run {short(ref.digest)} has {size_bytes} bytes, the manifest says {ref.size_bytes}"
+        return None
+
+    def sync(self) -> None:
+        """Make the names of all runs durable."""
+        self._disk.fsync_dir(self._directory)
+
+    def present(self) -> set[str]:
+        """The digests of the runs that are there. Called with the mutex held; not to be changed."""
+        return self._present
+
+    def held(self) -> set[str]:
+        """The digests of runs that no manifest names yet. Called with the mutex held."""
+        return set(self._held)
+
+    def committed(self, digests: Iterable[str]) -> None:
+        """A manifest names these now: they need no holding, and what was held too long is let go. Mutex held."""
+        self._commits += 1
+        for digest in digests:
+            self._held.pop(digest, None)
+        for digest in [digest for digest, since in self._held.items() if self._commits - since > HOLD_COMMITS]:
+            del self._held[digest]
+
+    def remove(self, digest: str) -> int:
+        """Delete a run and say how many bytes that gave back. Mutex held."""
+        size_bytes = self._size_of(digest)
+        self._disk.remove(self.path(digest))
+        self._present.discard(digest)
+        return size_bytes
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """These were moved away. Mutex held."""
+        self._present.difference_update(digests)
+
+    def size_bytes(self) -> int:
+        """What all runs take on disk."""
+        with self._mutex:
+            digests = list(self._present)
+        return sum(map(self._size_of, digests))
+
+    def path(self, digest: str) -> str:
+        """Where a run lies."""
+        return f"{self._directory}/{digest}"
+
+    def _place(self, ref: RunRef, data: Data) -> None:
+        with self._mutex:
+            # Held before looking: from here on a collector leaves it where it is.
+            self._held[ref.digest] = self._commits
+            present = ref.digest in self._present
+        if present and self.fault(ref, deep=True) is None:
+            return
+        self._placer.place(self.path(ref.digest), data, kind="run")
+        with self._mutex:
+            self._present.add(ref.digest)
+
+    def _size_of(self, digest: str) -> int:
+        try:
+            return self._disk.size(self.path(digest))
+        except FileNotFoundError:
+            return 0

@@ -1,0 +1,41 @@
+"""Connectors: where rows come from and where they go.
+
+Each function here gives a `ConnectorSpec`, plain enough to stand in a plan; the node that runs the pipeline opens it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from fordstone.connectors.changelog import latest, rows
+from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.file_settings import files_spec
+from fordstone.connectors.generator import generator_spec
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.connectors.stdout import stdout_spec
+
+__all__ = ["ConnectorSpec", "MemorySink", "MemorySource", "files", "generator", "latest", "memory", "rows", "stdout"]
+
+
+def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+    """Files on a local disk.
+
+    As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format is told by each file's
+    ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
+    `parquet` and `arrow`. Options: see `fordstone.connectors.file_settings.FileSettings`.
+    """
+    return files_spec({"path": str(path), "format": format, **options})
+
+
+def generator(**options: Any) -> ConnectorSpec:
+    """Rows made up on the spot, the same ones for the same seed.
+
+    Options: `rows` and `rate` (per partition), `partitions`, `seed`, `keys`, `start`, `step`, `disorder`; see
+    `fordstone.connectors.generator.GeneratorOptions`. What a column holds follows from its declared type.
+    """
+    return generator_spec(options)
+
+
+def stdout(format: str = "jsonl", *, stream: TextIO | None = None, rows_max: int | None = None) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+    """Print rows, as JSON lines (`"jsonl"`) or as a table (`"table"`); to another `stream` in this process if given."""
+    return stdout_spec(format=format, stream=stream, rows_max=rows_max)

@@ -1,0 +1,131 @@
+"""The seam of connectors: where rows come from and where they go.
+
+A connector in a pipeline is a `ConnectorSpec`: a kind and plain options, fit to stand in a plan. `registry.open_source`
+and `open_sink` make the live object on the node that runs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import polars as pl
+
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.plan import ConnectorSpec as ConnectorSpec
+from fordstone.model.schema import Schema
+
+
+class Delivery(StrEnum):
+    """What a connector can give at best, strongest first."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Input that could not be read as a row of the schema."""
+
+    position: int
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one read gave: rows in the source's schema, and where the partition stands behind them."""
+
+    frame: pl.DataFrame
+    position: Position
+    row_positions: pl.Series | None = None
+    """The position of each row (Int64), when the reader was opened with `with_positions`."""
+    rejected: tuple[Rejected, ...] = ()
+    ended: bool = False
+    """Nothing will ever follow: bounded input has been read to its end."""
+
+
+class Reader(ABC):
+    """Reads one partition. Used by one thread. `close` may not be called at all after a crash."""
+
+    @abstractmethod
+    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
+        """Give the next rows, at most about `rows_max`, or None when there is nothing now. Never waits.
+
+        With `until` (a position that an earlier read of this partition gave), reads up to it and not past it. Reading
+        twice from one position gives the same rows, however the reads are cut.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
+class Source(ABC):
+    """A place rows come from, as replayable partitions."""
+
+    @property
+    @abstractmethod
+    def delivery(self) -> Delivery:
+        """What a restart from a position gives."""
+
+    @abstractmethod
+    def partitions(self) -> Sequence[PartitionId]:
+        """The partitions there are now, in a stable order. Called at the start and then about once a second; may grow."""
+
+    @abstractmethod
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Start reading at `position` (0 is the beginning)."""
+
+    def size_bytes(self) -> int | None:
+        """How much there is to read in all, if known: for progress bars only."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkStream:
+    """What a sink is told about the stream it takes."""
+
+    step: str
+    schema: Schema
+    upsert_key: tuple[str, ...] | None = None
+    """None: rows are appended. Else each row replaces the one before with the same key; `__op` is 'upsert' or 'delete'."""
+
+
+class Sink(ABC):
+    """A place rows go. Used by one thread at a time."""
+
+    @property
+    @abstractmethod
+    def delivery(self) -> Delivery:
+        """`EXACTLY_ONCE` if `release` of an epoch that is already there changes nothing."""
+
+    @abstractmethod
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Make the rows of a sealed epoch visible, durably, all at once. Called in order of epochs, after the seal.
+
+        After a crash the last epoch may be released again with the same rows: a sink that says `EXACTLY_ONCE` then does
+        nothing. Epochs without rows are released too.
+        """
+
+    @abstractmethod
+    def write(self, frame: pl.DataFrame) -> None:
+        """Let rows out now, without waiting for a seal (`at_once`, at-least-once and at-most-once). May repeat on replay."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish files and connections. May not be called at all after a crash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What the engine tells a source when it opens it."""
+
+    schema: Schema
+    bounded: bool
+    """Stop at what is there now, instead of waiting for more."""
+    options: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,144 @@
+"""Files on local disks: the kind `files`, and its source.
+
+A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern.
+Names that begin with '.' or '_' are left out (unless the pattern says so itself): they are work in progress.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from fordstone.connectors.connector import ConnectorSpec, Delivery, Reader, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.csv_rows import CsvRows
+from fordstone.connectors.file_bytes import PACKED_SUFFIXES, open_bytes
+from fordstone.connectors.file_settings import FileSettings, file_settings
+from fordstone.connectors.jsonl import JsonLines
+from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.connectors.line_format import LineFormat
+from fordstone.connectors.lines import LineReader
+from fordstone.connectors.tables import TableReader
+from fordstone.errors import SourceError
+from fordstone.model.ids import PartitionId, Position
+
+
+class FilesKind(ConnectorKind):
+    """The kind `files`."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Files stay, so replay is exact."""
+        file_settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """An epoch is a file: there or not."""
+        file_settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+        """Open the source; nothing is read yet."""
+        del clock_us
+        return FileSource(file_settings(spec), options)
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+        """Open the sink: makes its directory."""
+        from fordstone.connectors.file_sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
+
+        return open_file_sink(file_settings(spec), stream)
+
+
+class FileSource(Source):
+    """The files that match a pattern."""
+
+    def __init__(self, settings: FileSettings, options: SourceOptions) -> None:
+        self._settings = settings
+        self._options = options
+        self._root, self._pattern = _split(settings.path)
+        self._found: Sequence[PartitionId] | None = None
+
+    @property
+    def delivery(self) -> Delivery:
+        """Replay is exact."""
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        """The files there are, by name. Bounded input is what was there at the first call."""
+        if self._found is not None:
+            return self._found
+        found = [PartitionId(name) for name in sorted(self._matching())]
+        if not self._options.bounded:
+            return found
+        if not found:
+            raise SourceError(
+                f"no file matches {self._settings.path!r} (working directory {Path.cwd()}).\n"
+                f"Correct the path, or run without bounded input to wait for files."
+            )
+        self._found = found
+        return found
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Open one file. Positions are bytes of text files, rows of others."""
+        path = self._root / partition
+        file_format = self._settings.format_of(path)
+        if file_format is None:
+            raise SourceError(
+                f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
+            )
+        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or not self._options.bounded):
+            raise SourceError(
+                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
+            )
+        if file_format in {"parquet", "arrow"}:
+            return TableReader(
+                path,
+                file_format,
+                self._options.schema,
+                position,
+                bounded=self._options.bounded,
+                with_positions=with_positions,
+            )
+        return LineReader(
+            open_bytes(path),
+            self._line_format(path, file_format),
+            self._options.schema,
+            position,
+            bounded=self._options.bounded,
+            with_positions=with_positions,
+            line_bytes_max=self._settings.line_bytes_max,
+        )
+
+    def size_bytes(self) -> int:
+        """The bytes of all files there are now."""
+        return sum(path.stat().st_size for name in self.partitions() if (path := self._root / name).exists())
+
+    def _line_format(self, path: Path, file_format: str) -> LineFormat:
+        if file_format == "jsonl":
+            return JsonLines(self._options.schema, time_unit=self._settings.time_unit)
+        return CsvRows(
+            path,
+            self._options.schema,
+            delimiter=self._settings.delimiter_of(path),
+            header=self._settings.header,
+            time_unit=self._settings.time_unit,
+        )
+
+    def _matching(self) -> list[str]:
+        if not glob.has_magic(self._pattern):
+            if (self._root / self._pattern).is_dir():
+                raise SourceError(
+                    f"{self._settings.path!r} is a directory. Name the files in it: {self._settings.path.rstrip('/')}/*.jsonl"
+                )
+            return [self._pattern] if (self._root / self._pattern).is_file() else []
+        own = Path(self._pattern).name.startswith("_")
+        names = glob.iglob(self._pattern, root_dir=self._root, recursive=True)
+        return [
+            name for name in names if (own or not Path(name).name.startswith("_")) and (self._root / name).is_file()
+        ]
+
+
+def _split(path: str) -> tuple[Path, str]:
+    """The fixed directory of a pattern, as it is now, and the rest."""
+    parts = Path(path).expanduser().parts
+    fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:fixed]).absolute(), str(Path(*parts[fixed:]))

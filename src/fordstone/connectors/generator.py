@@ -1,0 +1,246 @@
+"""A source that makes its own rows: for demonstrations, tests and load.
+
+A row is a pure function of (seed, partition, sequence number) and of the declared schema; the position is the sequence
+number. Reading from any position, in slices of any size, on any machine, gives the same rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, Reader, Source, SourceOptions
+from fordstone.connectors.counter_random import random_below, random_normal, random_words, stream_key
+from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.errors import ConfigError, SourceError
+from fordstone.model.duration import duration_us, positive_us
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.schema import DataType, Schema
+
+MEAN: Final = 20.0
+DEVIATION: Final = 5.0
+INTEGER_BELOW: Final = {"tinyint": 100, "smallint": 1_000, "int": 1_000_000, "bigint": 1_000_000_000}
+KEY_DIGITS_MIN: Final = 6
+KEYS_MAX: Final = 10_000_000
+"""Key names are made once and kept."""
+ROWS_MAX: Final = 1 << 62
+PARTITIONS_MAX: Final = 100_000
+_BOUND_MAX: Final = 1 << 32
+_SECOND_US: Final = 1_000_000
+_DAY_US: Final = 86_400 * _SECOND_US
+
+_Column = Callable[[int, int], pl.Series]
+
+
+class GeneratorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in the plan."""
+
+    rows: int | None = None
+    """How many rows a partition has; without end if left out."""
+    rate: float | None = None
+    """How many rows a second a partition gives; as fast as they are asked for if left out."""
+    partitions: int = 1
+    seed: int = 0
+    keys: int = 1000
+    """How many different values a string column has."""
+    start: str = "2026-01-01T00:00:00Z"
+    step: str = "1ms"
+    """How far event time advances from row to row."""
+    disorder: str = "0s"
+    """By how much a row may be earlier than its place says. With `lateness` of the same length no row is late."""
+
+
+def generator_spec(options: dict[str, Any]) -> ConnectorSpec:
+    """Check the options and make the spec."""
+    spec = ConnectorSpec(
+        kind="generator", options={name: value for name, value in options.items() if value is not None}
+    )
+    _Settings(spec)
+    return spec
+
+
+class GeneratorKind(ConnectorKind):
+    """The kind `generator`."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Rows can be made again, so replay is exact."""
+        _Settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+        """Open the source; bounded input needs `rows`."""
+        settings = _Settings(spec)
+        if options.bounded and settings.rows is None:
+            raise SourceError(
+                "generator: bounded input needs an end. Say how many rows there are: generator(rows=1000)."
+            )
+        return GeneratorSource(settings, options.schema, clock_us)
+
+
+class _Settings:
+    """The options, checked and in units that a machine counts in."""
+
+    def __init__(self, spec: ConnectorSpec) -> None:
+        try:
+            options = msgspec.convert(spec.options, GeneratorOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"generator: {error}. Options are: {', '.join(GeneratorOptions.__struct_fields__)}."
+            ) from error
+        limits = (
+            ("rows", options.rows, 0, ROWS_MAX),
+            ("partitions", options.partitions, 1, PARTITIONS_MAX),
+            ("keys", options.keys, 1, KEYS_MAX),
+        )
+        for name, value, least, most in limits:
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"generator: {name}={value} must be between {least} and {most}.")
+        if options.rate is not None and not (options.rate > 0 and math.isfinite(options.rate)):
+            raise ConfigError(f"generator: rate={options.rate} must be more than 0 rows a second.")
+        self.rows = options.rows
+        self.rate = options.rate
+        self.partitions = options.partitions
+        self.seed = options.seed
+        self.keys = options.keys
+        self.step_us = positive_us(options.step, what="generator step")
+        self.disorder_us = duration_us(options.disorder, what="generator disorder")
+        self.start_us = _start_us(options.start)
+
+
+def _start_us(text: str) -> int:
+    try:
+        start = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"generator: start={text!r} is not a time. Write it as '2026-01-01T00:00:00Z'.") from error
+    start = start.replace(tzinfo=UTC) if start.tzinfo is None else start
+    whole = start - datetime(1970, 1, 1, tzinfo=UTC)
+    return (whole.days * 86_400 + whole.seconds) * _SECOND_US + whole.microseconds
+
+
+class GeneratorSource(Source):
+    """As many partitions as were asked for, each with its own rows."""
+
+    def __init__(self, settings: _Settings, schema: Schema, clock_us: ClockUs) -> None:
+        self._settings = settings
+        self._schema = schema
+        self._clock_us = clock_us
+
+    @property
+    def delivery(self) -> Delivery:
+        """Replay is exact."""
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        """`lane-000000` and so on; never more than at the start."""
+        return [PartitionId(f"lane-{lane:06d}") for lane in range(self._settings.partitions)]
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Start at a sequence number; pacing counts from now."""
+        if partition not in self.partitions():
+            raise SourceError(f"generator: there is no partition {partition!r}; there are {self._settings.partitions}.")
+        lane = int(partition.removeprefix("lane-"))
+        columns = {name: _column(name, kind, lane, self._settings) for name, kind in self._schema.items()}
+        return GeneratorReader(self._settings, columns, position, self._clock_us, with_positions=with_positions)
+
+
+class GeneratorReader(Reader):
+    """Makes the rows of one partition."""
+
+    def __init__(
+        self,
+        settings: _Settings,
+        columns: dict[str, _Column],
+        position: int,
+        clock_us: ClockUs,
+        *,
+        with_positions: bool,
+    ) -> None:
+        self._settings = settings
+        self._columns = columns
+        self._position = position
+        self._clock_us = clock_us
+        self._paced_from = (position, clock_us())
+        self._with_positions = with_positions
+
+    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
+        """Make the next rows, as far as the rate allows by now."""
+        rows = self._settings.rows
+        stop = self._position + max(1, rows_max)
+        if until is not None:
+            stop = min(stop, until)
+        elif self._settings.rate is not None:
+            start, since_us = self._paced_from
+            stop = min(stop, start + int((self._clock_us() - since_us) * self._settings.rate / _SECOND_US))
+        if rows is not None:
+            stop = min(stop, rows)
+        ended = rows is not None and max(stop, self._position) >= rows
+        if stop <= self._position and not ended:
+            return None
+        first, count = self._position, max(0, stop - self._position)
+        self._position += count
+        if until is not None:
+            self._paced_from = (self._position, self._clock_us())  # a replay is not paced; what follows it is
+        return Chunk(
+            frame=pl.DataFrame([make(first, count).alias(name) for name, make in self._columns.items()]),
+            position=Position(self._position),
+            row_positions=pl.int_range(first, first + count, eager=True) if self._with_positions else None,
+            ended=ended,
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _column(name: str, kind: DataType, lane: int, settings: _Settings) -> _Column:
+    """The function that makes one column's values for `count` sequence numbers from `first` on."""
+    key = stream_key(settings.seed, lane, name)
+
+    def below(first: int, count: int, bound: int) -> pl.Series:
+        return pl.Series(random_below(random_words(key, first, count), bound))
+
+    if kind.name == "timestamp":
+        return lambda first, count: _times_us(key, settings, first, count).cast(kind.polars)
+    if kind.name == "date":
+        return lambda first, count: (_times_us(key, settings, first, count) // _DAY_US).cast(pl.Int32).cast(pl.Date)
+    if kind.name in {"string", "binary"}:
+        names = _key_names(settings.keys).cast(kind.polars)
+        return lambda first, count: names.gather(below(first, count, settings.keys))
+    if kind.name == "boolean":
+        return lambda first, count: below(first, count, 2).cast(pl.Boolean)
+    if kind.is_integer:
+        return lambda first, count: below(first, count, INTEGER_BELOW[kind.name]).cast(kind.polars)
+    if kind.is_float:
+        return lambda first, count: pl.Series(random_normal(key, first, count) * DEVIATION + MEAN).cast(kind.polars)
+    if kind.name == "decimal":
+        bound = min(10**kind.precision, 1_000_000)
+        return lambda first, count: (below(first, count, bound).cast(pl.Decimal(38, 0)) / 10**kind.scale).cast(
+            kind.polars
+        )
+    raise ConfigError(
+        f"generator: column {name!r} has type {kind}, for which no rows can be made. Leave it out of the schema."
+    )
+
+
+def _times_us(key: int, settings: _Settings, first: int, count: int) -> pl.Series:
+    times = settings.start_us + np.arange(first, first + count, dtype=np.int64) * settings.step_us
+    if settings.disorder_us:
+        times -= random_below(random_words(key, first, count), min(settings.disorder_us + 1, _BOUND_MAX))
+    return pl.Series(times)
+
+
+def _key_names(keys: int) -> pl.Series:
+    digits = max(KEY_DIGITS_MIN, len(str(keys - 1)))
+    return (
+        pl.int_range(keys, eager=True)
+        .cast(pl.String)
+        .str.zfill(digits)
+        .to_frame("n")
+        .select("k" + pl.col("n"))
+        .to_series()
+    )

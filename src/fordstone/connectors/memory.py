@@ -1,0 +1,322 @@
+"""Sources and sinks in memory, for tests and notebooks.
+
+The spec that goes into a plan carries the live object beside its fields, not among them: the plan's JSON says only
+`memory`, and a plan read back from JSON cannot be run, which the error explains. Positions are row numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import polars as pl
+
+from fordstone.connectors.connector import (
+    Chunk,
+    ConnectorSpec,
+    Delivery,
+    Reader,
+    Rejected,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+)
+from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.connectors.live_spec import LiveSpec, live_of
+from fordstone.errors import ConfigError, SchemaError, SourceError
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.schema import Schema
+
+Row = Mapping[str, Any] | Sequence[Any]
+"""A row by names, or its values in the schema's order. Times may be ISO-8601 text."""
+Rows = pl.DataFrame | Sequence[Row]
+_T = TypeVar("_T")
+_UNFIT = (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError)
+"""What Polars raises for a value that does not fit its column."""
+
+
+def memory(live: MemorySource | MemorySink | Sequence[Rows]) -> ConnectorSpec:
+    """A connector to an object in this process. A plain list of partitions makes a `MemorySource` of them."""
+    if not isinstance(live, MemorySource | MemorySink):
+        live = MemorySource(live)
+    return LiveSpec.around(live, kind="memory")
+
+
+class MemorySource:
+    """Partitions of rows that a test holds in its hand. May be added to and ended while it is read, from any thread."""
+
+    def __init__(self, partitions: Sequence[Rows] = ()) -> None:
+        self._lock = threading.Lock()
+        self._pieces: list[list[Rows]] = []
+        self._ended: list[bool] = []
+        for rows in partitions:
+            self.append(self.add_partition(), rows)
+
+    def add_partition(self) -> int:
+        """Begin another partition and give its number."""
+        with self._lock:
+            self._pieces.append([])
+            self._ended.append(False)
+            return len(self._pieces) - 1
+
+    def append(self, partition: int, rows: Rows) -> None:
+        """Add rows at the end of a partition."""
+        with self._lock:
+            if self._ended[partition]:
+                raise ConfigError(f"memory partition {partition} has ended: rows can no longer be appended.")
+            self._pieces[partition].append(rows if isinstance(rows, pl.DataFrame) else list(rows))
+
+    def end(self, partition: int | None = None) -> None:
+        """Say that nothing more will come in a partition, or in all of them."""
+        with self._lock:
+            for number in range(len(self._ended)) if partition is None else (partition,):
+                self._ended[number] = True
+
+    def partition_count(self) -> int:
+        """How many partitions there are now."""
+        with self._lock:
+            return len(self._pieces)
+
+    def pieces(self, partition: int, first: int) -> tuple[list[Rows], bool]:
+        """What was appended from the `first`-th piece on, and whether the partition has ended."""
+        with self._lock:
+            return self._pieces[partition][first:], self._ended[partition]
+
+
+class MemorySink:
+    """Keeps what comes: `released` by epoch, once; `written` in order."""
+
+    def __init__(self) -> None:
+        self.released: dict[int, pl.DataFrame] = {}
+        self.written: list[pl.DataFrame] = []
+        self.stream: SinkStream | None = None
+        self.repeated = 0
+        """How many releases came for an epoch that was there already."""
+
+    def frames(self) -> list[pl.DataFrame]:
+        """Every frame: released ones in epoch order, then written ones."""
+        return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
+
+    def rows(self) -> pl.DataFrame:
+        """All rows: released ones in epoch order, then written ones."""
+        frames = [frame for frame in self.frames() if frame.height or frame.width]
+        if frames:
+            return pl.concat(frames, how="diagonal")
+        return self.stream.schema.empty() if self.stream is not None else pl.DataFrame()
+
+
+class MemoryKind(ConnectorKind):
+    """The kind `memory`."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Rows stay, so replay is exact."""
+        del spec
+        return Delivery.EXACTLY_ONCE
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Epochs are kept by number."""
+        del spec
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+        """Open the `MemorySource` that the spec carries."""
+        del clock_us
+        return _OpenSource(_live(spec, MemorySource), options)
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+        """Open the `MemorySink` that the spec carries."""
+        return _OpenSink(_live(spec, MemorySink), stream)
+
+
+def _live(spec: ConnectorSpec, kind: type[_T]) -> _T:
+    live = live_of(spec)
+    if live is None:
+        raise ConfigError(
+            "connector 'memory': its rows live only in the process that declared the pipeline, and this plan was read back from JSON.\n"
+            "Use files(...) or another connector for what is stored or deployed."
+        )
+    if not isinstance(live, kind):
+        raise ConfigError(
+            f"connector 'memory': it carries a {type(live).__name__}, but a {kind.__name__} is needed here."
+        )
+    return live
+
+
+class _OpenSource(Source):
+    def __init__(self, live: MemorySource, options: SourceOptions) -> None:
+        self._live = live
+        self._options = options
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        return [PartitionId(f"memory-{number:06d}") for number in range(self._live.partition_count())]
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        if partition not in self.partitions():
+            raise SourceError(
+                f"memory source: there is no partition {partition!r}; there are {self._live.partition_count()}."
+            )
+        return _MemoryReader(
+            self._live, int(partition.removeprefix("memory-")), position, self._options, with_positions=with_positions
+        )
+
+
+class _MemoryReader(Reader):
+    """Turns each appended piece into a frame once; hands out slices."""
+
+    def __init__(
+        self, live: MemorySource, number: int, position: int, options: SourceOptions, *, with_positions: bool
+    ) -> None:
+        self._live = live
+        self._number = number
+        self._position = position
+        self._schema = options.schema
+        self._bounded = options.bounded
+        self._with_positions = with_positions
+        self._made: list[_Made] = []
+        self._rows = 0
+
+    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
+        ended = self._take_new()
+        if self._position > self._rows:
+            raise SourceError(
+                f"memory partition {self._number} has {self._rows} rows, but reading should go on at {self._position}.\n"
+                f"The source was replaced by a shorter one: start with an empty state directory."
+            )
+        stop = min(self._rows, self._position + max(1, rows_max), self._rows if until is None else until)
+        at_end = ended and stop >= self._rows
+        if stop <= self._position and not at_end:
+            return None
+        parts = [made.slice(self._position, stop) for made in self._made if made.overlaps(self._position, stop)]
+        self._position = max(stop, self._position)
+        return Chunk(
+            frame=pl.concat([part.frame for part in parts]) if parts else self._schema.empty(),
+            position=Position(self._position),
+            row_positions=_numbers(parts) if self._with_positions else None,
+            rejected=tuple(rejected for part in parts for rejected in part.rejected),
+            ended=at_end,
+        )
+
+    def close(self) -> None:
+        self._made.clear()
+
+    def _take_new(self) -> bool:
+        pieces, ended = self._live.pieces(self._number, len(self._made))
+        for rows in pieces:
+            made = _Made.of(rows, self._rows, self._schema)
+            self._made.append(made)
+            self._rows += made.count
+        return ended or self._bounded
+
+
+class _Made:
+    """One piece as a frame: the good rows with their numbers, and the rejected ones."""
+
+    def __init__(
+        self, first: int, count: int, frame: pl.DataFrame, numbers: pl.Series, rejected: Sequence[Rejected]
+    ) -> None:
+        self.first = first
+        self.count = count
+        self.frame = frame
+        self.numbers = numbers
+        self.rejected = tuple(rejected)
+
+    @classmethod
+    def of(cls, rows: Rows, first: int, schema: Schema) -> _Made:
+        if isinstance(rows, pl.DataFrame):
+            return cls(
+                first, rows.height, _fitted(rows, schema), pl.int_range(first, first + rows.height, eager=True), ()
+            )
+        records = [_record(row, schema) for row in rows]
+        try:
+            frame = pl.DataFrame(records, schema=schema.polars, orient="row")
+            return cls(first, len(records), frame, pl.int_range(first, first + len(records), eager=True), ())
+        except _UNFIT:
+            return cls._row_by_row(records, first, schema)
+
+    @classmethod
+    def _row_by_row(cls, records: list[tuple[Any, ...]], first: int, schema: Schema) -> _Made:
+        frames, numbers, rejected = [schema.empty()], [], []
+        for number, record in enumerate(records, first):
+            try:
+                frames.append(pl.DataFrame([record], schema=schema.polars, orient="row"))
+                numbers.append(number)
+            except _UNFIT as error:
+                rejected.append(Rejected(position=number, text=repr(record), reason=str(error).partition("\n")[0]))
+        return cls(first, len(records), pl.concat(frames), pl.Series(numbers, dtype=pl.Int64), rejected)
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        return self.first < stop and start < self.first + self.count
+
+    def slice(self, start: int, stop: int) -> _Made:
+        if start <= self.first and self.first + self.count <= stop:
+            return self
+        keep = (self.numbers >= start) & (self.numbers < stop)
+        rejected = [one for one in self.rejected if start <= one.position < stop]
+        return _Made(start, stop - start, self.frame.filter(keep), self.numbers.filter(keep), rejected)
+
+
+def _numbers(parts: Iterable[_Made]) -> pl.Series:
+    return pl.concat([pl.Series(dtype=pl.Int64), *(part.numbers for part in parts)])
+
+
+def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    missing = [name for name in schema if name not in frame.columns]
+    if len(missing) == len(schema):
+        raise SchemaError(f"memory source: the frame has columns {frame.columns}, none of the declared {list(schema)}.")
+    columns = [pl.lit(None).alias(name) if name in missing else pl.col(name) for name in schema]
+    try:
+        return frame.select(columns).cast(schema.polars)
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(
+            f"memory source: a frame does not have the declared types: {str(error).partition(chr(10))[0]}."
+        ) from error
+
+
+def _record(row: Row, schema: Schema) -> tuple[Any, ...]:
+    if isinstance(row, Mapping):
+        row = [row.get(name) for name in schema]
+    if len(row) != len(schema):
+        return tuple(row)  # rejected where it is turned into a frame
+    return tuple(
+        _time(value) if schema[name].name == "timestamp" else value for name, value in zip(schema, row, strict=True)
+    )
+
+
+def _time(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return value
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value
+
+
+class _OpenSink(Sink):
+    def __init__(self, live: MemorySink, stream: SinkStream) -> None:
+        self._live = live
+        live.stream = stream
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        if epoch in self._live.released:
+            self._live.repeated += 1
+        else:
+            self._live.released[epoch] = frame
+
+    def write(self, frame: pl.DataFrame) -> None:
+        self._live.written.append(frame)
+
+    def close(self) -> None:
+        """Nothing to let go of: the rows stay with the `MemorySink`."""

@@ -1,0 +1,78 @@
+"""From a `ConnectorSpec` to the live source or sink.
+
+Holds no state: our kinds are a constant table of import paths, and others are looked up among the installed packages'
+entry points when one is asked for by name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Final
+
+from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.kind import ClockUs, ConnectorKind, system_clock_us
+from fordstone.errors import ConfigError
+
+ENTRY_POINTS: Final = "fordstone.connectors"
+"""The entry point group in which other packages offer their kinds."""
+
+_OURS: Final = {
+    "files": ("fordstone.connectors.files", "FilesKind"),
+    "generator": ("fordstone.connectors.generator", "GeneratorKind"),
+    "memory": ("fordstone.connectors.memory", "MemoryKind"),
+    "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
+}
+
+
+def kinds() -> tuple[str, ...]:
+    """Every kind that can be opened here, installed packages included."""
+    return tuple(sorted({*_OURS, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
+
+
+def source_delivery(spec: ConnectorSpec) -> Delivery:
+    """What the source gives at best. Touches no system: used while the pipeline is built."""
+    return _kind(spec).source_delivery(spec)
+
+
+def sink_delivery(spec: ConnectorSpec) -> Delivery:
+    """What the sink gives at best. Touches no system: used while the pipeline is built."""
+    return _kind(spec).sink_delivery(spec)
+
+
+def open_source(spec: ConnectorSpec, options: SourceOptions, *, clock_us: ClockUs = system_clock_us) -> Source:
+    """Make the live source. `clock_us` paces those that make their own rows."""
+    return _kind(spec).open_source(spec, options, clock_us)
+
+
+def open_sink(spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    """Make the live sink."""
+    return _kind(spec).open_sink(spec, stream)
+
+
+def _kind(spec: ConnectorSpec) -> ConnectorKind:
+    if spec.kind in _OURS:
+        module, name = _OURS[spec.kind]
+        found = getattr(import_module(module), name)
+    else:
+        found = _installed(spec.kind)
+    if not (isinstance(found, type) and issubclass(found, ConnectorKind)):
+        raise ConfigError(
+            f"connector {spec.kind!r}: its entry point gives {found!r}, which is no ConnectorKind. Ask who made the package."
+        )
+    return found()
+
+
+def _installed(kind: str) -> object:
+    points = tuple(entry_points(group=ENTRY_POINTS, name=kind))
+    if not points:
+        raise ConfigError(
+            f"unknown connector {kind!r}. Known here: {', '.join(kinds())}.\n"
+            f"Others come with packages that offer the entry point group {ENTRY_POINTS!r}."
+        )
+    try:
+        return points[0].load()
+    except Exception as error:
+        raise ConfigError(
+            f"connector {kind!r} ({points[0].value}) cannot be imported: {error}. Install what it needs."
+        ) from error

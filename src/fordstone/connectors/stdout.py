@@ -1,0 +1,99 @@
+"""A sink that prints rows, for people who watch. Rows may be printed again after a restart."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal, TextIO, cast
+
+import msgspec
+import polars as pl
+
+from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream
+from fordstone.connectors.encoding import encoded
+from fordstone.connectors.kind import ConnectorKind
+from fordstone.connectors.live_spec import LiveSpec, live_of
+from fordstone.errors import ConfigError, SinkError
+
+
+class StdoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in the plan."""
+
+    format: Literal["jsonl", "table"] = "jsonl"
+    rows_max: int | None = None
+    """How many rows of a batch are printed; the rest are counted only."""
+
+
+def stdout_spec(*, format: str, stream: TextIO | None, rows_max: int | None) -> ConnectorSpec:  # noqa: A002 - as in the plan
+    """Check the options and make the spec."""
+    options: dict[str, Any] = {"format": format} | ({} if rows_max is None else {"rows_max": rows_max})
+    _options(ConnectorSpec(kind="stdout", options=options))
+    return LiveSpec.around(stream, kind="stdout", options=options)
+
+
+def _options(spec: ConnectorSpec) -> StdoutOptions:
+    try:
+        options = msgspec.convert(spec.options, StdoutOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"stdout: {error}. Options are: {', '.join(StdoutOptions.__struct_fields__)}.") from error
+    if options.rows_max is not None and options.rows_max < 0:
+        raise ConfigError(f"stdout: rows_max={options.rows_max} must not be negative.")
+    return options
+
+
+class StdoutKind(ConnectorKind):
+    """The kind `stdout`."""
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """What was printed cannot be asked for."""
+        _options(spec)
+        return Delivery.AT_LEAST_ONCE
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+        """Print to the stream that the spec carries, else to the standard output of this process."""
+        del stream
+        return StdoutSink(_options(spec), cast("TextIO", live_of(spec) or sys.stdout))
+
+
+class StdoutSink(Sink):
+    """Prints each batch as it comes."""
+
+    def __init__(self, options: StdoutOptions, stream: TextIO) -> None:
+        self._options = options
+        self._stream = stream
+
+    @property
+    def delivery(self) -> Delivery:
+        """Rows may be printed again."""
+        return Delivery.AT_LEAST_ONCE
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Print a sealed epoch."""
+        del epoch
+        self.write(frame)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Print rows now."""
+        if frame.is_empty():
+            return
+        shown = frame if self._options.rows_max is None else frame.head(self._options.rows_max)
+        if self._options.format == "table":
+            with pl.Config(
+                tbl_rows=-1,
+                tbl_cols=-1,
+                tbl_hide_dataframe_shape=True,
+                tbl_hide_column_data_types=True,
+                fmt_str_lengths=60,
+            ):
+                text = f"{shown}\n"
+        else:
+            text = encoded(shown, "jsonl").decode()
+        if shown.height < frame.height:
+            text += f"... and {frame.height - shown.height} more\n"
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError as error:
+            raise SinkError("stdout: whoever read the output has gone. Stopping.") from error
+
+    def close(self) -> None:
+        """The stream belongs to who gave it."""

@@ -1,0 +1,248 @@
+"""Put an engine together: channels, chains, tasks, with the state of a checkpoint loaded.
+
+State is found by step name and key group, so a checkpoint may be taken up with another number of subtasks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors.connector import Sink, Source
+from fordstone.edge.chain import Chain, Link
+from fordstone.edge.channel import Channel
+from fordstone.edge.clock import Clock
+from fordstone.edge.gate import Gate
+from fordstone.edge.graph import Edge, Graph, Vertex, VertexKind
+from fordstone.edge.item import Batch, Item, Watermark
+from fordstone.edge.outlet import Outlet
+from fordstone.edge.source_task import Reservation, SourceSetup, SourceTask
+from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task
+from fordstone.model import plan as p
+from fordstone.model.ids import TaskId
+from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, StateRuns
+from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
+from fordstone.operators.operator import MAIN, Operator
+from fordstone.state.key_group import key_groups, owners
+from fordstone.state.piece import Piece
+from fordstone.state.state import State
+
+DEAD_LETTERS = "dead-letters/"
+"""Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is put together from."""
+
+    graph: Graph
+    setting: OperatorSetting
+    sources: Mapping[str, Source]
+    partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
+    """For each source, for each of its subtasks."""
+    open_sink: Callable[[p.Sink], Sink]
+    store: CheckpointStore
+    clock: Clock
+    reports: Reports
+    batch_rows: int
+    channel_rows_max: int
+    channel_bytes_max: int
+    bounded: bool
+    following: bool = False
+    manifest: Manifest | None = None
+    load_steps: frozenset[str] = frozenset()
+    reservation: Reservation | None = None
+    choose: Callable[[int], int] | None = None
+
+    @property
+    def plan(self) -> p.Plan:
+        """The plan."""
+        return self.setting.plan
+
+
+@dataclass(slots=True)
+class _Wiring:
+    """The channels between tasks, by where they begin and where they end."""
+
+    out: dict[tuple[str, int, int], list[Channel]] = field(default_factory=lambda: defaultdict(list))
+    into: dict[tuple[str, int], list[tuple[Channel, bool]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def assemble(parts: Parts) -> list[Task]:
+    """Every task, sources first, ready to be stepped."""
+    wiring = _wire(parts)
+    tasks: list[Task] = []
+    for vertex in parts.graph.vertices:
+        tasks += [_task(parts, wiring, vertex, subtask) for subtask in range(vertex.parallelism)]
+    writers = {channel.name: task for task in tasks for output in task.outputs for channel in output.channels}
+    for task in tasks:
+        if isinstance(task, StreamTask):
+            for channel in task.gate.channels:
+                channel.wake_reader = _waker(task)
+                channel.wake_writer = _waker(writers[channel.name])
+    for task in tasks:
+        if isinstance(task, StreamTask):
+            task.start()
+    return sorted(tasks, key=lambda task: not isinstance(task, SourceTask))
+
+
+def _waker(task: Task) -> Callable[[], None]:
+    # The scheduler sets `wake` later: look it up when it is needed.
+    return lambda: task.wake()
+
+
+def _wire(parts: Parts) -> _Wiring:
+    logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None else {}
+    wiring = _Wiring()
+    for edge in parts.graph.edges:
+        source, target = parts.graph.vertex(edge.source), parts.graph.vertex(edge.target)
+        for i in range(source.parallelism):
+            for j in _targets(edge, i, source, target):
+                unbounded = {"rows_max": 2**62, "bytes_max": 2**62} if edge.back else {}
+                bounds = {"rows_max": parts.channel_rows_max, "bytes_max": parts.channel_bytes_max} | unbounded
+                channel = Channel(f"{source.name}/{i}-{edge.number}-{target.name}/{j}", **bounds)
+                if channel.name in logs:
+                    channel.preload(_items(parts.store, logs[channel.name]))
+                wiring.out[source.name, i, edge.number].append(channel)
+                wiring.into[target.name, j].append((channel, edge.back))
+    return wiring
+
+
+def _targets(edge: Edge, subtask: int, source: Vertex, target: Vertex) -> Iterable[int]:
+    if target.parallelism == 1:
+        return (0,)
+    if edge.keys:
+        return range(target.parallelism)
+    if source.parallelism != target.parallelism:
+        raise AssertionError(f"edge {edge.number} joins {source.parallelism} and {target.parallelism} subtasks without keys")
+    return (subtask,)
+
+
+def _items(store: CheckpointStore, log: ChannelLog) -> Iterable[Item]:
+    for item in log.items:
+        if item.run is not None:
+            yield Batch(store.read_run(item.run), late=item.kind == "late")
+        else:
+            yield Watermark(item.watermark_us, item.idle)
+
+
+def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
+    task_id = TaskId(f"{vertex.name}/{subtask}")
+    pending: deque[tuple[Channel, Item]] = deque()
+    outputs = {
+        edge.number: Output(wiring.out[vertex.name, subtask, edge.number], edge.keys or (), pending, back=edge.back)
+        for edge in parts.graph.out_of(vertex.name)
+    }
+    watermark_us = _watermark_of(parts.manifest, vertex, task_id)
+    aside = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
+    chain = Chain(_links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside)
+    ends = list(outputs.values())
+    if vertex.kind is VertexKind.SOURCE:
+        setup = _source_setup(parts, vertex.name, subtask, aside[0])
+        return SourceTask(task_id, chain, ends, pending, setup=setup, reports=parts.reports, clock=parts.clock)
+    channels = wiring.into[vertex.name, subtask]
+    back = frozenset(index for index, (_, is_back) in enumerate(channels) if is_back)
+    hold = parts.plan.guarantee == "exactly_once"
+    gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.choose)
+    if parts.manifest is not None:
+        known = {task.task: task.watermarks_us for task in parts.manifest.tasks}
+        gate.restore(known.get(task_id, {}), watermark_us)
+    make = LoopTask if vertex.kind is VertexKind.LOOP else StreamTask
+    return make(task_id, chain, ends, pending, gate=gate, reports=parts.reports, clock=parts.clock)
+
+
+def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
+    step = parts.plan.step(name)
+    if not isinstance(step, p.Source):
+        raise AssertionError(f"{name} is not a source")
+    cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None else None
+    return SourceSetup(
+        step=step,
+        source=parts.sources[name],
+        batch_rows=parts.batch_rows,
+        with_ids=name in parts.setting.with_ids,
+        bounded=parts.bounded,
+        dead_letters=dead_letters,
+        reservation=parts.reservation,
+        pauses_after_barrier=parts.plan.mode == "blocking" and parts.plan.guarantee == "exactly_once",
+        partitions=parts.partitions[name][subtask],
+        watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
+        following=parts.following,
+    )
+
+
+def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
+    links: list[Link] = []
+    for name in vertex.steps:
+        step = parts.plan.step(name)
+        operator = make_operator(step, parts.setting)
+        _load(parts, name, operator, vertex, subtask, watermark_us)
+        onward: dict[str, list[Output]] = defaultdict(list)
+        inside: dict[str, list[str]] = defaultdict(list)
+        combiners: list[Link] = []
+        for edge in parts.graph.out_of(vertex.name):
+            if edge.step != name:
+                continue
+            if edge.combiner is None:
+                onward[edge.port].append(outputs[edge.number])
+                continue
+            combined = parts.plan.step(edge.combiner)
+            if isinstance(combined, p.Aggregate):
+                combiner = f"{edge.combiner}/combine"
+                inside[edge.port].append(combiner)
+                combiners.append(Link(combiner, make_combiner(combined, parts.setting), onward={MAIN: [outputs[edge.number]]}))
+        for consumer, stream in parts.plan.consumers(name):
+            if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
+                inside[stream.port].append(consumer.name)
+        outlets = {MAIN: [_outlet(parts, step)]} if isinstance(step, p.Sink) else {}
+        links += [Link(name, operator, links=inside, onward=onward, outlets=outlets), *combiners]
+    return links
+
+
+def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
+    return isinstance(consumer, p.Loop) and stream == consumer.feedback
+
+
+def _outlet(parts: Parts, step: p.Sink) -> Outlet:
+    waits = parts.plan.guarantee == "exactly_once" and step.release == "commit"
+    return Outlet(step.name, write_to=None if waits else parts.open_sink(step))
+
+
+def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> int:
+    """How far time had come at this vertex: its own subtask's, or after rescaling the least of all (they are equal at an aligned cut)."""
+    if manifest is None:
+        return TIME_MIN_US
+    if vertex.kind is VertexKind.SOURCE:
+        cut = manifest.cut.sources.get(vertex.name)
+        return cut.watermark_us if cut is not None else TIME_MIN_US
+    times = {known.task: min(known.watermarks_us.values(), default=TIME_MIN_US) for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name}
+    return times.get(task, min(times.values(), default=TIME_MIN_US))
+
+
+def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
+    states = operator.states()
+    if parts.manifest is None or step not in parts.load_steps or not states:
+        return
+    for name, state in states.items():
+        found = [runs for runs in parts.manifest.states if (runs.step, runs.state) == (step, name)]
+        rescaled = len({runs.subtask for runs in found}) != vertex.parallelism
+        state.load(_pieces(parts.store, found, state, vertex.parallelism, subtask, rescaled=rescaled), watermark_us=watermark_us)
+
+
+def _pieces(store: CheckpointStore, found: Sequence[StateRuns], state: State, parallelism: int, subtask: int, *, rescaled: bool) -> list[Piece]:
+    pieces = []
+    for runs in sorted(found, key=lambda runs: runs.subtask):
+        if not rescaled and runs.subtask != subtask:
+            continue
+        for ref in runs.runs:
+            frame = store.read_run(ref)
+            if rescaled:
+                mine = owners(key_groups(frame, state.key), parallelism) == subtask
+                frame = frame.filter(pl.Series(mine))
+            if frame.height or not rescaled:
+                pieces.append(Piece(frame, ref=None if rescaled else ref, keep=state.keeps_frames))
+    return pieces

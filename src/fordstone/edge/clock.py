@@ -1,0 +1,30 @@
+"""The clock: handed to whoever needs the time, so that a simulation can hand out its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970-01-01 UTC, by the machine's clock."""
+        ...
+
+    def monotonic_us(self) -> int:
+        """Microseconds on a clock that never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970-01-01 UTC."""
+        return time.time_ns() // 1_000
+
+    def monotonic_us(self) -> int:
+        """Microseconds on a clock that never goes back."""
+        return time.monotonic_ns() // 1_000

@@ -1,0 +1,335 @@
+"""The engine: one run of a pipeline from a checkpoint until it ends, fails or is told to stop.
+
+It owns the tasks, the coordinator and the writer, and knows nothing of threads: whoever runs it steps what
+`steppables` gives. Restarting after a failure means a new engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import polars as pl
+
+from fordstone.checkpoint.disk import Disk
+from fordstone.checkpoint.failpoint import Failpoints, NoFailpoints
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import files
+from fordstone.connectors.connector import Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.registry import open_sink, open_source
+from fordstone.edge.assembly import DEAD_LETTERS, Parts, assemble
+from fordstone.edge.clock import Clock
+from fordstone.edge.config import RunConfig
+from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
+from fordstone.edge.graph import build_graph, steps_with_ids
+from fordstone.edge.recovery import Resumption, check_plan
+from fordstone.edge.report import Progress
+from fordstone.edge.reservation import Reservations
+from fordstone.edge.snapshot import TaskSnapshot
+from fordstone.edge.source_task import DEAD_LETTER_SCHEMA, SourceTask
+from fordstone.edge.task import LoopTask, Task
+from fordstone.edge.writer import Identity, Writer
+from fordstone.model import plan as p
+from fordstone.model.duration import positive_us
+from fordstone.model.ids import Attempt, TaskId
+from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+from fordstone.model.schema import Schema
+from fordstone.model.stream import StreamType, stream_types
+from fordstone.operators.factory import Functions, OperatorSetting
+from fordstone.operators.operator import OP
+from fordstone.protocol.interval import IntervalFacts, choose
+from fordstone.protocol.pacing import Pace
+
+
+class Steppable(Protocol):
+    """What a scheduler runs."""
+
+    wake: Callable[[], None]
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """How long to rest after a step that did nothing; None: until woken."""
+        ...
+
+    def step(self) -> bool:
+        """Do one small thing; say whether anything was done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rim:
+    """What the engine is handed of the outside world; a simulation hands it its own."""
+
+    clock: Clock
+    disk: Disk
+    failpoints: Failpoints = NoFailpoints()
+    choose: Callable[[int], int] | None = None
+    """Which channel a gate looks at first; None: in turn."""
+    dead_letters: Callable[[str], Sink] | None = None
+    """Opens the sink for what a source could not read; None: files below the state directory."""
+
+
+class Engine:
+    """One run. Raises while it is made if the checkpoint does not fit the plan."""
+
+    def __init__(self, plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, resumption: Resumption) -> None:
+        self.plan = plan
+        self.config = config
+        self.resumption = resumption
+        self._rim = rim
+        self._types = stream_types(plan)
+        self._interval_us = config.interval_us or 1_000_000
+        self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
+        self._began_us = rim.clock.monotonic_us()
+        self.step_digests = step_digests(plan, self._types)
+        self._load_steps: frozenset[str] = frozenset()
+        manifest = resumption.manifest
+        if manifest is not None:
+            self._load_steps = check_plan(
+                manifest, plan.digest(), self.step_digests, parallelism=config.parallelism, allow_new_state=config.allow_new_state
+            )
+        self._reservations = Reservations(rim.disk, f"{store.pipeline}/{store.node}") if plan.guarantee == "at_most_once" else None
+        self.sources = {step.name: self._open_source(step) for step in plan.steps if isinstance(step, p.Source)}
+        self.writer = self._make_writer(store)
+        self.coordinator, self.tasks = self._make_tasks(functions, store)
+
+    # What a scheduler and its caller use.
+
+    def steppables(self) -> list[Steppable]:
+        """Everything that wants to be stepped."""
+        return [*self.tasks, self.coordinator, self.writer]
+
+    @property
+    def over(self) -> bool:
+        """Whether the last epoch has been sealed and let out."""
+        return self.coordinator.over
+
+    @property
+    def ended(self) -> bool:
+        """Whether all input was read to its end."""
+        return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
+
+    def release_again(self) -> None:
+        """Let out what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks."""
+        manifest = self.resumption.manifest
+        if manifest is None:
+            return
+        for segment in manifest.segments:
+            if segment.sink in self.writer.sink_names:
+                frames = [self._store.read_run(run) for run in segment.runs]
+                self.writer.release(segment.sink, manifest.epoch, frames)
+        self.writer.released_rows = 0
+
+    def stop(self) -> None:
+        """Finish the epoch and end."""
+        self.coordinator.stop()
+
+    def close(self) -> None:
+        """Let go of readers and sinks."""
+        for task in self.tasks:
+            task.close()
+        self.writer.close()
+
+    def progress(self, *, restarts: int = 0) -> Progress:
+        """How the run stands."""
+        sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
+        last = self.writer.last
+        direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
+        sizes = [source.size_bytes() for source in self.sources.values()] if self.config.bounded else []
+        return Progress(
+            pipeline=self.plan.pipeline,
+            epoch=self.writer.epoch,
+            rows_in=sum(task.rows_in for task in sources),
+            rows_out=self.writer.released_rows + direct,
+            rows_late=sum(task.chain.late_rows for task in self.tasks),
+            rows_rejected=sum(task.rejected_rows for task in sources),
+            watermark_us=min(marks, default=None),
+            state_bytes=sum(task.chain.state_bytes() for task in self.tasks),
+            checkpoints=self.writer.sealed_count,
+            given_up=self.coordinator.given_up,
+            checkpoint_us=last.took_us if last is not None else None,
+            checkpoint_bytes=last.size_bytes if last is not None else None,
+            pause_us=last.pause_us if last is not None else None,
+            interval_us=self._interval_us,
+            restarts=restarts,
+            stalled=self.writer.stall,
+            elapsed_us=self._rim.clock.monotonic_us() - self._began_us,
+            read_bytes=None,
+            total_bytes=sum(size for size in sizes if size is not None) if sizes and None not in sizes else None,
+        )
+
+    # How it is put together.
+
+    def _open_source(self, step: p.Source) -> Source:
+        options = SourceOptions(schema=Schema.of(step.schema), bounded=self.config.bounded, options=step.connector.options)
+        return open_source(step.connector, options, clock_us=self._rim.clock.monotonic_us)
+
+    def _make_writer(self, store: CheckpointStore) -> Writer:
+        self._store = store
+        plan = self.plan
+        sinks: dict[str, tuple[Sink, pl.Schema]] = {}
+        for step in plan.steps:
+            if isinstance(step, p.Sink) and step.release == "commit" and plan.guarantee == "exactly_once":
+                sinks[step.name] = (open_sink(step.connector, sink_stream(step, self._types)), _out_schema(step, self._types))
+            if isinstance(step, p.Source):
+                sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
+        identity = Identity(
+            pipeline=store.pipeline,
+            node=store.node,
+            mode=plan.mode,
+            parallelism=self.config.parallelism,
+            plan_digest=plan.digest(),
+            step_digests=self.step_digests,
+        )
+        return Writer(
+            store=store,
+            identity=identity,
+            sinks=sinks,
+            clock=self._rim.clock,
+            failpoints=self._rim.failpoints,
+            next_epoch=self.resumption.next_epoch - len(self.resumption.follow),
+            committed=lambda sealing: self._on_committed(sealing),
+            stalled=lambda: self.coordinator.stalled(),
+            sealed=self.resumption.sealed,
+        )
+
+    def _on_committed(self, sealing: Sealing) -> None:
+        if self.config.interval_us is None and self.writer.last is not None:
+            self._interval_us = self._chosen_interval_us()
+        self.coordinator.committed(sealing)
+
+    def _chosen_interval_us(self) -> int:
+        last = self.writer.last
+        cost_us = 0.0 if last is None else float(last.cpu_us + last.pause_us)
+        goal = self.config.recovery_goal
+        facts = IntervalFacts(
+            cost_us=cost_us,
+            failure_every_us=positive_us(self.config.failure_every, what="failure_every"),
+            recovery_goal_us=None if goal is None else positive_us(goal, what="recovery_goal"),
+        )
+        return choose(facts).interval_us
+
+    def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
+        plan, config, rim = self.plan, self.config, self._rim
+        graph = build_graph(plan, config.parallelism)
+        setting = OperatorSetting(plan=plan, types=self._types, functions=functions, with_ids=steps_with_ids(plan))
+        shares = {name: self._partitions(name, source) for name, source in self.sources.items()}
+        reports = _Reports()
+        parts = Parts(
+            graph=graph,
+            setting=setting,
+            sources=self.sources,
+            partitions=shares,
+            open_sink=lambda step: open_sink(step.connector, sink_stream(step, self._types)),
+            store=store,
+            clock=rim.clock,
+            reports=reports,
+            batch_rows=config.batch_rows,
+            channel_rows_max=config.channel_rows_max,
+            channel_bytes_max=config.channel_bytes_max,
+            bounded=config.bounded,
+            following=bool(self.resumption.follow),
+            manifest=self.resumption.manifest,
+            load_steps=self._load_steps,
+            reservation=self._reservations,
+            choose=rim.choose,
+        )
+        tasks = assemble(parts)
+        by_source = {
+            name: SourceShare(
+                source=source,
+                tasks=tuple(task for task in tasks if isinstance(task, SourceTask) and graph.home[name] == task.id.rpartition("/")[0]),
+                known={partition for share in shares[name] for partition in share},
+            )
+            for name, source in self.sources.items()
+        }
+        manifest = self.resumption.manifest
+        coordinator = Coordinator(
+            pace=lambda: Pace(interval_us=self._interval_us, timeout_us=self._timeout_us),
+            clock=rim.clock,
+            tasks=frozenset(task.id for task in tasks),
+            ends=frozenset(task.id for task in tasks if isinstance(task, SourceTask | LoopTask)),
+            sources=by_source,
+            submit=self.writer.submit,
+            first_attempt=Attempt(manifest.attempt + 1 if manifest is not None else 1),
+            overtakes=plan.mode == "unaligned" and plan.guarantee == "exactly_once",
+            bounded=config.bounded,
+            follow=self.resumption.follow,
+        )
+        reports.coordinator = coordinator
+        return coordinator, tasks
+
+    def _partitions(self, name: str, source: Source) -> list[dict[str, PartitionCut]]:
+        """Share a source's partitions out to its subtasks: those of the checkpoint, and those that are new."""
+        manifest = self.resumption.manifest
+        cut = manifest.cut.sources.get(name) if manifest is not None else None
+        known = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
+        if self._reservations is not None:
+            known = self._reservations.beyond(name, known)
+        if not self.config.bounded:
+            known = {partition: msgspec.structs.replace(part, done=False) for partition, part in known.items()}
+        if not self.resumption.follow:
+            floor_us = cut.watermark_us if cut is not None else TIME_MIN_US
+            for partition in source.partitions():
+                known.setdefault(partition, PartitionCut(position=0, floor_us=floor_us))
+        shares: list[dict[str, PartitionCut]] = [{} for _ in range(self.config.parallelism)]
+        for index, partition in enumerate(sorted(known)):
+            shares[index % len(shares)][partition] = known[partition]
+        return shares
+
+    def _dead_letters(self, source: str) -> Sink:
+        if self._rim.dead_letters is not None:
+            return self._rim.dead_letters(source)
+        directory = Path(self.config.state) / self._store.pipeline / self._store.node / "dead-letters" / source
+        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
+        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+
+
+class _Reports:
+    """Passes what tasks say on to the coordinator, which is made after them."""
+
+    coordinator: Coordinator
+
+    def acknowledge(self, snapshot: TaskSnapshot) -> None:
+        self.coordinator.acknowledge(snapshot)
+
+    def request_barrier(self) -> None:
+        self.coordinator.request_barrier()
+
+    def finished(self, task: TaskId) -> None:
+        self.coordinator.finished(task)
+
+
+def sink_stream(step: p.Sink, types: Mapping[p.Input, StreamType]) -> SinkStream:
+    """What a sink is told about its stream."""
+    stream = types[step.input]
+    return SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key)
+
+
+def _out_schema(step: p.Sink, types: Mapping[p.Input, StreamType]) -> pl.Schema:
+    stream = types[step.input]
+    columns = dict(stream.schema.polars)
+    return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
+
+
+def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, str]:
+    """What the state of each stateful step depends on. Sources count: their state is their positions."""
+    found = {}
+    for step in plan.steps:
+        if isinstance(step, p.Source):
+            meaning: list[object] = ["source", step.connector.kind, step.time]
+        elif isinstance(step, p.Aggregate):
+            keys = [(key, str(types[step.input].schema[key])) for key in step.keys]
+            meaning = ["aggregate", keys, step.window, step.aggregates]
+        elif isinstance(step, p.Loop):
+            meaning = ["loop", types[step.input].schema.to_dict()]
+        else:
+            continue
+        found[step.name] = hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()
+    return found
+

@@ -1,0 +1,76 @@
+"""One partition of a source as a task reads it: position, time, and which rows are late.
+
+Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
+or less than the floor that the partition joined at. How rows were cut into chunks makes no difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from fordstone.connectors.connector import Chunk, Reader
+from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+
+
+@dataclass(slots=True, kw_only=True)
+class Partition:
+    """Where one partition stands. Owned by one source task."""
+
+    name: str
+    reader: Reader | None = None
+    position: int = 0
+    max_time_us: int = TIME_MIN_US
+    floor_us: int = TIME_MIN_US
+    idle: bool = False
+    done: bool = False
+    target: int | None = None
+    """Following a recorded cut: read up to here and no further."""
+    stashed: Chunk | None = None
+    """Read while idle, to be worked on from the next barrier on."""
+    heard_us: int = 0
+    """When rows last came, on the monotonic clock."""
+    reads: int = 0
+
+    @classmethod
+    def restored(cls, name: str, cut: PartitionCut, *, now_us: int) -> Partition:
+        """As a checkpoint says."""
+        return cls(
+            name=name,
+            position=cut.position,
+            max_time_us=cut.max_time_us,
+            floor_us=cut.floor_us,
+            idle=cut.idle,
+            done=cut.done,
+            heard_us=now_us,
+        )
+
+    def cut(self) -> PartitionCut:
+        """For the manifest."""
+        return PartitionCut(
+            position=self.position, max_time_us=self.max_time_us, floor_us=self.floor_us, idle=self.idle, done=self.done
+        )
+
+    def watermark_us(self, lateness_us: int) -> int:
+        """How far time has come in this partition."""
+        if self.max_time_us == TIME_MIN_US:
+            return self.floor_us
+        return max(self.max_time_us - lateness_us, self.floor_us)
+
+    def judge(self, frame: pl.DataFrame, time: str, lateness_us: int) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+        """Split rows (none without a time) into those in time and those late, and move time on."""
+        times = frame[time].to_physical()
+        low, high = times.min(), times.max()
+        if not isinstance(low, int) or not isinstance(high, int):
+            return frame, None
+        before, self.max_time_us = self.max_time_us, max(self.max_time_us, high)
+        if low >= max(self.max_time_us - lateness_us, self.floor_us):
+            return frame, None
+        # Exactly, row by row: against the largest time before each row.
+        highest = pl.select(pl.lit(times).cum_max().shift(1).fill_null(before).clip(before)).to_series()
+        limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us
+        late = (times < limit) | (times < self.floor_us)
+        if not late.any():
+            return frame, None
+        return frame.filter(~late), frame.filter(late)

@@ -1,0 +1,93 @@
+"""Gather what there is to resume from, carry out what `protocol.recovery` decides, and check it against the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.errors import CheckpointError, PlanMismatchError
+from fordstone.model import plan as p
+from fordstone.model.manifest import Cut, Manifest
+from fordstone.protocol.matching import match_plan
+from fordstone.protocol.recovery import CannotResume, CheckpointFact, Resume, StartEmpty, decide_recovery
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Where to begin."""
+
+    manifest: Manifest | None = None
+    """None: from nothing."""
+    next_epoch: int = 1
+    follow: tuple[Cut, ...] = ()
+    """Sealed epochs to compute again first, in order."""
+    sealed: dict[int, Manifest] = field(default_factory=dict)
+    """Their manifests, where they can still be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Checkpoints elsewhere."""
+
+    survey: Callable[[], tuple[CheckpointFact, ...]]
+    fetch: Callable[[int], None]
+
+
+def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
+    """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
+    # Local runs are read in full when they are loaded; a damaged one found then leads back here.
+    survey = store.survey()
+    facts = survey.checkpoints + (remote.survey() if remote is not None else ())
+    match decide_recovery(facts, survey.cuts):
+        case StartEmpty():
+            return Resumption()
+        case CannotResume(reason=reason):
+            raise CheckpointError(f"pipeline {plan.pipeline} cannot be resumed: {reason}")
+        case Resume() as decision:
+            return _resume(store, plan, decision, remote)
+        case other:
+            assert_never(other)
+
+
+def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:
+    sealed: dict[int, Manifest] = {}
+    for fact in decision.damaged:
+        if fact.where != "local" or fact.epoch <= decision.epoch:
+            continue
+        log.warning("checkpoint damaged", extra={"epoch": fact.epoch, "problem": fact.problem, "using": decision.epoch})
+        try:
+            sealed[fact.epoch] = store.manifest(fact.epoch)
+        except CheckpointError:
+            log.warning("manifest of damaged checkpoint cannot be read", extra={"epoch": fact.epoch})
+    exactly = plan.guarantee == "exactly_once"
+    follow = tuple(store.cut(epoch) for epoch in decision.rebuild) if exactly else ()
+    for fact in decision.damaged:
+        if fact.where == "local" and fact.epoch > decision.epoch:
+            store.set_aside(fact.epoch, fact.problem or "damaged")
+    if decision.where == "remote" and remote is not None:
+        remote.fetch(decision.epoch)
+    manifest = store.manifest(decision.epoch) if decision.epoch else None
+    return Resumption(manifest=manifest, next_epoch=decision.next_epoch, follow=follow, sealed=sealed)
+
+
+def check_plan(manifest: Manifest, plan_digest: str, step_digests: dict[str, str], *, parallelism: int, allow_new_state: bool) -> frozenset[str]:
+    """The steps whose state may be loaded; raises `PlanMismatchError` when that is not all of them and nobody allowed it."""
+    match = match_plan(manifest.step_digests, step_digests)
+    if not match.whole and not allow_new_state:
+        raise PlanMismatchError(
+            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} was made by another plan.\n{match.explain()}\n"
+            "Use another state directory to begin anew, or --allow-new-state."
+        )
+    in_flight = any(item.run is not None for log_ in manifest.channels for item in log_.items)
+    if in_flight and (manifest.parallelism != parallelism or manifest.plan_digest != plan_digest):
+        raise PlanMismatchError(
+            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} is unaligned: it holds rows in flight between its tasks, "
+            f"so it fits only the same plan with parallelism {manifest.parallelism}. Run it so and stop it with SIGTERM: "
+            "that makes an aligned checkpoint, which can be rescaled and changed."
+        )
+    return frozenset(match.same)

@@ -1,0 +1,48 @@
+"""What a run tells about itself while it goes on and when it is over. Frozen values, fit to be shown or sent as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands now."""
+
+    pipeline: str
+    epoch: int
+    rows_in: int
+    rows_out: int
+    """Let out at sinks by this process."""
+    rows_late: int
+    rows_rejected: int
+    watermark_us: int | None
+    """The least over the sources; None before any row."""
+    state_bytes: int
+    checkpoints: int
+    """Sealed by this process."""
+    given_up: int
+    checkpoint_us: int | None
+    """How long the last one took to be durable, behind the pipeline's back."""
+    checkpoint_bytes: int | None
+    pause_us: int | None
+    """How long the last barrier held up the slowest task."""
+    interval_us: int
+    restarts: int
+    stalled: str | None
+    """Why nothing can be sealed now."""
+    elapsed_us: int
+    read_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    pipeline: str
+    outcome: Literal["ended", "stopped", "already_ended"]
+    """Bounded input was read to its end; told to stop; or there was nothing left to do."""
+    progress: Progress
+    resumed_from: int | None = None
+    """The checkpoint that the run began with."""

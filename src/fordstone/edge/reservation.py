@@ -1,0 +1,78 @@
+"""Reservations, for at-most-once: where a source has read to is durable before the rows move on.
+
+A restart begins behind the reserved positions, so nothing is ever worked on twice; what was between the last checkpoint
+and the crash is lost, which is what at-most-once says.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Final
+
+import msgspec
+
+from fordstone.checkpoint.disk import Disk
+from fordstone.model.manifest import PartitionCut
+
+REWRITE_AFTER_LINES: Final = 10_000
+
+
+class Reservations:
+    """An append-only file of positions, synced line by line; begun anew when it grows long."""
+
+    def __init__(self, disk: Disk, base: str) -> None:
+        self._disk = disk
+        self._path = f"{base}/reserved.jsonl"
+        self._temp = f"{base}/reserved.jsonl.new"
+        self._lock = threading.Lock()
+        self._reserved: dict[tuple[str, str], int] = {}
+        self._lines = 0
+        disk.make_dirs(base)
+        if disk.exists(self._path):
+            self._read(disk.read(self._path))
+        self._rewrite()
+
+    def reserve(self, step: str, partition: str, position: int) -> None:
+        """After this returns, a restart begins behind `position`."""
+        with self._lock:
+            self._reserved[step, partition] = position
+            self._lines += 1
+            if self._lines >= REWRITE_AFTER_LINES:
+                self._rewrite()
+                return
+            self._disk.append(self._path, _line(step, partition, position))
+            self._disk.fsync(self._path)
+
+    def beyond(self, step: str, partitions: dict[str, PartitionCut]) -> dict[str, PartitionCut]:
+        """The partitions of a checkpoint, moved on to what has been reserved since."""
+        moved = dict(partitions)
+        for (source, partition), position in self._reserved.items():
+            if source != step:
+                continue
+            cut = moved.get(partition, PartitionCut(position=0))
+            moved[partition] = msgspec.structs.replace(cut, position=max(cut.position, position))
+        return moved
+
+    def _read(self, data: bytes) -> None:
+        for line in data.splitlines():
+            try:
+                step, partition, position = json.loads(line)
+            except (ValueError, TypeError):
+                # The last line of a crash: what it reserved had not moved yet.
+                continue
+            self._reserved[str(step), str(partition)] = int(position)
+
+    def _rewrite(self) -> None:
+        if self._disk.exists(self._temp):
+            self._disk.remove(self._temp)
+        lines = (_line(step, partition, position) for (step, partition), position in self._reserved.items())
+        self._disk.create(self._temp, b"".join(lines))
+        self._disk.fsync(self._temp)
+        self._disk.rename(self._temp, self._path)
+        self._disk.fsync_dir(self._path.rpartition("/")[0])
+        self._lines = len(self._reserved)
+
+
+def _line(step: str, partition: str, position: int) -> bytes:
+    return json.dumps([step, partition, position]).encode() + b"\n"

@@ -1,0 +1,150 @@
+"""Run a plan on this machine: lock the state directory, recover, run, and start again after failures.
+
+What to do after a failure is judged in `protocol.restart`. A damaged file that turns up while a checkpoint is loaded
+makes the checkpoint count as damaged, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from types import FrameType
+from typing import Any, Final
+
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.failpoint import parse_failpoints
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.clock import SystemClock
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.recovery import Remote, resume_from
+from fordstone.edge.report import Progress, Report
+from fordstone.edge.scheduler import ThreadScheduler
+from fordstone.edge.uploading import Upload, remote_checkpoints
+from fordstone.errors import ConfigError, DamagedError, FordstoneError, TaskError
+from fordstone.model import plan as p
+from fordstone.operators.factory import Functions
+from fordstone.protocol.restart import RestartAfter, Stop, decide
+
+log = logging.getLogger(__name__)
+
+FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
+OnProgress = Callable[[Progress], None]
+
+
+def run(plan: p.Plan, functions: Functions, config: RunConfig | None = None, *, on_progress: OnProgress | None = None, **options: Any) -> Report:
+    """Run until bounded input ends, or SIGINT or SIGTERM comes. `on_progress` is called about 20 times a second."""
+    if config is not None and options:
+        raise ConfigError("give either a RunConfig or options, not both.")
+    config = config or RunConfig(**options)
+    disk = OsDisk(config.state)
+    clock = SystemClock()
+    failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+    rim = Rim(clock=clock, disk=disk, failpoints=failpoints)
+    disk.lock()
+    with closing(disk), _Signals() as signals:
+        failures = restarts = 0
+        while True:
+            began_us = clock.monotonic_us()
+            try:
+                return _run_once(plan, functions, config, rim, signals, on_progress, restarts)
+            except FordstoneError:
+                # The user has to do something about it: trying again would only say it again.
+                raise
+            except Exception as error:
+                match decide(config.restart, failures=failures, lasted_us=clock.monotonic_us() - began_us):
+                    case Stop(failures=count):
+                        raise TaskError(f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {error!r}") from error
+                    case RestartAfter(wait_us=wait_us, failures=count):
+                        failures, restarts = count, restarts + 1
+                        log.exception("pipeline failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us})
+                        if signals.wait(wait_us / 1e6):
+                            raise
+
+
+def _run_once(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, signals: _Signals, on_progress: OnProgress | None, restarts: int) -> Report:
+    store = CheckpointStore(
+        rim.disk, pipeline=plan.pipeline, node=config.node, compression=config.compression, keep=config.keep, failpoints=rim.failpoints
+    )
+    remote = remote_checkpoints(config.remote, store) if config.remote is not None else None
+    engine = recovered_engine(plan, functions, config, rim, store, remote)
+    manifest = engine.resumption.manifest
+    resumed_from = manifest.epoch if manifest is not None else None
+    engine.release_again()
+    if manifest is not None and manifest.cut.ended and config.bounded and not engine.resumption.follow:
+        engine.close()
+        return Report(pipeline=plan.pipeline, outcome="already_ended", progress=engine.progress(restarts=restarts), resumed_from=resumed_from)
+    upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
+    if upload is not None:
+        engine.writer.keep_for(upload.acknowledged)
+    steppables = [*engine.steppables(), *([upload] if upload is not None else [])]
+
+    def tick() -> None:
+        if signals.told:
+            engine.stop()
+        if on_progress is not None:
+            on_progress(engine.progress(restarts=restarts))
+
+    try:
+        ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
+        if upload is not None:
+            upload.finish()
+        outcome = "ended" if engine.ended else "stopped"
+        progress = engine.progress(restarts=restarts)
+        if on_progress is not None:
+            on_progress(progress)
+        return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
+    finally:
+        engine.close()
+
+
+def recovered_engine(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, remote: Remote | None) -> Engine:
+    """An engine from the newest whole checkpoint; one that turns out to be damaged is set aside and the one before is used."""
+    while True:
+        resumption = resume_from(store, plan, remote=remote)
+        try:
+            return Engine(plan, functions, config, rim, store, resumption)
+        except DamagedError as error:
+            if resumption.manifest is None:
+                raise
+            log.warning("checkpoint damaged", extra={"epoch": resumption.manifest.epoch, "problem": str(error)})
+            store.set_aside(resumption.manifest.epoch, str(error))
+
+
+class _Signals:
+    """Remembers that SIGINT or SIGTERM came, so that the epoch can be finished; a second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    @property
+    def told(self) -> bool:
+        """Whether to stop."""
+        return self._told.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Rest, unless told to stop; says which."""
+        return self._told.wait(seconds)
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._told.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._told.set()
+
+

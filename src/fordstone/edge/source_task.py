@@ -1,0 +1,343 @@
+"""Source tasks: read partitions, judge lateness, tell the time, and begin epochs.
+
+What is in an epoch is decided by positions alone: partitions join, fall idle and come back at barriers only, so that
+an epoch can be computed again from its recorded cut (rule 1). Of several partitions, the one furthest behind in time is read next (rule 21).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import polars as pl
+
+from fordstone.connectors.connector import Chunk, Rejected, Source
+from fordstone.edge.chain import Chain
+from fordstone.edge.channel import Channel
+from fordstone.edge.clock import Clock
+from fordstone.edge.item import Barrier, Item
+from fordstone.edge.outlet import Outlet
+from fordstone.edge.partition import Partition
+from fordstone.edge.snapshot import FrozenSource
+from fordstone.edge.task import Output, Reports, Task
+from fordstone.errors import SourceError
+from fordstone.model import plan as p
+from fordstone.model.ids import PartitionId, Position, TaskId
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
+from fordstone.operators.operator import ROW_ID
+
+POLL_FIRST_US: Final = 1_000
+POLL_MAX_US: Final = 20_000
+DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
+DEAD_LETTER_TEXT_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierOrder:
+    """What the coordinator puts into a source: the barrier, partitions that join behind it, or the cut to follow."""
+
+    barrier: Barrier
+    joining: tuple[PartitionId, ...] = ()
+    follow: Mapping[str, PartitionCut] | None = None
+
+
+class Reservation(Protocol):
+    """For at-most-once: positions are durably marked as used before their rows move."""
+
+    def reserve(self, step: str, partition: str, position: int) -> None:
+        """After this returns, a restart begins behind `position`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSetup:
+    """What a source task is made with."""
+
+    step: p.Source
+    source: Source
+    batch_rows: int
+    with_ids: bool
+    bounded: bool
+    dead_letters: Outlet
+    reservation: Reservation | None = None
+    pauses_after_barrier: bool = False
+    """Blocking mode: read nothing until the attempt is over."""
+    partitions: Mapping[str, PartitionCut] = field(default_factory=dict)
+    watermark_us: int = TIME_MIN_US
+    following: bool = False
+
+
+class SourceTask(Task):
+    """Reads its share of a source's partitions."""
+
+    def __init__(self, task: TaskId, chain: Chain, outputs: Sequence[Output], pending: deque[tuple[Channel, Item]], *, setup: SourceSetup, reports: Reports, clock: Clock) -> None:
+        super().__init__(task, chain, outputs, pending, reports=reports, clock=clock)
+        self._setup = setup
+        self._step = setup.step
+        now_us = clock.monotonic_us()
+        self._partitions = {name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()}
+        self._orders: deque[BarrierOrder] = deque()
+        self._watermark_us = setup.watermark_us
+        self._idle = False
+        self._announced = False
+        self._paused = False
+        self._held = setup.following
+        self._asked = False
+        self._poll_us = POLL_FIRST_US
+        self.rejected_rows = 0
+
+    # What the coordinator calls, from its own thread.
+
+    def inject(self, order: BarrierOrder) -> None:
+        """Put a barrier in; it is taken up at the next step."""
+        self._orders.append(order)
+        self.wake()
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop or go on reading. Barriers pass all the same."""
+        self._paused = paused
+        self.wake()
+
+    def go_live(self) -> None:
+        """The recorded cuts have been followed to their end: read on freely."""
+        self._held = False
+        self.wake()
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions this task reads."""
+        return len(self._partitions)
+
+    def reads(self, partition: str) -> bool:
+        """Whether the partition is one of this task's."""
+        return partition in self._partitions
+
+    # What the scheduler calls.
+
+    @property
+    def watermark_us(self) -> int:
+        """What was last announced."""
+        return self._watermark_us
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """Poll for new rows, less often the longer none came."""
+        return None if self.finished else self._poll_us
+
+    def step(self) -> bool:
+        """Pass queued output on, take up a barrier, or read a chunk."""
+        blocked = not self._flush()
+        if self._orders and (not blocked or self._orders[0].barrier.overtakes) and self._reached(self._orders[0]):
+            self._take_order(self._orders.popleft())
+            self._flush()
+            return True
+        if blocked or self.ended:
+            return False
+        if not self._announced:
+            self._announced = True
+            self._tell_time()
+            self._flush()
+            return True
+        if self._paused or (self._held and not self._orders):
+            return False
+        did = self._read()
+        self._poll_us = POLL_FIRST_US if did else min(self._poll_us * 2, POLL_MAX_US)
+        if did:
+            self._flush()
+        return did
+
+    def close(self) -> None:
+        """Close readers and outlets."""
+        super().close()
+        for partition in self._partitions.values():
+            if partition.reader is not None:
+                partition.reader.close()
+
+    # Barriers.
+
+    def _reached(self, order: BarrierOrder) -> bool:
+        """Whether what the cut demands has been read."""
+        if order.follow is None:
+            return True
+        # Partitions that are not known yet joined behind this very barrier: nothing of them was read before it.
+        known = {name: cut for name, cut in order.follow.items() if name in self._partitions}
+        for name, cut in known.items():
+            self._partitions[name].target = cut.position
+        return all(self._partitions[name].position >= cut.position for name, cut in known.items())
+
+    def _take_order(self, order: BarrierOrder) -> None:
+        if order.follow is None:
+            self._change_idleness()
+            self._join(order.joining)
+        else:
+            for name, cut in order.follow.items():
+                if name in self._partitions:
+                    self._partitions[name].done = cut.done
+            self._tell_time()
+            self._follow_flags(order.follow)
+        self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
+        self._asked = False
+        self._cut(order.barrier, logging=False)
+        self._tell_time()
+
+    def _join(self, names: Sequence[PartitionId]) -> None:
+        now_us = self._clock.monotonic_us()
+        for name in names:
+            if name not in self._partitions:
+                self._partitions[name] = Partition(name=name, floor_us=self._watermark_us, heard_us=now_us)
+
+    def _follow_flags(self, follow: Mapping[str, PartitionCut]) -> None:
+        now_us = self._clock.monotonic_us()
+        for name, cut in follow.items():
+            if name not in self._partitions:
+                self._partitions[name] = Partition.restored(name, cut, now_us=now_us)
+            partition = self._partitions[name]
+            partition.idle, partition.floor_us, partition.target = cut.idle, cut.floor_us, None
+
+    def _change_idleness(self) -> None:
+        """At a barrier: silent partitions fall idle, and idle ones with rows waiting come back."""
+        after_us = self._step.idle_after_us
+        now_us = self._clock.monotonic_us()
+        for partition in self._partitions.values():
+            if partition.done:
+                continue
+            if partition.idle and partition.stashed is not None:
+                partition.idle = False
+                partition.floor_us = max(partition.floor_us, self._watermark_us)
+                partition.heard_us = now_us
+            elif not partition.idle and after_us is not None and now_us - partition.heard_us >= after_us:
+                partition.idle = True
+
+    # Reading.
+
+    def _read(self) -> bool:
+        """Read one chunk of the partition that is furthest behind and has something."""
+        lateness_us = self._step.lateness_us
+        active = [q for q in self._partitions.values() if not q.done and not q.idle]
+        active.sort(key=lambda q: (q.watermark_us(lateness_us), q.reads))
+        for partition in active:
+            if partition.target is not None and partition.position >= partition.target:
+                continue
+            chunk = self._chunk(partition)
+            if chunk is not None:
+                self._take(partition, chunk)
+                return True
+        return self._look_at_silence()
+
+    def _chunk(self, partition: Partition) -> Chunk | None:
+        if partition.stashed is not None:
+            chunk, partition.stashed = partition.stashed, None
+            return chunk
+        if partition.reader is None:
+            source = self._setup.source
+            partition.reader = source.open(
+                PartitionId(partition.name), Position(partition.position), with_positions=self._setup.with_ids
+            )
+        until = None if partition.target is None else Position(partition.target)
+        return partition.reader.read(self._setup.batch_rows, until)
+
+    def _look_at_silence(self) -> bool:
+        """Ask for a barrier when a partition has fallen silent, or an idle one has rows again."""
+        after_us = self._step.idle_after_us
+        if after_us is None or self._asked or self._held:
+            return False
+        now_us = self._clock.monotonic_us()
+        for partition in self._partitions.values():
+            if partition.done:
+                continue
+            if partition.idle and partition.stashed is None:
+                partition.stashed = self._chunk(partition)
+            due = partition.stashed is not None if partition.idle else now_us - partition.heard_us >= after_us
+            if due:
+                self._asked = True
+                self._reports.request_barrier()
+                return True
+        return False
+
+    def _take(self, partition: Partition, chunk: Chunk) -> None:
+        if self._setup.reservation is not None and chunk.position > partition.position:
+            self._setup.reservation.reserve(self._step.name, partition.name, int(chunk.position))
+        partition.position = int(chunk.position)
+        partition.heard_us = self._clock.monotonic_us()
+        partition.reads += 1
+        self._reject(partition, chunk.rejected)
+        frame = chunk.frame
+        self.rows_in += frame.height
+        if self._setup.with_ids and chunk.row_positions is not None:
+            frame = frame.with_columns(pl.format("{}:{}:0", pl.lit(partition.name), chunk.row_positions).alias(ROW_ID))
+        if frame.height:
+            self._judge_and_push(partition, frame)
+        if chunk.ended:
+            partition.done = True
+        self._tell_time()
+
+    def _judge_and_push(self, partition: Partition, frame: pl.DataFrame) -> None:
+        time = self._step.time
+        if time is None:
+            self.chain.push(frame, late=False)
+            return
+        if frame[time].null_count():
+            self._reject_timeless(partition, frame.filter(pl.col(time).is_null()))
+            frame = frame.filter(pl.col(time).is_not_null())
+        in_time, late = partition.judge(frame, time, self._step.lateness_us)
+        if in_time.height:
+            self.chain.push(in_time, late=False)
+        if late is not None:
+            self.chain.push(late, late=True)
+
+    def _reject_timeless(self, partition: Partition, frame: pl.DataFrame) -> None:
+        # The row itself says where it stood; the chunk's end is the nearest position that is known without ids.
+        rows = frame.drop(ROW_ID, strict=False).write_ndjson().splitlines()
+        reason = f"column {self._step.time} (time=) is null"
+        self._reject(partition, [Rejected(position=partition.position, text=text, reason=reason) for text in rows])
+
+    def _reject(self, partition: Partition, rejected: Sequence[Rejected]) -> None:
+        if not rejected:
+            return
+        if self._step.on_error == "fail":
+            worst = rejected[0]
+            raise SourceError(
+                f"source {self._step.name}: {partition.name} at position {worst.position} is not a row: {worst.reason}.\n"
+                f"  {worst.text[:200]}\nMend the input, or use on_error='keep' to set such rows aside."
+            )
+        self.rejected_rows += len(rejected)
+        rows = [(partition.name, row.position, row.reason, row.text[:DEAD_LETTER_TEXT_MAX]) for row in rejected]
+        self._setup.dead_letters.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
+
+    # Time.
+
+    def _tell_time(self) -> None:
+        """Announce the watermark if it has grown, or idleness if it has changed."""
+        open_ = [q for q in self._partitions.values() if not q.done]
+        if not open_ and self._setup.bounded:
+            if not self.finished:
+                self.finished = True
+                self._watermark_us = TIME_MAX_US
+                self.chain.on_watermark(TIME_MAX_US)
+                self._announce(TIME_MAX_US, idle=False)
+                self._reports.finished(self.id)
+            return
+        busy = [q.watermark_us(self._step.lateness_us) for q in open_ if not q.idle]
+        idle = not busy
+        grown = max(self._watermark_us, min(busy)) if busy and self._step.time is not None else self._watermark_us
+        if grown > self._watermark_us or idle != self._idle or not self._announced:
+            self._announced = True
+            moved, self._watermark_us, self._idle = grown > self._watermark_us, grown, idle
+            if moved:
+                self.chain.on_watermark(grown)
+            if grown > TIME_MIN_US or idle:
+                self._announce(grown, idle=idle)
+
+    def _freeze_source(self) -> FrozenSource:
+        partitions = {name: q.cut() for name, q in self._partitions.items()}
+        return FrozenSource(step=self._step.name, partitions=partitions, watermark_us=self._watermark_us)
+
+
+def source_cut(parts: Sequence[FrozenSource]) -> SourceCut:
+    """One source's cut, from all its tasks' shares."""
+    partitions: dict[str, PartitionCut] = {}
+    for part in parts:
+        partitions |= part.partitions
+    return SourceCut(dict(sorted(partitions.items())), min((part.watermark_us for part in parts), default=TIME_MIN_US))

@@ -1,0 +1,91 @@
+"""The exception tree.
+
+An error says what happened, where, and what to do. `FordstoneError` and what derives from it are for the person who
+runs the pipeline: the command line prints their text without a traceback. Anything else is a bug of ours.
+"""
+
+from __future__ import annotations
+
+
+class FordstoneError(Exception):
+    """Something the user can mend; the text says how."""
+
+
+class PipelineError(FordstoneError):
+    """The pipeline as declared cannot run; raised while it is built."""
+
+
+class SchemaError(PipelineError):
+    """A schema is malformed, or rows do not have the declared columns and types."""
+
+
+class ExpressionError(PipelineError):
+    """An expression does not parse, names what is not there, or mixes types.
+
+    Carries the text and the place, and shows a caret under it.
+    """
+
+    def __init__(self, message: str, *, text: str, offset: int | None = None, step: str | None = None) -> None:
+        self.message = message
+        self.text = text
+        self.offset = offset
+        self.step = step
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """Give the message with the expression below it and a caret under the place."""
+        head = f"step {self.step}: {self.message}" if self.step else self.message
+        if self.offset is None or not 0 <= self.offset <= len(self.text):
+            return f"{head}\n  {self.text}"
+        line_start = self.text.rfind("\n", 0, self.offset) + 1
+        line_end = self.text.find("\n", self.offset)
+        line = self.text[line_start : line_end if line_end >= 0 else len(self.text)]
+        return f"{head}\n  {line}\n  {' ' * (self.offset - line_start)}^"
+
+    def at_step(self, step: str) -> ExpressionError:
+        """The same error, naming the step whose expression this is."""
+        return ExpressionError(self.message, text=self.text, offset=self.offset, step=step)
+
+
+class ConfigError(FordstoneError):
+    """An option has a value that makes no sense."""
+
+
+class PlanError(FordstoneError):
+    """A stored plan cannot be read, or names code that cannot be imported."""
+
+
+class CheckpointError(FordstoneError):
+    """A checkpoint cannot be used."""
+
+
+class DamagedError(CheckpointError):
+    """A stored file is missing, short, or does not have the bytes that its digest promises."""
+
+
+class PlanMismatchError(CheckpointError):
+    """The checkpoint belongs to a pipeline with other stateful steps."""
+
+
+class RebuildError(CheckpointError):
+    """A sealed epoch was computed again and came out different, or its input is gone."""
+
+
+class StoreLockedError(FordstoneError):
+    """Another process owns the state directory."""
+
+
+class StorageError(FordstoneError):
+    """The disk refused: full, read-only, or failing. Nothing was acknowledged."""
+
+
+class SourceError(FordstoneError):
+    """A source cannot be read."""
+
+
+class SinkError(FordstoneError):
+    """A sink cannot be written."""
+
+
+class TaskError(FordstoneError):
+    """A step failed while running and the restarts are used up."""

@@ -1,0 +1,43 @@
+"""Names and numbers that must not be mixed up, as types of their own."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NewType
+
+from fordstone.errors import PipelineError
+
+StepName = NewType("StepName", str)
+PipelineName = NewType("PipelineName", str)
+NodeId = NewType("NodeId", str)
+PartitionId = NewType("PartitionId", str)
+"""One replayable part of a source: a file, a topic partition, a generator lane."""
+Position = NewType("Position", int)
+"""Where a partition stands: reading from it gives exactly what follows. Bytes, rows or sequence numbers."""
+Epoch = NewType("Epoch", int)
+"""Numbered from 1 without gaps; given at commit."""
+Attempt = NewType("Attempt", int)
+"""The number on a barrier; only grows, and may skip."""
+Digest = NewType("Digest", str)
+"""The sha256 of a file's bytes, in hex."""
+TaskId = NewType("TaskId", str)
+"""`vertex/subtask`."""
+
+KEY_GROUPS: Final = 128
+"""Into how many slices the key space is cut. Part of what is stored; never changes."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def checked_name(name: str, what: str) -> str:
+    """Give `name` back if it may stand in a path and a log line, else raise."""
+    if _NAME.fullmatch(name) is None or ".." in name:
+        raise PipelineError(
+            f"{what} {name!r}: a name has 1 to 100 letters, digits, '_', '-' or single '.', and starts with none of '.-'."
+        )
+    return name
+
+
+def owner_of(key_group: int, parallelism: int) -> int:
+    """Which of `parallelism` subtasks owns a key group."""
+    return key_group * parallelism // KEY_GROUPS

@@ -1,0 +1,122 @@
+"""What a checkpoint says: a manifest, the cut it stands for, and the runs it is made of.
+
+Frozen values, encoded as canonical JSON. Reading and writing files is `checkpoint`'s work.
+
+Invariants: a manifest is an ordered list of runs with repetition (two equal runs are two contributions); epochs start
+at 1 and have no gaps; times are microseconds of event time, UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+MANIFEST_VERSION: Final = 1
+TIME_MIN_US: Final = -(2**63)
+"""The watermark before any row."""
+TIME_MAX_US: Final = 2**63 - 1
+"""The watermark after the last row."""
+
+
+class RunRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names one immutable file by what is in it."""
+
+    digest: str
+    size_bytes: int
+    rows: int
+
+
+class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one partition of a source stood at a barrier."""
+
+    position: int
+    max_time_us: int = TIME_MIN_US
+    floor_us: int = TIME_MIN_US
+    """The source's watermark when this partition joined or came back from idleness: rows below it are late."""
+    idle: bool = False
+    done: bool = False
+
+
+class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one source stood at a barrier: every partition, and the watermark that all its subtasks had announced."""
+
+    partitions: dict[str, PartitionCut]
+    watermark_us: int = TIME_MIN_US
+
+
+class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of what decided an epoch: enough to compute it again. Kept in the manifest and once more beside it."""
+
+    epoch: int
+    sources: dict[str, SourceCut]
+    segment_rows: dict[str, int]
+    ended: bool = False
+
+
+class StateRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One named state of one step on one subtask: its runs, oldest first."""
+
+    step: str
+    state: str
+    subtask: int
+    runs: tuple[RunRef, ...]
+
+
+class TaskCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a task knew at the barrier beside its state: the watermark of each input channel, and whether it had finished."""
+
+    task: str
+    watermarks_us: dict[str, int]
+    finished: bool = False
+
+
+class LoggedItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that was in flight on a channel."""
+
+    kind: Literal["batch", "late", "watermark"]
+    run: RunRef | None = None
+    watermark_us: int = TIME_MIN_US
+    idle: bool = False
+
+
+class ChannelLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was in flight on one channel, in order."""
+
+    channel: str
+    items: tuple[LoggedItem, ...]
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The output rows of one sink in this epoch."""
+
+    sink: str
+    runs: tuple[RunRef, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A checkpoint: everything needed to go on after `epoch`. Durable manifest = sealed epoch."""
+
+    version: int = MANIFEST_VERSION
+    pipeline: str
+    node: str
+    epoch: int
+    attempt: int
+    mode: str
+    parallelism: int
+    plan_digest: str
+    step_digests: dict[str, str]
+    """Stateful steps and what their state depends on: a step whose digest changed cannot use the old state."""
+    created_us: int
+    cut: Cut
+    tasks: tuple[TaskCut, ...] = ()
+    states: tuple[StateRuns, ...] = ()
+    channels: tuple[ChannelLog, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    def runs(self) -> tuple[RunRef, ...]:
+        """Every run that this checkpoint names, in order, with repetition."""
+        found = [run for state in self.states for run in state.runs]
+        found += [item.run for log in self.channels for item in log.items if item.run is not None]
+        found += [run for segment in self.segments for run in segment.runs]
+        return tuple(found)

@@ -1,0 +1,95 @@
+"""Text on Polars, counted in characters, with Spark's positions and Java's regular expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from fordstone.model.coercion import text_of
+from fordstone.model.patterns import like_regex, plain_text, rust_regex
+from fordstone.model.term import Call, Literal
+
+
+def concat(args: Sequence[pl.Expr]) -> pl.Expr:
+    """The texts joined; null if one is null."""
+    return pl.concat_str(args) if len(args) > 1 else args[0]
+
+
+def trim(name: str, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Without the given characters (a space by default, and no other white space) at the ends."""
+    text, chars = args[0], (args[1] if len(args) > 1 else pl.lit(" "))
+    match name:
+        case "ltrim":
+            found = text.str.strip_chars_start(chars)
+        case "rtrim":
+            found = text.str.strip_chars_end(chars)
+        case _:
+            found = text.str.strip_chars(chars)
+    return found if len(args) == 1 else pl.when(chars.is_not_null()).then(found)
+
+
+def substring(args: Sequence[pl.Expr]) -> pl.Expr:
+    """A part from `start` (1 is the first, 0 too, negative counts from the end) of at most `length` characters."""
+    text, start = args[0], args[1].cast(pl.Int64)
+    size = text.str.len_chars().cast(pl.Int64)
+    begin = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(0)
+    if len(args) == 2:  # noqa: PLR2004 - without a length
+        end = size
+    else:
+        # A length is counted from a start before the text, too; the sum is held like Java's.
+        end = pl.when(args[2].cast(pl.Int64) < 0).then(begin).otherwise(begin + args[2].cast(pl.Int64))
+    first = begin.clip(lower_bound=0)
+    found = text.str.slice(first, (end - first).clip(lower_bound=0))
+    present = start.is_not_null() if len(args) == 2 else start.is_not_null() & args[2].is_not_null()  # noqa: PLR2004 - as above
+    return pl.when(present).then(found)
+
+
+def length(text: pl.Expr) -> pl.Expr:
+    """The number of characters."""
+    return text.str.len_chars().cast(pl.Int32)
+
+
+def replace(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Every occurrence replaced; nothing happens for an empty one."""
+    what = text_of(call.args[1])
+    by = text_of(call.args[2]) if len(call.args) > 2 else ""  # noqa: PLR2004 - the replacement is the third
+    return args[0].str.replace_all(what, by, literal=True) if what else args[0]
+
+
+def split(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """The parts between matches of a regular expression."""
+    pattern, limit = text_of(call.args[1]), -1
+    if len(call.args) > 2 and isinstance(call.args[2], Literal):  # noqa: PLR2004 - the limit is the third
+        limit = int(call.args[2].value or -1)
+    if pattern == "":
+        chars = args[0].str.split("")
+        return pl.when(args[0] == "").then(pl.lit([""])).otherwise(chars)
+    plain = plain_text(pattern)
+    if limit > 0 and plain is not None:
+        parts = args[0].str.splitn(plain, limit)
+        fields = pl.concat_list([parts.struct.field(f"field_{at}") for at in range(limit)]).list.drop_nulls()
+        return pl.when(args[0].is_not_null()).then(fields)
+    if plain is not None:
+        return args[0].str.split(plain)
+    return args[0].str.split(rust_regex(pattern), literal=False)
+
+
+def split_part(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """The n-th part from the beginning, or from the end; empty if there is none."""
+    separator, at = text_of(call.args[1]), call.args[2]
+    index = at.value if isinstance(at, Literal) and isinstance(at.value, int) else 1
+    parts = args[0].str.split(separator) if separator else args[0].cast(pl.List(pl.String))
+    found = parts.list.get(index - 1 if index > 0 else index, null_on_oob=True)
+    return pl.when(args[0].is_not_null()).then(found.fill_null(""))
+
+
+def like(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Whether the whole text fits the pattern."""
+    escape = text_of(call.args[2]) if len(call.args) > 2 else "\\"  # noqa: PLR2004 - the escape is the third
+    return args[0].str.contains(like_regex(text_of(call.args[1]), escape))
+
+
+def rlike(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Whether the regular expression is found."""
+    return args[0].str.contains(rust_regex(text_of(call.args[1])))

@@ -1,0 +1,188 @@
+"""Dates and timestamps on Polars: parts, truncation, intervals, reading and writing text.
+
+Polars stops with a panic when it truncates, shifts or formats a time beyond the year 262142. So calendar arithmetic is
+done on integers here; only parts (which are null out there) come from Polars. All times are UTC microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from fordstone.model.constants import DATE_PATTERN, TIMESTAMP_PATTERN
+from fordstone.model.schema import DataType
+from fordstone.operators.lowering_digits import EDGE_SPACE
+
+DAY_US: Final = 86_400_000_000
+_STAMP: Final = pl.Datetime("us", "UTC")
+_FIXED_US: Final = {
+    "day": DAY_US, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000,
+    "microsecond": 1,
+}  # fmt: skip
+_MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
+_WRITABLE_DAYS: Final = 95_000_000
+"""Within so many days of 1970 Polars can write a date without a panic."""
+_DAYS_MAX: Final = 106_751_990
+"""Further out, microseconds do not fit into 64 bits."""
+_ZONE_SECONDS_MAX: Final = 18 * 3600
+
+
+def micros(value: pl.Expr) -> pl.Expr:
+    """A timestamp as microseconds."""
+    return value.cast(pl.Int64)
+
+
+def days(value: pl.Expr) -> pl.Expr:
+    """A date as days."""
+    return value.cast(pl.Int32).cast(pl.Int64)
+
+
+def stamp(value: pl.Expr) -> pl.Expr:
+    """Microseconds as a timestamp."""
+    return value.cast(_STAMP)
+
+
+def date(value: pl.Expr) -> pl.Expr:
+    """Days as a date."""
+    return value.cast(pl.Int32, strict=False).cast(pl.Date)
+
+
+def date_to_timestamp(value: pl.Expr) -> pl.Expr:
+    """Midnight of a date."""
+    return stamp(days(value) * DAY_US)
+
+
+def timestamp_to_date(value: pl.Expr) -> pl.Expr:
+    """The day of a timestamp."""
+    return date(micros(value) // DAY_US)
+
+
+def days_of(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
+    """Days since 1970 of a date of the Gregorian calendar; years begin in March so that February comes last."""
+    shifted = year - pl.when(month <= 2).then(1).otherwise(0)  # noqa: PLR2004 - January and February
+    era = shifted // 400
+    year_of_era = shifted - era * 400
+    day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+def days_in_month(year: pl.Expr, month: pl.Expr) -> pl.Expr:
+    """The length of a month."""
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    return (
+        pl.when(month == 2).then(pl.when(leap).then(29).otherwise(28))  # noqa: PLR2004 - February
+        .when(month.is_in([4, 6, 9, 11])).then(30)
+        .otherwise(31)
+    ).cast(pl.Int64)  # fmt: skip
+
+
+def _months(value: pl.Expr) -> pl.Expr:
+    """Months since the year 0."""
+    return value.dt.year().cast(pl.Int64) * 12 + value.dt.month().cast(pl.Int64) - 1
+
+
+def truncate(unit: str, value: pl.Expr) -> pl.Expr:
+    """Cut a timestamp down to a unit."""
+    time = micros(value)
+    if unit in _FIXED_US:
+        return stamp(time // _FIXED_US[unit] * _FIXED_US[unit])
+    if unit == "week":
+        day = time // DAY_US
+        return stamp((day - (day + 3) % 7) * DAY_US)  # 1970-01-01 was a Thursday
+    months = _months(value) // _MONTHS[unit] * _MONTHS[unit]
+    first = pl.lit(1, dtype=pl.Int64())
+    return stamp(days_of(months // 12, months % 12 + 1, first) * DAY_US)
+
+
+def shift_months(value: pl.Expr, count: pl.Expr, kind: DataType) -> pl.Expr:
+    """A date or timestamp some months on; the day is held at the end of the month."""
+    months = _months(value) + count
+    year, month = months // 12, months % 12 + 1
+    day = pl.min_horizontal(value.dt.day().cast(pl.Int64), days_in_month(year, month))
+    # min_horizontal passes over nulls; the other parts are null wherever the value is.
+    found = days_of(year, month, day)
+    if kind.name == "date":
+        return date(found)
+    return stamp(found * DAY_US + micros(value) % DAY_US)
+
+
+def shift(value: pl.Expr, by: pl.Expr, kind: DataType, *, whole_days: bool) -> pl.Expr:
+    """A date or timestamp moved by microseconds (or a date by days)."""
+    if kind.name == "timestamp":
+        return stamp(micros(value) + by)
+    return date(days(value) + (by if not whole_days else by // DAY_US))
+
+
+def part(name: str, value: pl.Expr) -> pl.Expr:
+    """A part of a date or timestamp, as an int."""
+    match name:
+        case "dayofweek":
+            return (value.dt.weekday().cast(pl.Int32) % 7) + 1
+        case "weekday":
+            return value.dt.weekday().cast(pl.Int32) - 1
+        case "dayofyear":
+            return value.dt.ordinal_day().cast(pl.Int32)
+        case "weekofyear":
+            return value.dt.week().cast(pl.Int32)
+        case "hour" | "minute" | "second":
+            size, count = {"hour": (3600, 24), "minute": (60, 60), "second": (1, 60)}[name]
+            return (micros(value) // (size * 1_000_000) % count).cast(pl.Int32)
+        case _:
+            return getattr(value.dt, name)().cast(pl.Int32)  # type: ignore[no-any-return]
+
+
+def timestamp_text(value: pl.Expr) -> pl.Expr:
+    """A timestamp as Spark writes it: without a fraction if it is zero, else without zeros at its end."""
+    time = micros(value)
+    writable = stamp(pl.when(time.is_between(-_WRITABLE_DAYS * DAY_US, _WRITABLE_DAYS * DAY_US)).then(time))
+    fraction = (time % 1_000_000).cast(pl.String).str.zfill(6).str.strip_chars_end("0")
+    tail = pl.when(fraction == "").then(pl.lit("")).otherwise("." + fraction)
+    return writable.dt.strftime("%Y-%m-%d %H:%M:%S") + tail
+
+
+def date_text(value: pl.Expr) -> pl.Expr:
+    """A date as Spark writes it."""
+    day = days(value)
+    return date(pl.when(day.is_between(-_WRITABLE_DAYS, _WRITABLE_DAYS)).then(day)).dt.strftime("%Y-%m-%d")
+
+
+def read_timestamp(text: pl.Expr) -> pl.Expr:
+    """Text as a timestamp; null if it is none. Named zones other than UTC are not known here."""
+    parts = text.str.strip_chars(EDGE_SPACE).str.extract_groups(TIMESTAMP_PATTERN)
+    year, month, day, hour, minute, second = (_number(parts, at) for at in range(1, 7))
+    month, day = month.fill_null(1), day.fill_null(1)
+    hour, minute, second = hour.fill_null(0), minute.fill_null(0), second.fill_null(0)
+    fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6).cast(pl.Int64, strict=False)
+    zone = _zone_seconds(parts)
+    valid = _valid_day(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)  # noqa: PLR2004 - the clock
+    seconds = days_of(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second
+    in_range = (seconds.abs() < _DAYS_MAX * 86_400) & (zone.abs() <= _ZONE_SECONDS_MAX)
+    return stamp(pl.when(valid & in_range).then((seconds - zone) * 1_000_000 + fraction))
+
+
+def _zone_seconds(parts: pl.Expr) -> pl.Expr:
+    hours, minutes, seconds = (
+        pl.coalesce(_number(parts, first), _number(parts, second), pl.lit(0, dtype=pl.Int64()))
+        for first, second in ((9, 12), (10, 13), (11, 14))
+    )
+    size = hours * 3600 + minutes * 60 + seconds
+    broken = (minutes > 59) | (seconds > 59)  # noqa: PLR2004 - the clock
+    signed = pl.when(parts.struct.field("8") == "-").then(-size).otherwise(size)
+    return pl.when(broken).then(_ZONE_SECONDS_MAX + 1).otherwise(signed)
+
+
+def read_date(text: pl.Expr) -> pl.Expr:
+    """Text as a date; what follows a space or a T is passed over."""
+    parts = text.str.strip_chars(EDGE_SPACE).str.extract_groups(DATE_PATTERN)
+    year, month, day = _number(parts, 1), _number(parts, 2).fill_null(1), _number(parts, 3).fill_null(1)
+    return date(pl.when(_valid_day(year, month, day)).then(days_of(year, month, day)))
+
+
+def _number(parts: pl.Expr, at: int) -> pl.Expr:
+    return parts.struct.field(str(at)).str.strip_chars_start("+").cast(pl.Int64, strict=False)
+
+
+def _valid_day(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
+    return year.is_not_null() & month.is_between(1, 12) & (day >= 1) & (day <= days_in_month(year, month.clip(1, 12)))

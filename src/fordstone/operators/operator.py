@@ -1,0 +1,86 @@
+"""The seam of operators: columnar functions of batches, watermarks and their own state.
+
+An operator knows nothing of tasks, threads, files or engines: the same object runs in an edge task and inside Spark.
+One family is one file, with one contract suite.
+
+Invariants that every operator keeps: the rows given out up to a barrier are a function of the rows taken in up to it
+(as a multiset, whatever the batches), and of the watermark; state frozen at a barrier and loaded into a fresh operator
+makes it go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from fordstone.state.state import State
+
+MAIN: Final = "main"
+LATE: Final = "late"
+ROW_ID: Final = "__id"
+"""The id that a row carries on its way to a sink that releases at once: the same on every replay (rule 13)."""
+OP: Final = "__op"
+"""On streams whose rows replace each other by key: what a row does to the one before it."""
+UPSERT: Final = "upsert"
+DELETE: Final = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A batch that an operator gives out, on one of its ports. `late` rows are late for whatever comes next, too."""
+
+    frame: pl.DataFrame
+    port: str = MAIN
+    late: bool = False
+
+
+Emits = list[Emit]
+
+
+class Operator(ABC):
+    """One step on one subtask. Called by one thread at a time, in the order of the stream. Never called after `on_end`."""
+
+    @abstractmethod
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Take a non-empty batch with exactly the input schema's columns. `late`: the source judged its rows late."""
+
+    @abstractmethod
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """No row that is not late will have a time below this. Called only when it has grown; the last is `TIME_MAX_US`."""
+
+    @abstractmethod
+    def on_barrier(self) -> Emits:
+        """An epoch ends here: give out what is due once per epoch. State is frozen right after."""
+
+    @abstractmethod
+    def states(self) -> Mapping[str, State]:
+        """The states by name, always the same objects; empty for a stateless operator."""
+
+
+class Stateless(Operator):
+    """An operator whose output for a batch depends on that batch alone."""
+
+    @abstractmethod
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Give the rows that come of these rows. May be called with late rows as well."""
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Apply, and drop what came out empty."""
+        out = self.apply(frame)
+        return [Emit(out, late=late)] if out.height else []
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
+        """Nothing waits."""
+        return []
+
+    def on_barrier(self) -> Emits:
+        """Nothing is held."""
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """None."""
+        return {}

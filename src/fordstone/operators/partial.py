@@ -1,0 +1,236 @@
+"""Partial aggregates: what is kept of many rows so that parts can be merged and finished.
+
+A partial row is the key, the end of its window, and a few columns for each argument: how many rows, how many that are
+not null, sum, least, greatest. Partial rows of equal key and window merge by adding, least and greatest, so any number
+of them, in any order, means the same (rule 10: exact, but for sums of floats).
+
+Meaning is Spark's: a sum of nulls alone is null, integer sums wrap at 64 bits, NaN is greater than any number and equal to
+itself, 0.0 and -0.0 are one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from fordstone.model.aggregate import Aggregate, AggregateCall
+from fordstone.model.plan import Window
+from fordstone.model.schema import DataType, Schema
+from fordstone.model.stream import WINDOW_END, WINDOW_START, EventTime
+from fordstone.operators.lowering import to_polars
+from fordstone.operators.operator import ROW_ID
+
+END: Final = "__end"
+"""The end of a partial row's window, Int64 microseconds."""
+ROWS: Final = "__rows"
+ONE: Final = "__all"
+"""Stands for the key where there is none: all rows belong together."""
+_TIMESTAMP: Final = pl.Datetime("us", "UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """One distinct argument, and which parts of it are kept."""
+
+    index: int
+    expression: pl.Expr
+    type: DataType
+    parts: frozenset[str]
+
+    def column(self, part: str) -> str:
+        return f"__{part}{self.index}"
+
+
+class Partials:
+    """How one aggregate step makes, merges and finishes partial rows. Pure; may be used by any thread."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        aggregates: Sequence[Aggregate],
+        schema: Schema,
+        *,
+        window: Window | None = None,
+        time: EventTime | None = None,
+        step: str = "",
+        with_id: bool = False,
+    ) -> None:
+        self.keys = tuple(keys)
+        self.state_key = self.keys or (ONE,)
+        """What partial rows belong together by, the window apart: never empty."""
+        self._group = (*self.state_key, END) if window is not None else self.state_key
+        self._step = step
+        self._with_id = with_id
+        self._window = window
+        self._aggregates = tuple(aggregates)
+        self._calls = tuple(dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls))
+        self._arguments = self._distinct_arguments(schema)
+        self._key_columns = [_normalised(name, schema[name]) for name in self.keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+        if window is not None and time is not None:
+            at = pl.col(time.column).to_physical() + (time.shift_us - window.offset_us)
+            self._key_columns.append((at // window.size_us * window.size_us + (window.offset_us + window.size_us)).alias(END))
+        self._inputs = [argument.expression.alias(f"__x{argument.index}") for argument in self._arguments]
+        self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
+        self.schema = self.of_rows(schema.empty()).schema
+        """The columns of partial rows."""
+
+    def ends(self, frame: pl.DataFrame) -> pl.Series:
+        """The end of each row's window."""
+        return frame.select(self._key_columns[-1]).to_series()
+
+    def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Partial rows of a batch, one for each key and window in it."""
+        rows = frame.select(*self._key_columns, *self._inputs)
+        exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
+        copies: list[pl.Expr] = []
+        for argument in self._arguments:
+            values = rows.get_column(f"__x{argument.index}")
+            if "n" in argument.parts:
+                # Without nulls the count is the number of rows, which is known already.
+                if values.null_count():
+                    exprs.append(pl.col(values.name).count().cast(pl.Int64).alias(argument.column("n")))
+                else:
+                    copies.append(pl.col(ROWS).alias(argument.column("n")))
+            exprs += _parts(argument, pl.col(values.name), nan=_has_nan(values))
+        return rows.group_by(self._group).agg(*exprs).with_columns(copies).select(self.columns())
+
+    def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A partial row for each row: cheaper, when few rows share a key."""
+        rows = frame.select(*self._key_columns, *self._inputs, pl.lit(1, dtype=pl.Int64).alias(ROWS))
+        columns: list[pl.Expr] = [pl.col(name) for name in (*self._group, ROWS)]
+        for argument in self._arguments:
+            value = pl.col(f"__x{argument.index}")
+            single = {
+                "n": value.is_not_null().cast(pl.Int64),
+                "s": _summand(value, argument.type).fill_null(0),
+                "lo": value,
+                "hi": value,
+            }
+            columns += [single[part].alias(argument.column(part)) for part in _ORDER if part in argument.parts]
+        return rows.select(columns)
+
+    def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """One partial row for each key and window."""
+        exprs = [pl.col(ROWS).sum()]
+        for argument in self._arguments:
+            for part in _ORDER:
+                if part not in argument.parts:
+                    continue
+                name = argument.column(part)
+                if part in {"n", "s"}:
+                    exprs.append(pl.col(name).sum())
+                else:
+                    exprs.append(_extreme(part, pl.col(name), nan=_has_nan(partials.get_column(name))))
+        return partials.group_by(self._group).agg(exprs).select(self.columns())
+
+    def columns(self) -> list[str]:
+        """The columns of a partial row, in order."""
+        parts = [argument.column(part) for argument in self._arguments for part in _ORDER if part in argument.parts]
+        return [*self._group, ROWS, *parts]
+
+    def value_columns(self) -> list[str]:
+        """The columns that are not the key."""
+        return [name for name in self.columns() if name not in self._group]
+
+    def finish(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """The result rows of merged partial rows."""
+        found = [partials.get_column(name) for name in self.keys]
+        if self._window is not None:
+            ends = partials.get_column(END)
+            starts = (ends - self._window.size_us).cast(_TIMESTAMP)
+            found += [starts.alias(WINDOW_START), ends.cast(_TIMESTAMP).alias(WINDOW_END)]
+        for results, finish in self._finish:
+            found.append(partials.select(results).select(finish).to_series())
+        rows = pl.DataFrame(found)
+        return rows.with_columns(self._ids(partials)) if self._with_id else rows
+
+    def _ids(self, partials: pl.DataFrame) -> pl.Series:
+        """Step, key and window: the same on every replay (rule 13)."""
+        names = [pl.col(name).cast(pl.String).fill_null("\0") for name in self.keys]
+        parts = [pl.lit(self._step), *names, pl.col(END).cast(pl.String)]
+        return partials.select(pl.concat_str(parts, separator="|").alias(ROW_ID)).to_series()
+
+    def _distinct_arguments(self, schema: Schema) -> tuple[_Argument, ...]:
+        wanted: dict[str, tuple[AggregateCall, set[str]]] = {}
+        for call in self._calls:
+            if call.argument is None:
+                continue
+            _, parts = wanted.setdefault(call.argument.sql, (call, set()))
+            parts |= _KEPT[call.function]
+        found = []
+        for index, (call, parts) in enumerate(wanted.values()):
+            argument = call.argument
+            assert argument is not None  # noqa: S101 - narrows the type; count(*) was left out above
+            found.append(_Argument(index, to_polars(argument, schema), argument.type, frozenset(parts)))
+        return tuple(found)
+
+    def _argument_of(self, call: AggregateCall) -> _Argument:
+        sqls = list(dict.fromkeys(other.argument.sql for other in self._calls if other.argument is not None))
+        return self._arguments[sqls.index(call.argument.sql if call.argument is not None else "")]
+
+    def _finish_columns(self, aggregate: Aggregate) -> tuple[list[pl.Expr], pl.Expr]:
+        results = [self._result(call).alias(name) for call, name in zip(aggregate.calls, aggregate.results, strict=True)]
+        return results, to_polars(aggregate.finish, aggregate.results).alias(aggregate.name)
+
+    def _result(self, call: AggregateCall) -> pl.Expr:
+        if call.argument is None:
+            return pl.col(ROWS)
+        argument = self._argument_of(call)
+        count = pl.col(argument.column("n")) if "n" in argument.parts else pl.lit(1)
+        match call.function:
+            case "count":
+                return count
+            case "sum":
+                return pl.when(count > 0).then(pl.col(argument.column("s"))).cast(call.type.polars)
+            case "mean":
+                return pl.when(count > 0).then(pl.col(argument.column("s")).cast(pl.Float64) / count)
+            case "min":
+                return pl.col(argument.column("lo"))
+            case "max":
+                return pl.col(argument.column("hi"))
+            case other:
+                raise NotImplementedError(f"aggregate {other} has no partial form")
+
+
+_ORDER: Final = ("n", "s", "lo", "hi")
+_KEPT: Final = {
+    "count": {"n"},
+    "sum": {"n", "s"},
+    "mean": {"n", "s"},
+    "min": {"lo"},
+    "max": {"hi"},
+}
+
+
+def _normalised(name: str, kind: DataType) -> pl.Expr:
+    # -0.0 + 0.0 is 0.0: both zeros are one key, and it is shown without a sign.
+    return (pl.col(name) + 0.0).cast(kind.polars).alias(name) if kind.is_float else pl.col(name)
+
+
+def _summand(value: pl.Expr, kind: DataType) -> pl.Expr:
+    if kind.is_integer:
+        return value.cast(pl.Int64)
+    if kind.name == "decimal":
+        return value.cast(pl.Decimal(38, kind.scale))
+    return value.cast(pl.Float64)
+
+
+def _has_nan(values: pl.Series) -> bool:
+    return values.dtype.is_float() and bool(values.is_nan().any())
+
+
+def _extreme(part: str, value: pl.Expr, *, nan: bool) -> pl.Expr:
+    if part == "hi":
+        return value.nan_max() if nan else value.max()
+    return value.min()
+
+
+def _parts(argument: _Argument, value: pl.Expr, *, nan: bool) -> list[pl.Expr]:
+    made = []
+    if "s" in argument.parts:
+        made.append(_summand(value, argument.type).sum().alias(argument.column("s")))
+    made += [_extreme(part, value, nan=nan).alias(argument.column(part)) for part in ("lo", "hi") if part in argument.parts]
+    return made

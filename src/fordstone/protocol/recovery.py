@@ -1,0 +1,120 @@
+"""Decide what a restarted node may resume from.
+
+Reads nothing: `checkpoint.store` and `checkpoint.fetch` gather the facts.
+
+Invariants: an epoch is sealed as soon as any manifest of it exists anywhere, damaged or not, and a sealed epoch is
+never given a second meaning: what lies between the newest whole checkpoint and the newest sealed epoch is rebuilt from
+its recorded cuts, or nothing is resumed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Place = Literal["local", "remote"]
+_SPANS_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFact:
+    """One manifest that exists, and what is wrong with it."""
+
+    epoch: int
+    where: Place = "local"
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEmpty:
+    """Nothing was ever sealed: begin with epoch 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Load checkpoint `epoch` from `where`, then compute the epochs in `rebuild` again from their cuts, in order.
+
+    `epoch` 0 from `empty` means: no checkpoint is whole, but every cut is there, so all is rebuilt from the beginning.
+    New work starts at `next_epoch`. `damaged` are the checkpoints to set aside and to tell the user about.
+    """
+
+    epoch: int
+    where: Place | Literal["empty"]
+    rebuild: tuple[int, ...] = ()
+    damaged: tuple[CheckpointFact, ...] = ()
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that is not sealed."""
+        return self.rebuild[-1] + 1 if self.rebuild else self.epoch + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CannotResume:
+    """Sealed epochs can be neither read nor rebuilt; going on would change what was already given out."""
+
+    reason: str
+    newest_whole: int
+    newest_sealed: int
+    missing_cuts: tuple[tuple[int, int], ...]
+    """First and last of each stretch of epochs without a readable cut."""
+    damaged: tuple[CheckpointFact, ...] = ()
+
+
+RecoveryDecision = StartEmpty | Resume | CannotResume
+
+
+def decide_recovery(facts: Iterable[CheckpointFact], cuts: AbstractSet[int]) -> RecoveryDecision:
+    """Judge the facts: which checkpoint, which epochs to rebuild, or why not. `cuts` are the epochs with a readable cut."""
+    facts = sorted(facts, key=lambda fact: (fact.epoch, fact.where))
+    if not facts:
+        return StartEmpty()
+    damaged = tuple(fact for fact in facts if fact.problem is not None)
+    whole = {(fact.epoch, fact.where) for fact in facts if fact.problem is None}
+    newest_whole = max((epoch for epoch, _ in whole), default=0)
+    newest_sealed = facts[-1].epoch
+    missing = _gaps(newest_whole + 1, newest_sealed, cuts)
+    if missing:
+        return CannotResume(
+            reason=_why_not(newest_whole, newest_sealed, missing, damaged),
+            newest_whole=newest_whole,
+            newest_sealed=newest_sealed,
+            missing_cuts=missing,
+            damaged=damaged,
+        )
+    where: Place | Literal["empty"] = "empty"
+    if newest_whole:
+        where = "local" if (newest_whole, "local") in whole else "remote"
+    rebuild = tuple(range(newest_whole + 1, newest_sealed + 1))
+    return Resume(epoch=newest_whole, where=where, rebuild=rebuild, damaged=damaged)
+
+
+def _gaps(first: int, last: int, present: AbstractSet[int]) -> tuple[tuple[int, int], ...]:
+    """The stretches of first..last that are not in `present`. Costs what is present, however far `last` may be."""
+    gaps: list[tuple[int, int]] = []
+    expected = first
+    for epoch in [*sorted(epoch for epoch in present if first <= epoch <= last), last + 1]:
+        if epoch > expected:
+            gaps.append((expected, epoch - 1))
+        expected = epoch + 1
+    return tuple(gaps)
+
+
+def _why_not(
+    newest_whole: int, newest_sealed: int, missing: tuple[tuple[int, int], ...], damaged: tuple[CheckpointFact, ...]
+) -> str:
+    base = f"the newest whole checkpoint is {newest_whole}" if newest_whole else "no checkpoint is whole"
+    spans = [str(first) if first == last else f"{first} to {last}" for first, last in missing[:_SPANS_SHOWN]]
+    if len(missing) > _SPANS_SHOWN:
+        spans.append(f"{len(missing) - _SPANS_SHOWN} more stretches")
+    faults = [
+        f"  checkpoint {fact.epoch} ({fact.where}): {fact.problem}" for fact in damaged if fact.epoch > newest_whole
+    ]
+    head = (
+        f"{base}, but epoch {newest_sealed} is sealed and its output may be out already. "
+        f"To compute it again, the cuts of epochs {', '.join(spans)} are needed and cannot be read."
+    )
+    advice = "Bring back the files from a copy, or start over with an empty state directory and new sinks."
+    return "\n".join([head, *faults, advice])

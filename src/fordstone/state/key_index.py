@@ -1,0 +1,285 @@
+"""Which slot a key has: a hash index over key columns, for whole batches at once.
+
+Open addressing in one NumPy array. A bucket holds 31 bits of the hash and the slot; a batch is searched by comparing
+these for all its keys at a time, and the keys that are found are compared with the stored ones, all at a time again.
+
+Leaves to others: what lies in the slots. The hash is only for this process: it may change with any version and never
+leaves memory (`key_group` has the stable one).
+
+Invariants: two keys have the same slot exactly if they are equal, where null equals null, every NaN every other, and
+0.0 equals -0.0; a slot stays with its key until the key is removed; freed slots are used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fordstone.state.column import Cells, Slots, column_of
+
+MISSING: Final = -1
+BUCKETS_MIN: Final = 64
+_EMPTY: Final = -1
+_REMOVED: Final = -2
+_CLAIM: Final = -3
+_SLOT_BITS: Final = 32
+_SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
+_ODD: Final = np.uint64(0xD6E8FEB86659FD93)
+_NULL_WORD: Final = np.uint64(0x5851F42D4C957F2D)
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def hash_words(cells: Sequence[Cells]) -> Hashes | None:
+    """A hash of keys that all lie in arrays, or None. For small batches this is done before Polars has got going."""
+    hashes: Hashes | None = None
+    for cell in cells:
+        if cell.values is None:
+            return None
+        values = cell.values
+        if values.dtype.kind == "f":
+            values = values.view(f"u{values.dtype.itemsize}")
+        words = values.astype(np.uint64)
+        if cell.valid is not None:
+            words[~cell.valid] = _NULL_WORD
+        if hashes is not None:
+            words ^= _mixed(hashes)
+        hashes = words
+    return None if hashes is None else _mixed(hashes)
+
+
+def _mixed(words: Hashes) -> Hashes:
+    mixed = words * _ODD
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _ODD
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+class KeyIndex:
+    """Keys to dense slots. Called by one thread."""
+
+    def __init__(
+        self, schema: Mapping[str, pl.DataType], *, hash_keys: Callable[[pl.DataFrame], Hashes] | None = None
+    ) -> None:
+        """`schema`: the key columns, at least one. `hash_keys` is there for tests: equal keys have equal hashes."""
+        if not schema:
+            raise ValueError("a key has at least one column")
+        self._schema = pl.Schema(schema)
+        self._floats = {name for name, dtype in self._schema.items() if dtype.is_float()}
+        self._hash_keys = hash_keys
+        self.columns = [column_of(name, dtype) for name, dtype in self._schema.items()]
+        self._buckets: Slots = np.full(BUCKETS_MIN, _EMPTY, dtype=np.int64)
+        self._used = 0
+        """Buckets that are not empty, removed keys included."""
+        self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
+        self._live: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._end = 0
+        """Slots from here on were never used."""
+        self._free: list[Slots] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def capacity(self) -> int:
+        """How many slots there is room for: whoever keeps something by slot makes as much room."""
+        return self._live.size
+
+    def live_slots(self) -> Slots:
+        """The slots of all keys, ascending."""
+        return np.flatnonzero(self._live[: self._end])
+
+    def is_live(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Whether each slot has a key."""
+        live: npt.NDArray[np.bool_] = self._live.take(slots)
+        return live
+
+    def slots(self, keys: pl.DataFrame, insert: bool) -> Slots:  # noqa: FBT001 - the seam's own signature
+        """The slot of each key; `MISSING` where there is none, unless they are to be inserted. Keys may repeat."""
+        return self.insert(keys)[0] if insert else self._search(*self._read(keys))[0]
+
+    def insert(self, keys: pl.DataFrame) -> tuple[Slots, Slots]:
+        """The slot of each key, new where need be; and the slots that are new."""
+        cells, hashes = self._read(keys)
+        slots, at = self._search(cells, hashes)
+        missing = np.flatnonzero(slots == MISSING)
+        if not missing.size:
+            return slots, missing
+        if 2 * (self._used + missing.size) > self._buckets.size:
+            self._rehash(self._count + missing.size)
+            _, at[missing] = self._search([cell.take(missing) for cell in cells], hashes[missing])
+        fresh = []
+        while missing.size:
+            # Of all keys that want an empty bucket the last to write gets it; the others look again, and those that
+            # are the same key find it there.
+            claims = _CLAIM - np.arange(missing.size)
+            buckets = at[missing]
+            self._buckets[buckets] = claims
+            won = self._buckets[buckets] == claims
+            winners = missing[won]
+            given = self._settle(winners, buckets[won], [cell.take(winners) for cell in cells], hashes[winners])
+            slots[winners] = given
+            fresh.append(given)
+            missing = missing[~won]
+            if missing.size:
+                slots[missing], at[missing] = self._search(
+                    [cell.take(missing) for cell in cells], hashes[missing], at[missing]
+                )
+                missing = missing[slots[missing] == MISSING]
+        return slots, np.concatenate(fresh)
+
+    def fill(self, keys: pl.DataFrame) -> Slots:
+        """Take all keys at once into an empty index, none of them twice: several times faster than `insert`."""
+        if self._end:
+            raise ValueError("only an empty index is filled")
+        cells, hashes = self._read(keys)
+        slots = self._allot(keys.height)
+        self._hashes[slots] = hashes
+        self._live[slots] = True
+        self._count = slots.size
+        for column, cell in zip(self.columns, cells, strict=True):
+            column.put(slots, cell)
+        self._rehash(self._count)
+        return slots
+
+    def remove(self, keys: pl.DataFrame) -> Slots:
+        """Forget keys; gives the slots they had, without repetition. Unknown keys are passed over."""
+        slots, at = self._search(*self._read(keys))
+        gone, first = np.unique(slots, return_index=True)
+        known = gone != MISSING
+        removed: Slots = gone[known]
+        self._buckets[at[first[known]]] = _REMOVED
+        self._live[removed] = False
+        if removed.size:
+            self._free.append(removed)
+        self._count -= removed.size
+        return removed
+
+    def size_bytes(self) -> int:
+        """About how much memory the index and its keys take."""
+        own = self._buckets.nbytes + self._hashes.nbytes + self._live.nbytes
+        return own + sum(column.size_bytes() for column in self.columns)
+
+    def _read(self, keys: pl.DataFrame) -> tuple[list[Cells], Hashes]:
+        """The key columns as cells, and their hashes."""
+        series = [keys.get_column(name) for name in self._schema]
+        for column in series:
+            if column.dtype != self._schema[column.name]:
+                wanted = self._schema[column.name]
+                raise TypeError(
+                    f"key column {column.name!r} is {column.dtype}, the index was made for {wanted}; cast it."
+                )
+        cells = [column.cells(one) for column, one in zip(self.columns, series, strict=True)]
+        if self._floats:
+            cells = [_one_form(cell) if cell.series.name in self._floats else cell for cell in cells]
+        if self._hash_keys is not None:
+            return cells, self._hash_keys(pl.DataFrame(series))
+        hashes = hash_words(cells)
+        return cells, pl.DataFrame(series).hash_rows().to_numpy() if hashes is None else hashes
+
+    def _search(self, cells: list[Cells], hashes: Hashes, start: Slots | None = None) -> tuple[Slots, Slots]:
+        """The slot of each key or `MISSING`, and the bucket where its search ended: its own, or an empty one."""
+        mask = self._buckets.size - 1
+        at = (hashes & np.uint64(mask)).view(np.int64) if start is None else start
+        tags = (hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64)
+        found = self._buckets.take(at)
+        going = np.flatnonzero(((found >> _SLOT_BITS) != tags) & (found != _EMPTY))
+        while True:
+            while going.size:
+                step = (at[going] + 1) & mask
+                at[going] = step
+                entry = self._buckets.take(step)
+                found[going] = entry
+                going = going[((entry >> _SLOT_BITS) != tags[going]) & (entry != _EMPTY)]
+            seen = found >= 0
+            slots = np.where(seen, found & _SLOT_MASK, MISSING)
+            if seen.all():
+                same = self._equal(slots, cells)
+                if same.all():
+                    return slots, at
+                going = np.flatnonzero(~same)
+            else:
+                rows = np.flatnonzero(seen)
+                same = self._equal(slots[rows], [cell.take(rows) for cell in cells])
+                if same.all():
+                    return slots, at
+                going = rows[~same]
+            # Another key with the same tag: step over it. What was found for the rest is found again at once.
+            at[going] = (at[going] + 1) & mask
+            found[going] = self._buckets.take(at[going])
+            going = going[((found[going] >> _SLOT_BITS) != tags[going]) & (found[going] != _EMPTY)]
+
+    def _equal(self, slots: Slots, cells: list[Cells]) -> npt.NDArray[np.bool_]:
+        same = self.columns[0].equal(slots, cells[0])
+        for column, cell in zip(self.columns[1:], cells[1:], strict=True):
+            same &= column.equal(slots, cell)
+        return same
+
+    def _settle(self, winners: Slots, buckets: Slots, cells: list[Cells], hashes: Hashes) -> Slots:
+        """Give each of these new keys a slot and its bucket."""
+        given = self._allot(winners.size)
+        self._buckets[buckets] = ((hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64) << _SLOT_BITS) | given
+        self._used += winners.size
+        self._hashes[given] = hashes
+        self._live[given] = True
+        self._count += winners.size
+        for column, cell in zip(self.columns, cells, strict=True):
+            column.put(given, cell)
+        return given
+
+    def _allot(self, count: int) -> Slots:
+        """So many free slots, old ones first."""
+        parts = []
+        while count and self._free:
+            part = self._free.pop()
+            if part.size > count:
+                self._free.append(part[count:])
+                part = part[:count]
+            parts.append(part)
+            count -= part.size
+        if count:
+            end = self._end + count
+            if end > self._live.size:
+                self._make_room(end)
+            parts.append(np.arange(self._end, end))
+            self._end = end
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
+
+    def _make_room(self, needed: int) -> None:
+        capacity = max(2 * self._live.size, needed, BUCKETS_MIN)
+        for column in self.columns:
+            column.grow(capacity)
+        self._hashes = np.concatenate([self._hashes, np.zeros(capacity - self._hashes.size, dtype=np.uint64)])
+        self._live = np.concatenate([self._live, np.zeros(capacity - self._live.size, dtype=np.bool_)])
+
+    def _rehash(self, keys: int) -> None:
+        """Build the buckets anew for at least so many keys, without the removed ones."""
+        # Full to 3/8 at most, so that the next time (at 1/2) is far off even if keys come and go.
+        size = max(BUCKETS_MIN, 1 << (keys * 8 // 3).bit_length())
+        mask = size - 1
+        self._buckets = np.full(size, _EMPTY, dtype=np.int64)
+        slots = self.live_slots()
+        hashes = self._hashes[slots]
+        entries = ((hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64) << _SLOT_BITS) | slots
+        at = (hashes & np.uint64(mask)).view(np.int64)
+        while entries.size:
+            free = self._buckets.take(at) == _EMPTY
+            self._buckets[at[free]] = entries[free]
+            waiting = self._buckets.take(at) != entries
+            entries, at = entries[waiting], (at[waiting] + 1) & mask
+        self._used = self._count
+
+
+def _one_form(cells: Cells) -> Cells:
+    """Floats with one zero and one NaN: equal keys must look equal to the hash. (Polars would optimise `x + 0.0` away.)"""
+    if cells.values is None:
+        return cells
+    values = cells.values + 0.0
+    values[np.isnan(values)] = np.nan
+    return Cells(cells.series, values, cells.valid)

@@ -1,0 +1,199 @@
+"""Table: one row a key, changed in place.
+
+Key columns lie in the index, value columns beside it by the same slots. The table knows which slots changed since the
+last barrier; freezing copies these rows and no others. A piece holds changed rows, at most one a key, and tombstones
+for the keys that went.
+
+Invariants: of the rows of one key, the one in the newest piece counts; a tombstone is written for every key that went
+and may stand in an older piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fordstone.state.column import Cells, Slots, column_of
+from fordstone.state.key_index import MISSING, KeyIndex
+from fordstone.state.piece import Piece, PieceList
+from fordstone.state.state import State
+from fordstone.state.tiers import worth_folding
+
+FOUND: Final = "__found"
+DELETED: Final = "__deleted"
+DENSE_SHARE: Final = 4
+"""When more than one slot in so many changed, whole arrays are copied: that is faster than picking."""
+
+
+class Table(State):
+    """One row a key. One thread, except as `State` says."""
+
+    def __init__(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType]) -> None:
+        """`schema`: all columns with their types, key columns included; the others are the values."""
+        self._key = tuple(key)
+        self._schema = pl.Schema(schema)
+        self._index = KeyIndex({name: self._schema[name] for name in self._key})
+        self._values = [column_of(name, dtype) for name, dtype in self._schema.items() if name not in self._key]
+        self._columns = list(self._schema)
+        self._pieces = PieceList()
+        self._changed: list[Slots] = []
+        """Slots written since the last freeze, each once (`_dirty` says which)."""
+        self._gone: list[pl.DataFrame] = []
+        """Keys that went since the last freeze and may stand in a piece."""
+        self._dirty: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._stored: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Whether the key of a slot may stand in a piece."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._key
+
+    @property
+    def keeps_frames(self) -> bool:
+        """The rows lie in the columns; written pieces are only files."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def size_bytes(self) -> int:
+        """About how much memory the rows and the index take."""
+        return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 2 * self._dirty.size
+
+    def get(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """For each of `keys`, in order: the key, its values (null where missing), and `__found`. Keys may repeat."""
+        slots = self._index.slots(keys, insert=False)
+        found = slots != MISSING
+        every = bool(found.all())
+        if not len(self._index):
+            values = [
+                pl.Series(column.name, [None], dtype=column.dtype).new_from_index(0, slots.size)
+                for column in self._values
+            ]
+        else:
+            slots = slots if every else np.maximum(slots, 0)
+            values = [column.get(slots, found=None if every else found) for column in self._values]
+        columns = {column.name: column for column in (*keys.get_columns(), *values)}
+        return pl.DataFrame([*(columns[name] for name in self._columns), pl.Series(FOUND, found)])
+
+    def put(self, frame: pl.DataFrame) -> None:
+        """Set the rows of these keys, all columns of them. A key stands in `frame` once."""
+        if not frame.height:
+            return
+        cells = self._cells(frame)
+        slots, fresh = self._index.insert(frame)
+        self._write(slots, cells)
+        self._stored[fresh] = False
+        clean = slots[~self._dirty.take(slots)]
+        self._dirty[clean] = True
+        self._changed.append(clean)
+
+    def _cells(self, frame: pl.DataFrame) -> list[Cells]:
+        """The values of rows, with their types checked: before anything is written."""
+        cells = []
+        for column in self._values:
+            series = frame.get_column(column.name)
+            if series.dtype != column.dtype:
+                raise TypeError(f"column {column.name!r} is {series.dtype}, the table was made for {column.dtype}; cast it.")
+            cells.append(column.cells(series))
+        return cells
+
+    def _write(self, slots: Slots, cells: Sequence[Cells]) -> None:
+        """Set the values of slots."""
+        if self._index.capacity > self._dirty.size:
+            self._make_room()
+        for column, cell in zip(self._values, cells, strict=True):
+            column.put(slots, cell)
+
+    def delete(self, keys: pl.DataFrame) -> None:
+        """Remove the rows of these keys. Keys may repeat; those without a row are passed over."""
+        slots = self._index.remove(keys)
+        stored = slots[self._stored.take(slots)]
+        if stored.size:
+            self._gone.append(pl.DataFrame([column.get(stored) for column in self._index.columns]))
+
+    def scan(self) -> pl.DataFrame:
+        """All rows, in any order. Costs as much as the state is large."""
+        slots = self._index.live_slots()
+        return pl.DataFrame([column.get(slots) for column in (*self._index.columns, *self._values)]).select(
+            self._columns
+        )
+
+    def freeze(self) -> tuple[Piece, ...]:
+        """Copy the rows that changed into a piece; all rows, in place of all pieces, when that is hardly more."""
+        changed = np.concatenate(self._changed) if self._changed else np.zeros(0, dtype=np.int64)
+        self._dirty[changed] = False
+        changed = np.sort(changed[self._index.is_live(changed)])
+        gone, self._changed, self._gone = self._gone, [], []
+        self._stored[changed] = True
+        rest = len(self._index) - changed.size
+        if (changed.size or gone) and rest <= changed.size:
+            changed = self._index.live_slots() if rest else changed
+            self._pieces.reset([self._piece(changed, [])] if changed.size else [])
+        elif changed.size or gone:
+            self._pieces.append(self._piece(changed, gone))
+        return self._pieces.snapshot()
+
+    def _piece(self, slots: Slots, gone: Sequence[pl.DataFrame]) -> Piece:
+        dense = DENSE_SHARE * slots.size > self._index.capacity
+        columns = [column.frozen(slots, dense=dense) for column in (*self._index.columns, *self._values)]
+        return Piece(make=partial(_rows, columns, self._columns, self._key, tuple(gone)))
+
+    def load(self, pieces: Sequence[Piece], *, watermark_us: int) -> None:  # noqa: ARG002 - a table has no time
+        """Read the pieces, oldest first. Their rows are let go of where they have a `ref`."""
+        held = []
+        for piece in pieces:
+            frame = piece.frame()
+            deleted = frame.get_column(DELETED)
+            if deleted.any():
+                self.delete(frame.filter(deleted))
+                frame = frame.filter(~deleted)
+            slots = self._index.insert(frame)[0] if self._index.capacity else self._index.fill(frame)
+            self._write(slots, self._cells(frame))
+            held.append(piece if piece.ref is None else Piece(ref=piece.ref))
+        self._dirty[:] = False
+        self._stored[:] = True
+        self._changed, self._gone = [], []
+        self._pieces.reset(held)
+
+    def mergeable(self) -> tuple[Piece, ...]:
+        """Written neighbours of like size."""
+        held = self._pieces.snapshot()
+        fold = worth_folding([None if piece.ref is None else piece.ref.rows for piece in held])
+        return () if fold is None else held[fold.start : fold.stop]
+
+    def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
+        """The last row of each key; without tombstones when nothing older is left for them to hide."""
+        rows = pl.concat(frames).unique(subset=self._key, keep="last", maintain_order=True)
+        return rows.filter(~pl.col(DELETED)) if oldest else rows
+
+    def merged(self, old: Sequence[Piece], new: Piece) -> None:
+        """Swap the pieces."""
+        self._pieces.replace(old, [new])
+
+    def _make_room(self) -> None:
+        capacity = self._index.capacity
+        for column in self._values:
+            column.grow(capacity)
+        more = np.zeros(capacity - self._dirty.size, dtype=np.bool_)
+        self._dirty = np.concatenate([self._dirty, more])
+        self._stored = np.concatenate([self._stored, more])
+
+
+def _rows(
+    columns: Sequence[Callable[[], pl.Series]], order: Sequence[str], key: Sequence[str], gone: Sequence[pl.DataFrame]
+) -> pl.DataFrame:
+    """The rows of a piece: what changed, and a tombstone for every key that went and did not come back."""
+    rows = pl.DataFrame([make() for make in columns]).select(order).with_columns(pl.lit(value=False).alias(DELETED))
+    if not gone:
+        return rows
+    tombstones = pl.concat(gone).unique().join(rows.select(key), on=list(key), how="anti", nulls_equal=True)
+    return pl.concat([tombstones.with_columns(pl.lit(value=True).alias(DELETED)), rows], how="diagonal").select(
+        rows.columns
+    )

@@ -1,0 +1,322 @@
+"""Rows that live until their time has come: what `runs.Runs` and `buffer.Buffer` have in common.
+
+Rows arrive open. A barrier seals the open rows into a piece; pieces stay in memory, because they are the state. Every
+piece is ordered by time, so that the rows due at a bound are a slice of it, found by bisection: closing costs what it
+gives out, not what it leaves. Nothing is deleted from a piece: a row is dead when its time is not above the last bound
+(`_closed_us`), and a piece goes when all its rows are dead. The merger sheds the dead rows of those that linger.
+
+Leaves to the shapes: what folding rows means, and in which order due rows are given out.
+
+Invariants: bounds only grow; every open row is alive; the time of a row is never null; frames are never changed, so
+whatever a frozen piece has captured stays as it was, and the merger may swap pieces of the same meaning at any moment.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
+from fordstone.state.piece import Piece, PieceList
+from fordstone.state.state import State
+from fordstone.state.tiers import worth_folding
+
+NEVER_US: Final = TIME_MAX_US + 1
+"""The time of rows that are never due."""
+DEAD_SHARE_MAX: Final = 0.75
+"""A large piece with more dead rows than this is worth writing again."""
+DEAD_ROWS_MIN: Final = 65536
+"""Pieces with fewer dead rows than this are left alone: they cost next to nothing."""
+
+
+class TimedPiece(Piece):
+    """A piece whose rows are ordered by `time`, or in any order and never due when that is None."""
+
+    __slots__ = ("_size_bytes", "_time", "_times", "least_us", "most_us")
+
+    def __init__(
+        self,
+        frame: pl.DataFrame | None = None,
+        *,
+        time: str | None,
+        least_us: int,
+        most_us: int,
+        make: Callable[[], pl.DataFrame] | None = None,
+        size_bytes: int = 0,
+        ref: RunRef | None = None,
+    ) -> None:
+        super().__init__(frame, make=make, ref=ref, keep=True)
+        self.least_us = least_us
+        self.most_us = most_us
+        self._size_bytes = size_bytes
+        self._time = time
+        self._times: npt.NDArray[np.int64] | None = None
+
+    def _rank(self, bound_us: int) -> int:
+        """How many rows have a time up to `bound_us`. Makes the rows only when that cannot be known without."""
+        if bound_us < self.least_us or self._time is None:
+            return 0
+        if self._times is None:
+            self._times = times_of(self.frame(), self._time).to_numpy()
+        return int(self._times.searchsorted(bound_us, "right"))
+
+    def between(self, after_us: int, until_us: int) -> pl.DataFrame:
+        """The rows with `after_us` < time <= `until_us`, without copying them."""
+        start = self._rank(after_us)
+        return self.frame().slice(start, self._rank(until_us) - start)
+
+    def after(self, bound_us: int) -> pl.DataFrame:
+        """The rows that are alive after `bound_us`, without copying them."""
+        return self.frame().slice(self._rank(bound_us))
+
+    def rows_after(self, bound_us: int) -> int:
+        """How many rows are alive after `bound_us`."""
+        return 0 if self.most_us <= bound_us else self.frame().height - self._rank(bound_us)
+
+    def next_us(self, bound_us: int) -> int:
+        """The least time after `bound_us`, or `NEVER_US`."""
+        if bound_us < self.least_us:
+            return self.least_us
+        rank = self._rank(bound_us)
+        return int(self._times[rank]) if self._times is not None and rank < self._times.size else NEVER_US
+
+    def size_bytes(self) -> int:
+        """About how much memory the rows take; a guess from above while they are not made."""
+        frame = self._frame
+        return self._size_bytes if frame is None else int(frame.estimated_size())
+
+
+def times_of(frame: pl.DataFrame, time: str) -> pl.Series:
+    """The time column as whole microseconds."""
+    column = frame.get_column(time).cast(pl.Int64)
+    return column.rechunk() if column.n_chunks() > 1 else column
+
+
+class OpenRows:
+    """Rows as they came, with the least and the most of their times."""
+
+    __slots__ = ("frames", "least_us", "most_us", "rows", "size_bytes")
+
+    def __init__(self) -> None:
+        self.frames: list[pl.DataFrame] = []
+        self.rows = 0
+        self.size_bytes = 0
+        self.least_us = NEVER_US
+        self.most_us = TIME_MIN_US
+
+    def append(self, frame: pl.DataFrame, least_us: int, most_us: int) -> None:
+        """Take a batch."""
+        self.frames.append(frame)
+        self.rows += frame.height
+        self.size_bytes += int(frame.estimated_size())
+        self.least_us = min(self.least_us, least_us)
+        self.most_us = max(self.most_us, most_us)
+
+
+class Timeline(State):
+    """Open rows, and pieces ordered by time. Base of the shapes whose rows are dropped when their time has come."""
+
+    def __init__(self, key: Sequence[str], *, time_column: str | None) -> None:
+        self._key = tuple(key)
+        self._time = time_column
+        self._pieces = PieceList()
+        self._empty: pl.DataFrame | None = None
+        self._closed_us = TIME_MIN_US
+        self._least_us = NEVER_US
+        self._ordered: list[TimedPiece] = []
+        """Open rows that a close or a coalescing has put in order; older than `_raw`, oldest first."""
+        self._raw = OpenRows()
+
+    @abstractmethod
+    def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The fewest rows that mean the same. Called on any thread."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._key
+
+    @property
+    def keeps_frames(self) -> bool:
+        """The pieces are the state."""
+        return True
+
+    def size_bytes(self) -> int:
+        """About how much memory the rows take, dead ones in living pieces included."""
+        return self._raw.size_bytes + sum(piece.size_bytes() for piece in (*self._held(), *self._ordered))
+
+    # Rows in and out, on the task's thread.
+
+    def _take(self, frame: pl.DataFrame) -> None:
+        """Add rows. Costs a look at their times."""
+        if frame.height == 0:
+            return
+        if self._empty is None:
+            self._empty = frame.clear()
+        elif frame.schema != self._empty.schema:
+            raise TypeError(
+                f"rows of one state have the same columns: so far {self._empty.schema}, now {frame.schema}."
+            )
+        least_us, most_us = self._extremes(frame)
+        if least_us <= self._closed_us:
+            raise ValueError(f"a row with {self._time} = {least_us} came after {self._closed_us} had been closed.")
+        self._raw.append(frame, least_us, most_us)
+        self._least_us = min(self._least_us, least_us)
+
+    def _due(self, bound_us: int) -> list[pl.DataFrame]:
+        """Remove the rows with time <= `bound_us` and give them, oldest arrivals first. Free when none are due."""
+        closed_us = self._closed_us
+        if bound_us <= closed_us:
+            return []
+        if bound_us < self._least_us:
+            self._closed_us = bound_us
+            return []
+        pieces = (*self._held(), *self._ordered)
+        due = [
+            piece.between(closed_us, bound_us)
+            for piece in pieces
+            if closed_us < piece.most_us and piece.least_us <= bound_us
+        ]
+        rest: list[pl.DataFrame] = []
+        if self._raw.least_us <= bound_us:
+            raw, self._raw = self._raw, OpenRows()
+            frame = pl.concat(raw.frames)
+            if raw.most_us <= bound_us:
+                due.append(frame)
+            else:
+                is_due = times_of(frame, str(self._time)) <= bound_us
+                due.append(frame.filter(is_due))
+                rest = [frame.filter(~is_due)]
+        self._closed_us = bound_us
+        self._pieces.discard([piece for piece in self._held() if piece.most_us <= bound_us])
+        self._ordered = [piece for piece in self._ordered if piece.most_us > bound_us]
+        if rest:
+            self._push(rest)
+        live = [piece.next_us(bound_us) for piece in (*self._held(), *self._ordered)]
+        self._least_us = min([*live, self._raw.least_us])
+        return [frame for frame in due if frame.height]
+
+    def _push(self, frames: Sequence[pl.DataFrame]) -> None:
+        """Put open rows in order. Neighbours of like size are folded, so that there are never many."""
+        rows = sum(frame.height for frame in frames)
+        frames = list(frames)
+        while self._ordered and self._ordered[-1].rows_after(self._closed_us) < 2 * rows:
+            older = self._ordered.pop().after(self._closed_us)
+            frames.insert(0, older)
+            rows += older.height
+        self._ordered.append(self._piece(self._in_order(frames)))
+
+    def _coalesce(self) -> None:
+        """Fold all open rows."""
+        frames = [*(piece.after(self._closed_us) for piece in self._ordered), *self._raw.frames]
+        self._ordered = [self._piece(self._in_order(frames))]
+        self._raw = OpenRows()
+
+    def _live(self) -> list[pl.DataFrame]:
+        """All rows that are alive, oldest arrivals first."""
+        ordered = [piece.after(self._closed_us) for piece in (*self._held(), *self._ordered)]
+        return [frame for frame in (*ordered, *self._raw.frames) if frame.height]
+
+    # What the engine calls.
+
+    def freeze(self) -> tuple[Piece, ...]:
+        """Seal the open rows into one piece, which is folded when it is first needed."""
+        ordered, raw, closed_us = self._ordered, self._raw, self._closed_us
+        if len(ordered) == 1 and not raw.rows:
+            self._pieces.append(ordered[0])
+        elif ordered or raw.rows:
+            frames = (*(piece.after(closed_us) for piece in ordered), *raw.frames)
+            self._pieces.append(
+                TimedPiece(
+                    make=partial(self._in_order, frames),
+                    time=self._time,
+                    least_us=min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)]),
+                    most_us=max([raw.most_us, *(piece.most_us for piece in ordered)]),
+                    size_bytes=raw.size_bytes + sum(piece.size_bytes() for piece in ordered),
+                )
+            )
+        self._ordered, self._raw = [], OpenRows()
+        return self._pieces.snapshot()
+
+    def load(self, pieces: Sequence[Piece], *, watermark_us: int) -> None:
+        """Become what the pieces say, less what is dead at `watermark_us`."""
+        self._closed_us = self._closed_by(watermark_us)
+        held = []
+        for piece in pieces:
+            frame = piece.frame()
+            if self._empty is None and frame.width:
+                self._empty = frame.clear()
+            timed = self._piece(self._alive(frame), ref=piece.ref)
+            if timed.frame().height:
+                held.append(timed)
+        self._pieces.reset(held)
+        self._least_us = min((piece.next_us(self._closed_us) for piece in held), default=NEVER_US)
+
+    def mergeable(self) -> tuple[Piece, ...]:
+        """Written neighbours of like size, or one large piece that is mostly dead."""
+        held, closed_us = self._held(), self._closed_us
+        rows = [piece.rows_after(closed_us) if piece.ref is not None else None for piece in held]
+        fold = worth_folding(rows)
+        if fold is not None:
+            return held[fold.start : fold.stop]
+        for piece, alive in zip(held, rows, strict=True):
+            if alive is not None and (piece.frame().height - alive) > max(
+                DEAD_ROWS_MIN, DEAD_SHARE_MAX * piece.frame().height
+            ):
+                return (piece,)
+        return ()
+
+    def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:  # noqa: ARG002 - no tombstones here
+        """Fold, without the rows that are dead by now: no later checkpoint could bring them back."""
+        return self._in_order([self._alive(frame) for frame in frames])
+
+    def merged(self, old: Sequence[Piece], new: Piece) -> None:
+        """Swap the pieces. The task may be closing or freezing meanwhile: both forms mean the same to it."""
+        frame = new.frame()
+        self._pieces.replace(old, [self._piece(frame, ref=new.ref)] if frame.height else [])
+
+    # Shared steps.
+
+    def _held(self) -> tuple[TimedPiece, ...]:
+        """The sealed pieces, oldest first."""
+        return self._pieces.snapshot()  # type: ignore[return-value]  # only timed pieces are ever put in
+
+    def _closed_by(self, watermark_us: int) -> int:
+        """The largest time that is dead at a watermark."""
+        return watermark_us
+
+    def _extremes(self, frame: pl.DataFrame) -> tuple[int, int]:
+        """The least and the most time of a frame with rows."""
+        if self._time is None:
+            return NEVER_US, NEVER_US
+        times = frame.get_column(self._time).cast(pl.Int64)
+        if times.null_count():
+            raise ValueError(f"column {self._time!r}: rows of timed state have a time.")
+        return int(times.min()), int(times.max())  # type: ignore[arg-type]  # never null, checked above
+
+    def _alive(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame without rows that have been closed."""
+        if self._time is None or frame.height == 0:
+            return frame
+        alive = times_of(frame, self._time) > self._closed_us
+        return frame if alive.all() else frame.filter(alive)
+
+    def _in_order(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Fold the frames and order the rows by time; equal times stay as they came."""
+        frame = self._fold(pl.concat(frames, rechunk=True))
+        return (frame if self._time is None else frame.sort(self._time, maintain_order=True)).rechunk()
+
+    def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
+        """A piece of these rows, put in order by time where they are not."""
+        if frame.height == 0:
+            return TimedPiece(frame, time=self._time, least_us=NEVER_US, most_us=TIME_MIN_US, ref=ref)
+        least_us, most_us = self._extremes(frame)
+        if self._time is not None and not times_of(frame, self._time).is_sorted():
+            frame = frame.sort(self._time, maintain_order=True)
+        return TimedPiece(frame.rechunk(), time=self._time, least_us=least_us, most_us=most_us, ref=ref)

@@ -1,0 +1,1 @@
+"""Contract suites: what every implementation of a seam must keep, as pytest classes to derive from."""

@@ -1,0 +1,315 @@
+"""The contract of `state.State`, to be run on every shape and every backend.
+
+Derive a class whose name begins with `Test`, say how the state is made, changed and looked at, and pytest runs the
+promises of the seam on it. A `Shelf` stands in for the disk: it writes pieces as the checkpoint writer does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import polars as pl
+from polars.testing import assert_frame_equal
+
+from fordstone.model.manifest import TIME_MIN_US, RunRef
+from fordstone.state.key_group import key_groups, owners
+from fordstone.state.piece import Piece
+from fordstone.state.state import State
+
+STEPS = 9
+"""How many changes the suite makes."""
+EPOCHS = 240
+"""For how many epochs the merger is watched."""
+PIECES_MAX = 24
+"""How many pieces a state of a few thousand rows may have meanwhile."""
+
+
+class Shelf:
+    """Keeps runs in memory, as bytes under their digest."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+        self.writes = 0
+
+    def write(self, pieces: Iterable[Piece]) -> tuple[RunRef, ...]:
+        """Make pieces durable that are not yet, and give the runs of all of them."""
+        refs = []
+        for piece in pieces:
+            if piece.ref is None:
+                piece.written(self.put(piece.frame()))
+                self.writes += 1
+            refs.append(piece.ref)
+        return tuple(ref for ref in refs if ref is not None)
+
+    def put(self, frame: pl.DataFrame) -> RunRef:
+        """Store rows."""
+        file = io.BytesIO()
+        frame.write_ipc(file)
+        content = file.getvalue()
+        digest = hashlib.sha256(content).hexdigest()
+        self._files[digest] = content
+        return RunRef(digest=digest, size_bytes=len(content), rows=frame.height)
+
+    def frame(self, ref: RunRef) -> pl.DataFrame:
+        """Read rows back."""
+        return pl.read_ipc(io.BytesIO(self._files[ref.digest]))
+
+    def pieces(self, refs: Iterable[RunRef]) -> tuple[Piece, ...]:
+        """Whole runs, as a restore gives them to `load`."""
+        return tuple(Piece(self.frame(ref), ref=ref) for ref in refs)
+
+    def owned(self, refs: Iterable[RunRef], key: Sequence[str], subtask: int, parallelism: int) -> tuple[Piece, ...]:
+        """The rows of one subtask, as a restore at another parallelism gives them to `load`."""
+        found = []
+        for ref in refs:
+            frame = self.frame(ref)
+            mine = owners(key_groups(frame, key), parallelism) == subtask
+            found.append(Piece(frame.filter(pl.Series(mine))))
+        return tuple(found)
+
+    def merge(self, state: State, old: Sequence[Piece], *, during: Callable[[], object] = lambda: None) -> None:
+        """Fold pieces as the merger does; `during` happens on the task's side before the new piece is put in place."""
+        oldest = state.freeze()[0] is old[0]
+        frames = [piece.frame() if piece.in_memory else self.frame(_ref(piece)) for piece in old]
+        rows = state.combine(frames, oldest=oldest)
+        new = Piece(rows, ref=self.put(rows), keep=state.keeps_frames)
+        during()
+        state.merged(old, new)
+
+
+def _ref(piece: Piece) -> RunRef:
+    if piece.ref is None:
+        raise AssertionError("a piece is neither in memory nor written")
+    return piece.ref
+
+
+def same_rows(left: pl.DataFrame, right: pl.DataFrame) -> None:
+    """Raise unless both have the same rows, as a multiset."""
+    if left.height == right.height == 0:
+        return
+    assert_frame_equal(left, right, check_row_order=False, check_column_order=False, check_exact=True)
+
+
+def check(condition: object, message: str) -> None:
+    """Raise `AssertionError` unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+class StateContract(ABC):
+    """What every state promises. The state must be keyed."""
+
+    @abstractmethod
+    def make(self) -> State:
+        """A fresh state."""
+
+    @abstractmethod
+    def change(self, state: State, step: int) -> None:
+        """Make the change number `step` (from 0): the same one every time, with keys of many key groups, old and new."""
+
+    @abstractmethod
+    def rows(self, state: State) -> pl.DataFrame:
+        """All that the state holds."""
+
+    def close(self, state: State) -> int:
+        """Let some of the rows' time come, and give the watermark; the same every time. Without time, do nothing."""
+        del state
+        return TIME_MIN_US
+
+    def changed(self, steps: int, *, freeze: bool = False, shelf: Shelf | None = None) -> State:
+        """A state after so many changes, frozen after each if wanted, and written if there is a shelf."""
+        state = self.make()
+        for step in range(steps):
+            self.change(state, step)
+            if freeze:
+                pieces = state.freeze()
+                if shelf is not None:
+                    shelf.write(pieces)
+        return state
+
+    def loaded(self, pieces: Sequence[Piece], *, watermark_us: int = TIME_MIN_US) -> State:
+        """A fresh state that has read these pieces."""
+        state = self.make()
+        state.load(pieces, watermark_us=watermark_us)
+        return state
+
+    # The promises.
+
+    def test_an_empty_state_has_no_pieces(self) -> None:
+        """Nothing in, nothing out."""
+        check(self.make().freeze() == (), "a state without rows froze to pieces")
+        same_rows(self.rows(self.loaded(())), pl.DataFrame())
+
+    def test_loading_what_was_frozen_gives_the_same_rows(self) -> None:
+        """Whether it was frozen at once or step by step."""
+        shelf = Shelf()
+        for freeze in (False, True):
+            state = self.changed(STEPS, freeze=freeze)
+            again = self.loaded(shelf.pieces(shelf.write(state.freeze())))
+            check(self.rows(state).height, "the changes left no rows: the suite checks nothing")
+            same_rows(self.rows(again), self.rows(state))
+
+    def test_changes_after_loading_are_as_if_nothing_had_happened(self) -> None:
+        """A restore at any point is not seen in the result."""
+        shelf = Shelf()
+        for cut in range(STEPS):
+            state = self.loaded(shelf.pieces(shelf.write(self.changed(cut, freeze=True).freeze())))
+            for step in range(cut, STEPS):
+                self.change(state, step)
+            same_rows(self.rows(state), self.rows(self.changed(STEPS)))
+
+    def test_a_second_restore_sees_the_changes_since_the_first(self) -> None:
+        """Loaded pieces and new ones together are the state."""
+        shelf = Shelf()
+        refs: tuple[RunRef, ...] = ()
+        for step in range(STEPS):
+            state = self.loaded(shelf.pieces(refs))
+            self.change(state, step)
+            refs = shelf.write(state.freeze())
+        same_rows(self.rows(self.loaded(shelf.pieces(refs))), self.rows(self.changed(STEPS)))
+
+    def test_freezing_twice_adds_nothing(self) -> None:
+        """Without a change the same pieces come again."""
+        state = self.changed(STEPS, freeze=True)
+        first = state.freeze()
+        check(state.freeze() == first, "a second freeze gave other pieces")
+
+    def test_an_attempt_that_was_given_up_loses_nothing(self) -> None:
+        """Pieces that were never written are given again with the next freeze."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=None)
+        again = self.loaded(shelf.pieces(shelf.write(state.freeze())))
+        same_rows(self.rows(again), self.rows(state))
+
+    def test_written_pieces_are_not_written_again(self) -> None:
+        """A checkpoint costs what is new: at most one run a freeze, also after a restore."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=shelf)
+        check(shelf.writes <= STEPS, f"{STEPS} freezes wrote {shelf.writes} runs")
+        refs = shelf.write(state.freeze())
+        again = self.loaded(shelf.pieces(refs))
+        check(
+            tuple(piece.ref for piece in again.freeze()) == refs, "a restored state does not name the runs it came from"
+        )
+        for piece in state.freeze():
+            check(piece.in_memory is state.keeps_frames, "written rows are kept, or not, against keeps_frames")
+
+    def test_what_was_frozen_does_not_change(self) -> None:
+        """Not even if it is written only after more changes."""
+        shelf = Shelf()
+        for cut in range(1, STEPS):
+            state = self.changed(cut)
+            before = self.rows(state)
+            pieces = state.freeze()
+            for step in range(cut, STEPS):
+                self.change(state, step)
+            same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(pieces)))), before)
+
+    def test_every_piece_has_the_key_columns(self) -> None:
+        """Else its rows belong to no key group."""
+        state = self.changed(STEPS, freeze=True)
+        check(state.key, "this suite is for keyed state")
+        for piece in state.freeze():
+            check(set(state.key) <= set(piece.frame().columns), "a piece lacks key columns")
+
+    def test_merging_any_neighbours_keeps_the_rows(self) -> None:
+        """In memory and after a restore, the oldest among them or not."""
+        pieces = len(self.changed(STEPS, freeze=True).freeze())
+        for start in range(pieces):
+            for stop in range(start + 1, pieces + 1):
+                shelf = Shelf()
+                state = self.changed(STEPS, freeze=True, shelf=shelf)
+                shelf.merge(state, state.freeze()[start:stop])
+                merged = state.freeze()
+                check(
+                    len(merged) <= pieces - (stop - start) + 1,
+                    "the merged piece did not take the place of the old ones",
+                )
+                same_rows(self.rows(state), self.rows(self.changed(STEPS)))
+                same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(merged)))), self.rows(state))
+
+    def test_merging_while_the_task_goes_on_keeps_the_rows(self) -> None:
+        """Changes and barriers between the choice of pieces and their replacement."""
+        for cut in range(2, STEPS):
+            shelf = Shelf()
+            state = self.changed(cut, freeze=True, shelf=shelf)
+            pieces = state.freeze()
+
+            def go_on(state: State = state, cut: int = cut) -> None:
+                for step in range(cut, STEPS):
+                    self.change(state, step)
+                    state.freeze()
+
+            shelf.merge(state, pieces[: len(pieces) // 2 + 1], during=go_on)
+            same_rows(self.rows(state), self.rows(self.changed(STEPS)))
+            same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(state.freeze())))), self.rows(state))
+
+    def test_merging_while_rows_are_closed_keeps_the_rows(self) -> None:
+        """What was closed does not come back with the merged piece."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=shelf)
+        marks: list[int] = []
+        shelf.merge(state, state.freeze(), during=lambda: marks.append(self.close(state)))
+        expected = self.changed(STEPS)
+        self.close(expected)
+        same_rows(self.rows(state), self.rows(expected))
+        refs = shelf.write(state.freeze())
+        same_rows(self.rows(self.loaded(shelf.pieces(refs), watermark_us=marks[0])), self.rows(expected))
+
+    def test_replacing_pieces_that_have_gone_changes_nothing(self) -> None:
+        """The merger may come late."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=shelf)
+        strange = self.changed(STEPS, freeze=True, shelf=shelf).freeze()
+        before = state.freeze()
+        rows = state.combine(
+            [strange[0].frame() if strange[0].in_memory else shelf.frame(_ref(strange[0]))], oldest=True
+        )
+        state.merged(strange[:1], Piece(rows, ref=shelf.put(rows), keep=True))
+        check(state.freeze() == before, "pieces that are not in the state were replaced")
+        same_rows(self.rows(state), self.rows(self.changed(STEPS)))
+
+    def test_rows_by_key_group_at_any_parallelism_are_the_same_rows(self) -> None:
+        """Each row with one subtask, none lost."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=shelf)
+        refs = shelf.write(state.freeze())
+        for parallelism in (1, 2, 3, 17):
+            parts = [
+                self.rows(self.loaded(shelf.owned(refs, state.key, subtask, parallelism)))
+                for subtask in range(parallelism)
+            ]
+            check(parallelism == 1 or sum(part.height > 0 for part in parts) > 1, "all rows are in one key group")
+            same_rows(pl.concat([part for part in parts if part.height]), self.rows(state))
+
+    def test_loading_drops_what_had_been_closed(self) -> None:
+        """The watermark says what the pieces do not."""
+        shelf = Shelf()
+        state = self.changed(STEPS, freeze=True, shelf=shelf)
+        watermark_us = self.close(state)
+        again = self.loaded(shelf.pieces(shelf.write(state.freeze())), watermark_us=watermark_us)
+        same_rows(self.rows(again), self.rows(state))
+
+    def test_the_merger_keeps_the_pieces_few(self) -> None:
+        """Whatever it is told to fold is there, side by side; and in the end there is little left to fold."""
+        shelf = Shelf()
+        state = self.make()
+        most = 0
+        for epoch in range(EPOCHS):
+            self.change(state, epoch % STEPS)
+            pieces = state.freeze()
+            shelf.write(pieces)
+            old = state.mergeable()
+            if old:
+                places = [index for index, piece in enumerate(pieces) if any(piece is one for one in old)]
+                check(
+                    places == list(range(places[0], places[0] + len(old))),
+                    "mergeable gave pieces that are not neighbours",
+                )
+                shelf.merge(state, old)
+            most = max(most, len(state.freeze()))
+        check(most <= PIECES_MAX, f"there were {most} pieces")
+        check(state.size_bytes() > 0, "a state with rows takes no memory")

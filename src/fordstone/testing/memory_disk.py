@@ -1,0 +1,329 @@
+"""A disk in memory that forgets what was not made durable.
+
+Stands in for `OsDisk` in simulation. A crash keeps what was synced and decides the rest by a seeded random choice, as
+an unkind file system would: unsynced bytes are lost, torn, zeroed or whole; a name that was made, moved or removed
+without a sync of its directory is as it was or as it became, each change on its own, in any order.
+
+Invariants: what `fsync` and `fsync_dir` have returned for survives every crash; after a failed sync everything is
+refused until the crash. Directories are durable at once, as `Disk.make_dirs` promises.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Final, Literal, NoReturn
+
+from fordstone.checkpoint.disk import Data, Disk, FatalStorageError
+from fordstone.errors import DamagedError, StorageError
+
+Operation = Literal["create", "append", "fsync", "rename", "fsync_dir", "read", "remove", "make_dirs"]
+Fault = Literal["full", "read-only", "sync", "bad-sector"]
+CHANGING: Final[tuple[Operation, ...]] = ("create", "append", "fsync", "rename", "fsync_dir", "remove")
+
+
+class PowerCut(BaseException):
+    """The machine went off in the middle of an operation. Nothing may catch this but the test."""
+
+
+class _File:
+    """An inode: what readers see, and what is durable of it."""
+
+    __slots__ = ("data", "durable")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.durable: bytes | None = None
+
+
+class _Change:
+    """One change of names in one directory: these names now stand for these files, or for none."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, *entries: tuple[str, _File | None]) -> None:
+        self.entries = entries
+
+
+class _Directory:
+    __slots__ = ("changes", "durable", "names")
+
+    def __init__(self) -> None:
+        self.names: dict[str, _File] = {}
+        self.durable: dict[str, _File] = {}
+        self.changes: list[_Change] = []
+
+    def change(self, *entries: tuple[str, _File | None]) -> None:
+        _apply(self.names, entries)
+        self.changes.append(_Change(*entries))
+
+
+class MemoryDisk(Disk):
+    """Counts what it does, fails on demand, and can be switched off."""
+
+    def __init__(self, *, room_bytes: int | None = None) -> None:
+        """`room_bytes`: how much fits before the disk is full; may be changed at any time. None: no bound."""
+        self.room_bytes = room_bytes
+        self.counts: Counter[str] = Counter()
+        """How often each operation was called."""
+        self.changes = 0
+        """How many changing operations (`CHANGING`) were called since the last crash."""
+        self.cut_after: int | None = None
+        """After how many changes since the last crash the power goes: the next one raises `PowerCut`."""
+        self.failures = 0
+        """How many planned faults have happened."""
+        self._directories: dict[str, _Directory] = {"": _Directory()}
+        self._planned: dict[str, list[tuple[int, Fault]]] = {}
+        self._used_bytes = 0
+        self._off: str | None = None
+        self._mutex = threading.Lock()
+
+    def create(self, path: str, data: Data) -> None:
+        """Write a new file."""
+        with self._mutex:
+            fault = self._begin("create", path)
+            directory, name = self._find_directory(path)
+            if name in directory.names:
+                raise FileExistsError(errno.EEXIST, "the file exists", path)
+            kept, full = self._fit(bytes(data), fault)
+            directory.change((name, _File(kept)))
+            if full:
+                raise _full(path)
+
+    def append(self, path: str, data: Data) -> None:
+        """Add to the end of a file."""
+        with self._mutex:
+            fault = self._begin("append", path)
+            directory, name = self._find_directory(path)
+            file = directory.names.get(name)
+            kept, full = self._fit(bytes(data), fault)
+            if file is None:
+                directory.change((name, _File(kept)))
+            else:
+                file.data += kept
+            if full:
+                raise _full(path)
+
+    def fsync(self, path: str) -> None:
+        """Make the bytes of a file durable, or fail for good."""
+        with self._mutex:
+            fault = self._begin("fsync", path)
+            file = self._file(path)
+            if fault is not None:
+                self._fail(path)
+            file.durable = file.data
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a name. Within a directory it is one change; between two it is two, which a crash may part."""
+        with self._mutex:
+            self._begin("rename", old)
+            file = self._file(old)
+            source, old_name = self._find_directory(old)
+            target, new_name = self._find_directory(new)
+            replaced = target.names.get(new_name)
+            if replaced is not None and replaced is not file:
+                self._used_bytes -= len(replaced.data)
+            if source is target:
+                source.change((old_name, None), (new_name, file))
+            else:
+                target.change((new_name, file))
+                source.change((old_name, None))
+
+    def fsync_dir(self, path: str) -> None:
+        """Make the names in a directory durable, or fail for good."""
+        with self._mutex:
+            fault = self._begin("fsync_dir", path)
+            directory = self._directories.get(path)
+            if directory is None:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+            if fault is not None:
+                self._fail(path)
+            if directory.changes:
+                directory.durable = dict(directory.names)
+                directory.changes.clear()
+
+    def read(self, path: str) -> bytes:
+        """The bytes as a reader sees them now."""
+        with self._mutex:
+            self._begin("read", path)
+            return self._file(path).data
+
+    def list(self, path: str) -> Sequence[str]:
+        """The names in a directory, with those of directories below it."""
+        with self._mutex:
+            directory = self._directories.get(path)
+            if directory is None:
+                return ()
+            start = f"{path}/" if path else ""
+            below = {key[len(start) :] for key in self._directories if key.startswith(start) and key != path}
+            return sorted(directory.names.keys() | {key for key in below if "/" not in key})
+
+    def remove(self, path: str) -> None:
+        """Take a name away."""
+        with self._mutex:
+            self._begin("remove", path)
+            directory, name = self._find_directory(path)
+            file = directory.names.get(name)
+            if file is not None:
+                self._used_bytes -= len(file.data)
+                directory.change((name, None))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or directory."""
+        if path in self._directories:
+            return True
+        parent, _, name = path.rpartition("/")
+        return parent in self._directories and name in self._directories[parent].names
+
+    def make_dirs(self, path: str) -> None:
+        """Make a directory and those above it."""
+        with self._mutex:
+            self._begin("make_dirs", path)
+            while path and path not in self._directories:
+                self._directories[path] = _Directory()
+                path = path.rpartition("/")[0]
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has."""
+        with self._mutex:
+            return len(self._file(path).data)
+
+    def crash(self, rng: Random) -> None:
+        """Lose power: keep what is durable, and of the rest what `rng` says. The disk works again afterwards."""
+        with self._mutex:
+            settled: dict[int, bytes] = {}
+            for directory in self._directories.values():
+                if directory.changes:
+                    for change in _surviving(directory.changes, rng):
+                        _apply(directory.durable, change.entries)
+                    directory.changes.clear()
+                    directory.names = dict(directory.durable)
+                for file in directory.names.values():
+                    if file.durable is not file.data and id(file) not in settled:
+                        settled[id(file)] = _settle(file, rng)
+                        file.data = file.durable = settled[id(file)]
+            self._used_bytes = sum(
+                len(file.data) for directory in self._directories.values() for file in directory.names.values()
+            )
+        self.kill()
+
+    def kill(self) -> None:
+        """Lose the process but not the power: all that was written is still there, synced or not. It works again afterwards."""
+        self._off = None
+        self._planned.clear()
+        self.cut_after = None
+        self.changes = 0
+
+    def fail_next(self, operation: Operation, fault: Fault, *, after: int = 0) -> None:
+        """Make an operation fail once: the next one, or the one after that many more.
+
+        `full` writes a part and refuses; `read-only` refuses; `sync` fails a sync, after which all is refused;
+        `bad-sector` fails a read.
+        """
+        self._planned.setdefault(operation, []).append((after, fault))
+
+    def damage(self, path: str, data: bytes) -> None:
+        """Put other bytes into a file behind everybody's back, durably: rot, or a hostile hand."""
+        with self._mutex:
+            file = self._file(path)
+            file.data = file.durable = data
+
+    def _begin(self, operation: Operation, path: str) -> Fault | None:
+        self.counts[operation] += 1
+        if self._off is not None and operation != "read":
+            raise FatalStorageError(self._off)
+        if operation in CHANGING:
+            if self.cut_after is not None and self.changes >= self.cut_after:
+                raise PowerCut(f"before {operation} {path}, change {self.changes + 1}")
+            self.changes += 1
+        if not self._planned:
+            return None
+        fault = self._due(operation)
+        if fault == "read-only":
+            raise StorageError(f"could not {operation} {path}: the file system is read-only. Nothing was acknowledged.")
+        if fault == "bad-sector":
+            raise DamagedError(f"{path} cannot be read: input/output error.")
+        return fault
+
+    def _due(self, operation: Operation) -> Fault | None:
+        planned = self._planned.get(operation)
+        if not planned:
+            return None
+        after, fault = planned[0]
+        if after > 0:
+            planned[0] = (after - 1, fault)
+            return None
+        planned.pop(0)
+        self.failures += 1
+        return fault
+
+    def _fit(self, data: bytes, fault: Fault | None) -> tuple[bytes, bool]:
+        """What of the data finds room, and whether that was not all."""
+        room_bytes = len(data)
+        if fault == "full":
+            room_bytes = len(data) // 2
+        if self.room_bytes is not None:
+            room_bytes = min(room_bytes, max(0, self.room_bytes - self._used_bytes))
+        full = fault == "full" or room_bytes < len(data)
+        kept = data[:room_bytes]
+        self._used_bytes += len(kept)
+        return kept, full
+
+    def _fail(self, path: str) -> NoReturn:
+        self._off = f"syncing {path} failed: input/output error. What the disk holds is unknown. The process must stop."
+        raise FatalStorageError(self._off)
+
+    def _find_directory(self, path: str) -> tuple[_Directory, str]:
+        parent, _, name = path.rpartition("/")
+        directory = self._directories.get(parent)
+        if directory is None:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", parent)
+        return directory, name
+
+    def _file(self, path: str) -> _File:
+        directory, name = self._find_directory(path)
+        file = directory.names.get(name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return file
+
+
+def _apply(names: dict[str, _File], entries: Sequence[tuple[str, _File | None]]) -> None:
+    for name, file in entries:
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
+
+
+def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:
+    """Half the time as a journal would, a first part of the changes; else any of them."""
+    if rng.getrandbits(1):
+        return changes[: rng.randint(0, len(changes))]
+    return [change for change in changes if rng.getrandbits(1)]
+
+
+def _settle(file: _File, rng: Random) -> bytes:
+    """What is left of a file whose last writes were not synced."""
+    data, durable = file.data, file.durable or b""
+    if not data.startswith(durable) or len(data) == len(durable):
+        return durable
+    match rng.randrange(4):
+        case 0:
+            return durable
+        case 1:
+            return data
+        case 2:
+            return data[: rng.randint(len(durable), len(data))]
+        case _:
+            torn = rng.randint(len(durable), len(data))
+            return data[:torn] + bytes(len(data) - torn)
+
+
+def _full(path: str) -> StorageError:
+    return StorageError(
+        f"the disk is full: could not write {path}. Nothing was acknowledged.\nMake room; it will be tried again."
+    )

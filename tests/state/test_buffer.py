@@ -1,0 +1,217 @@
+"""The buffer against a sorted list: contract, random histories and the order of what is released."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
+from fordstone.state.buffer import Buffer
+from fordstone.state.state import State
+from fordstone.testing.contracts.state import Shelf, StateContract
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+SCHEMA: dict[str, pl.DataType] = {
+    "k": pl.String(),
+    "ts": pl.Datetime("us", "UTC"),
+    "v": pl.Float64(),
+    "seq": pl.Int64(),
+}
+Row = tuple[str, int, float | None, int]
+
+
+def buffer() -> Buffer:
+    return Buffer(["k"], time_column="ts", order_columns=["v"])
+
+
+def frame(items: list[Row]) -> pl.DataFrame:
+    return pl.DataFrame(
+        [(key, EPOCH + dt.timedelta(microseconds=time_us), value, seq) for key, time_us, value, seq in items],
+        schema=SCHEMA,
+        orient="row",
+    )
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """Time, then the order column with nulls first, then arrival."""
+    return (row[1], row[2] is not None, row[2] or 0.0, row[3])
+
+
+class TestBuffer(StateContract):
+    """The contract, with rows of many times in each batch, and equal rows that must both stay."""
+
+    def make(self) -> State:
+        return buffer()
+
+    def change(self, state: State, step: int) -> None:
+        assert isinstance(state, Buffer)
+        state.add(
+            frame([(f"key {number}", 10 + (number * 7 + step) % 40, float(number % 4), 0) for number in range(30)])
+        )
+        state.add(frame([("twice", 30, None, 0), ("twice", 30, None, 0)]))
+
+    def rows(self, state: State) -> pl.DataFrame:
+        assert isinstance(state, Buffer)
+        return state.scan()
+
+    def close(self, state: State) -> int:
+        assert isinstance(state, Buffer)
+        assert state.release(30).height
+        return 30
+
+
+class Model:
+    """A buffer beside a list, with a disk to crash back to."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self.buffer = buffer()
+        self.held: list[Row] = []
+        self.mark_us = 0
+        self.count = 0
+        self.refs: tuple[RunRef, ...] = ()
+        self.saved: tuple[list[Row], int] = ([], 0)
+
+    def add(self, items: list[tuple[str, int, float | None]]) -> None:
+        batch = [
+            (key, self.mark_us + ahead_us, value, self.count + number)
+            for number, (key, ahead_us, value) in enumerate(items)
+        ]
+        self.count += len(items)
+        self.buffer.add(frame(batch))
+        self.held += batch
+
+    def release(self, ahead_us: int) -> None:
+        self.mark_us += ahead_us
+        due = sorted((row for row in self.held if row[1] < self.mark_us), key=order)
+        self.held = [row for row in self.held if row[1] >= self.mark_us]
+        got = self.buffer.release(self.mark_us)
+        if due:
+            assert_frame_equal(got, frame(due), check_exact=True)
+        else:
+            assert got.height == 0
+
+    def commit(self) -> None:
+        self.refs = self.shelf.write(self.buffer.freeze())
+        self.saved = (list(self.held), self.mark_us)
+
+    def crash(self) -> None:
+        held, self.mark_us = self.saved
+        self.held = list(held)
+        self.buffer = buffer()
+        self.buffer.load(self.shelf.pieces(self.refs), watermark_us=self.mark_us)
+
+    def merge(self, start: float, stop: float) -> None:
+        pieces = self.buffer.freeze()
+        first, last = sorted((int(start * len(pieces)), int(stop * len(pieces))))
+        if first < last:
+            self.shelf.merge(self.buffer, pieces[first:last])
+
+
+item = st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.none() | st.sampled_from([-1.5, 0.0, 2.0]))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -> None:
+    model = Model()
+    for _ in range(data.draw(st.integers(1, 15), label="calls")):
+        action = data.draw(st.sampled_from(["add", "add", "release", "commit", "give up", "merge", "crash"]))
+        if action == "add":
+            model.add(data.draw(st.lists(item, max_size=12), label="rows"))
+        elif action == "release":
+            model.release(data.draw(st.integers(0, 8), label="by"))
+        elif action == "commit":
+            model.commit()
+        elif action == "give up":
+            model.buffer.freeze()
+        elif action == "crash":
+            model.crash()
+        else:
+            model.merge(data.draw(st.floats(0, 1)), data.draw(st.floats(0, 1)))
+    model.commit()
+    model.crash()
+    model.release(100)
+
+
+@given(st.lists(item, min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 12))
+def test_batches_do_not_show_in_what_is_released(
+    items: list[tuple[str, int, float | None]], cuts: list[int], mark_us: int
+) -> None:
+    rows = [(*row, number) for number, row in enumerate(items)]
+    whole, parts = buffer(), buffer()
+    whole.add(frame(rows))
+    edges = [0, *sorted(cuts), len(rows)]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        parts.add(frame(rows[start:stop]))
+    for bound_us in (mark_us, TIME_MAX_US):
+        assert_frame_equal(whole.release(bound_us), parts.release(bound_us))
+
+
+def test_a_row_at_the_watermark_is_not_yet_released() -> None:
+    state = buffer()
+    state.add(frame([("a", 9, 1.0, 0), ("a", 10, 1.0, 1)]))
+    assert state.release(10).get_column("seq").to_list() == [0]
+    assert state.release(11).get_column("seq").to_list() == [1]
+
+
+def test_a_row_at_the_watermark_may_still_come() -> None:
+    state = buffer()
+    state.release(10)
+    state.add(frame([("a", 10, 1.0, 0)]))
+    with pytest.raises(ValueError, match="had been closed"):
+        state.add(frame([("a", 9, 1.0, 1)]))
+
+
+def test_the_row_at_the_watermark_survives_a_restore() -> None:
+    shelf = Shelf()
+    state = buffer()
+    state.add(frame([("a", 9, 1.0, 0), ("a", 10, 1.0, 1)]))
+    state.release(10)
+    again = buffer()
+    again.load(shelf.pieces(shelf.write(state.freeze())), watermark_us=10)
+    assert again.scan().get_column("seq").to_list() == [1]
+
+
+def test_the_last_watermark_releases_all_there_is() -> None:
+    state = Buffer(["k"], time_column="t")
+    state.add(pl.DataFrame({"k": [1, 2, 3], "t": [TIME_MAX_US, 5, TIME_MAX_US - 1]}))
+    assert state.release(TIME_MAX_US).get_column("t").to_list() == [5, TIME_MAX_US - 1, TIME_MAX_US]
+
+
+def test_the_watermark_before_any_row_releases_nothing() -> None:
+    state = buffer()
+    state.add(frame([("a", -5, 1.0, 0)]))
+    assert state.release(TIME_MIN_US).height == 0
+    assert state.release(0).height == 1
+
+
+def test_equal_rows_are_all_released() -> None:
+    state = buffer()
+    for _ in range(3):
+        state.add(frame([("a", 5, 1.0, 0)]))
+        state.freeze()
+    assert state.release(6).height == 3
+
+
+def test_releasing_batch_after_batch_sorts_each_row_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = buffer()
+    folded = 0
+    in_order = state._in_order
+
+    def counting(frames: list[pl.DataFrame]) -> pl.DataFrame:
+        nonlocal folded
+        folded += sum(one.height for one in frames)
+        return in_order(frames)
+
+    monkeypatch.setattr(state, "_in_order", counting)
+    for step in range(300):
+        state.add(frame([("a", step + ahead_us, 1.0, 0) for ahead_us in range(100)]))
+        assert state.release(step + 1).height == min(step + 1, 100)
+    assert folded < 12 * 300 * 100
