@@ -41,9 +41,10 @@ def frame_of(number: int) -> pl.DataFrame:
     return pl.DataFrame({"device": [f"device-{number}", "a device with a longer name"], "n": [number, -number]})
 
 
-def cut_of(epoch: int, position: int | None = None) -> Cut:
+def cut_of(epoch: int, position: int | None = None, output: tuple[RunRef, ...] = ()) -> Cut:
     at = PartitionCut(position=epoch * 100 if position is None else position, max_time_us=epoch)
-    return Cut(epoch=epoch, sources={"readings": SourceCut(partitions={"p0": at})}, segment_rows={"out": 2})
+    sources = {"readings": SourceCut(partitions={"p0": at})}
+    return Cut(epoch=epoch, sources=sources, segments=(Segment(sink="out", runs=output),))
 
 
 def manifest_of(
@@ -64,10 +65,9 @@ def manifest_of(
         plan_digest="p" * 8,
         step_digests={"count": "d" * 8},
         created_us=epoch,
-        cut=cut_of(epoch, position),
+        cut=cut_of(epoch, position, output),
         states=(StateRuns(step="count", state="main", subtask=0, runs=state),),
         channels=(ChannelLog(channel="a>b", items=(LoggedItem(kind="watermark", watermark_us=7),)),),
-        segments=(Segment(sink="out", runs=output),),
     )
 
 

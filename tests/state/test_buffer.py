@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from typing import Any
 
 import polars as pl
@@ -117,7 +118,7 @@ class Model:
 item = st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.none() | st.sampled_from([-1.5, 0.0, 2.0]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -> None:
     model = Model()
@@ -140,6 +141,7 @@ def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -
     model.release(100)
 
 
+@settings(deadline=None)
 @given(st.lists(item, min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 12))
 def test_batches_do_not_show_in_what_is_released(
     items: list[tuple[str, int, float | None]], cuts: list[int], mark_us: int
@@ -148,7 +150,7 @@ def test_batches_do_not_show_in_what_is_released(
     whole, parts = buffer(), buffer()
     whole.add(frame(rows))
     edges = [0, *sorted(cuts), len(rows)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         parts.add(frame(rows[start:stop]))
     for bound_us in (mark_us, TIME_MAX_US):
         assert_frame_equal(whole.release(bound_us), parts.release(bound_us))

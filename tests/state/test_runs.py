@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
 from fordstone.state.piece import Piece
-from fordstone.state.runs import COALESCE_RATIO, PATIENCE_MAX, Runs
+from fordstone.state.runs import Runs
 from fordstone.state.state import State
-from fordstone.state.tiers import PIECES_MAX, PIECES_TOTAL_MAX, SMALLEST_ROWS, tier_of, worth_folding
+from fordstone.state.tiers import PIECES_MAX
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 
 SCHEMA: dict[str, pl.DataType] = {"k": pl.Int64(), "end": pl.Int64(), "n": pl.Int64(), "top": pl.Float64()}
@@ -119,7 +119,7 @@ class Model:
 item = st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(-9, 9))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_history_of_runs_is_that_of_a_dict(data: st.DataObject) -> None:
     model = Model()
@@ -269,8 +269,8 @@ def test_coalescing_that_does_not_pay_is_put_off() -> None:
     for batch in range(2000):
         state.add(rows(*((batch * 20 + number, 10, 1) for number in range(20))))
         total += 20
-    assert fold.rows < total / COALESCE_RATIO
-    assert PATIENCE_MAX > 1
+    # Waiting for the ratio alone would have folded over 30,000 rows.
+    assert fold.rows < total / 3
     assert state.close(10).height == total
 
 
@@ -318,11 +318,8 @@ def test_pieces_in_any_order_of_rows_load() -> None:
 def test_a_large_piece_that_is_mostly_dead_is_worth_writing_again() -> None:
     shelf = Shelf()
     state = runs(coalesce_rows_min=1 << 30)
-    state.add(
-        pl.DataFrame({"k": pl.int_range(100_000, eager=True)})
-        .with_columns(end=pl.col("k") // 100 + 1, n=1, top=0.0)
-        .cast(SCHEMA)
-    )  # type: ignore[arg-type]  # a dict of types is a schema
+    keys = pl.DataFrame({"k": pl.int_range(100_000, eager=True)})
+    state.add(keys.with_columns(end=pl.col("k") // 100 + 1, n=pl.lit(1, dtype=pl.Int64), top=0.0))
     shelf.write(state.freeze())
     assert state.mergeable() == ()
     state.close(900)
@@ -381,34 +378,3 @@ def test_closing_and_freezing_while_another_thread_merges_loses_nothing() -> Non
         for key in range(40):
             wanted[key, step + 1 + key] = wanted.get((key, step + 1 + key), 0) + 1
     assert closed == wanted
-
-
-def test_pieces_of_one_tier_are_folded_with_the_smaller_ones_between_them() -> None:
-    large = SMALLEST_ROWS * 20
-    sizes: list[int | None] = [large * 100, *[large, 5] * PIECES_MAX, None, *[7] * (PIECES_MAX - 1)]
-    assert worth_folding(sizes[:-PIECES_MAX]) == range(1, 2 * PIECES_MAX + 1)
-    assert worth_folding([*sizes[:24], None, *[7] * (PIECES_MAX - 1)]) == range(1, 24) if PIECES_MAX == 12 else True
-
-
-def test_few_pieces_are_left_alone() -> None:
-    assert worth_folding([1] * (PIECES_MAX - 1)) is None
-    assert worth_folding([1] * PIECES_MAX) == range(PIECES_MAX)
-    assert worth_folding([]) is None
-
-
-def test_untouchable_pieces_part_their_neighbours() -> None:
-    half = PIECES_MAX - 1
-    assert worth_folding([*[1] * half, None, *[1] * half]) is None
-
-
-def test_too_many_pieces_of_all_sizes_are_folded_where_it_is_cheapest() -> None:
-    # Sizes fall, so that no tier has enough neighbours.
-    sizes = [SMALLEST_ROWS * 4**tier for tier in range(10, 0, -1) for _ in range(PIECES_MAX - 5)]
-    assert len(sizes) > PIECES_TOTAL_MAX
-    assert worth_folding(sizes) == range(len(sizes) - PIECES_MAX, len(sizes))
-
-
-def test_tiers_are_a_factor_of_four_wide() -> None:
-    assert [
-        tier_of(rows) for rows in (0, SMALLEST_ROWS, 4 * SMALLEST_ROWS - 1, 4 * SMALLEST_ROWS, 16 * SMALLEST_ROWS)
-    ] == [0, 0, 0, 1, 2]

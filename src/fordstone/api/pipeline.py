@@ -165,7 +165,10 @@ class Pipeline:
         """Give the import path of a function, or a local name if it has none."""
         if not callable(function):
             raise PipelineError(f"{function!r} is not a function.")
-        path = import_path(function) or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self._functions)}"
+        path = (
+            import_path(function)
+            or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self._functions)}"
+        )
         self._functions[path] = function
         return path
 

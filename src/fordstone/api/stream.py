@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from sqlglot import exp
 
 from fordstone.api.column import Column
 from fordstone.errors import PipelineError
@@ -64,7 +65,7 @@ class Stream:
         """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
         named = self._named("filter", name)
         with self._pipeline.building(named):
-            sql = parse_predicate(_sql(predicate), self.schema).sql
+            sql = parse_predicate(_given(predicate), self.schema).sql
         return self._add(p.Filter(name=named, input=self._at, predicate=sql))
 
     def select(self, *columns: Expr, name: str | None = None) -> Stream:
@@ -138,12 +139,18 @@ class Stream:
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def aggregate(
-        self, keys: tuple[str, ...], window: p.Window | None, aggregates: Mapping[str, Expr], *, name: str | None, base: str
+        self,
+        keys: tuple[str, ...],
+        window: p.Window | None,
+        aggregates: Mapping[str, Expr],
+        *,
+        name: str | None,
+        base: str,
     ) -> Stream:
         """What `group_by(...).agg(...)` adds."""
         named = self._named(base, name)
         with self._pipeline.building(named):
-            columns = {column: parse_aggregate(_sql(sql), self.schema, column) for column, sql in aggregates.items()}
+            columns = {column: parse_aggregate(_given(sql), self.schema, column) for column, sql in aggregates.items()}
         given = tuple(p.NamedAggregate(column, found.sql) for column, found in columns.items())
         return self._add(p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given))
 
@@ -158,7 +165,7 @@ class Stream:
         if not columns:
             raise PipelineError(f"step {step}: no columns given. Name at least one.")
         with self._pipeline.building(step):
-            return tuple(found.sql for found in expand([_sql(column) for column in columns], self.schema))
+            return tuple(found.sql for found in expand([_given(column) for column in columns], self.schema))
 
     def _named(self, base: str, name: str | None) -> str:
         return self._pipeline.name_for(base, name)
@@ -196,9 +203,9 @@ class Grouped:
         return self._stream.aggregate(self._keys, self._window, aggregates, name=name, base=base)
 
 
-def _sql(expression: Expr) -> str:
+def _given(expression: Expr) -> str | exp.Expr:
     if isinstance(expression, Column):
-        return expression.sql
+        return expression.tree
     if not isinstance(expression, str):
         raise PipelineError(f"{expression!r} is not an expression. Write SQL text, or build it from col(...).")
     return expression

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ class Disk(ABC):
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """How many bytes a file has."""
+        """How many bytes a file has; a directory is no file."""
 
 
 class OsDisk(Disk):
@@ -198,11 +199,14 @@ class OsDisk(Disk):
     def size(self, path: str) -> int:
         """Ask the file system."""
         try:
-            return self._at(path).stat().st_size
+            status = self._at(path).stat()
         except FileNotFoundError:
             raise
         except OSError as error:
             self._refuse(error, "look at", path)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return status.st_size
 
     def lock(self) -> None:
         """Keep other processes off this root for as long as this process lives, or until `close`.
@@ -273,6 +277,8 @@ class OsDisk(Disk):
                 os.fsync(fd)
             finally:
                 os.close(fd)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             self._fail(error, path)
 

@@ -8,6 +8,7 @@ fsspec is imported only when a URL needs it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -64,8 +65,12 @@ class DiskRemote(Remote):
 
     def sizes(self, directory: str) -> dict[str, int]:
         """List, without what an earlier process left half-written."""
-        names = [name for name in self._disk.list(directory) if not name.endswith(TEMP_SUFFIX)]
-        return {name: self._disk.size(f"{directory}/{name}") for name in names}
+        sizes = {}
+        for name in self._disk.list(directory):
+            if not name.endswith(TEMP_SUFFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[name] = self._disk.size(f"{directory}/{name}")
+        return sizes
 
     def remove(self, path: str) -> None:
         """Unlink the file."""

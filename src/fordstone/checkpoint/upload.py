@@ -103,6 +103,8 @@ class Uploader:
         self._there: dict[str, int] | None = None
         """The runs at the remote with their sizes; None when it must be asked."""
         self._named: dict[int, frozenset[str]] = {}
+        self._cuts_sent = 0
+        """Up to which epoch this uploader has put the cuts."""
         self._status = UploadStatus()
 
     @property
@@ -119,8 +121,10 @@ class Uploader:
 
         Failures are kept in `status` and tried again after a growing wait; they are never raised.
         """
-        if self._status.next_try_us is not None and self._clock_us() < self._status.next_try_us:
-            return False
+        if self._status.next_try_us is not None:
+            if self._clock_us() < self._status.next_try_us:
+                return False
+            self._status = replace(self._status, next_try_us=None)
         try:
             if self._job is None:
                 return self._start()
@@ -178,7 +182,7 @@ class Uploader:
                 self._status = replace(self._status, uploaded=self._job.epoch)
                 self._store.failpoints.hit("upload.manifest")
             case "retention":
-                self._plan_removal()
+                self._plan_removal(self._job.epoch)
             case "remove":
                 self._remote.remove(unit.path)
 
@@ -193,45 +197,54 @@ class Uploader:
         self._store.failpoints.hit("upload.run")
 
     def _put_cuts(self, epoch: int) -> None:
-        """The cuts since the newest chunk that is there."""
-        chunks = self._remote_epochs("cuts", ".jsonl")
-        after = max((chunk for chunk in chunks if chunk < epoch), default=0)
+        """The cuts since the newest manifest there, which went up after its cuts, or since what this uploader has sent.
+
+        That a chunk is there says nothing: it may be there only in part. But one known to be whole is not touched again.
+        """
+        self._learn(epoch)
+        after = max((there for there in self._named if there < epoch), default=0)
+        after = max(after, self._cuts_sent)
         cuts = self._store.cuts()
         lines = [encode_cut(cuts[number]) for number in sorted(cuts) if after < number <= epoch]
         if lines:
             self._put(f"cuts/{epoch_name(epoch, '.jsonl')}", b"\n".join(lines) + b"\n")
+        self._cuts_sent = epoch
 
-    def _plan_removal(self) -> None:
+    def _plan_removal(self, epoch: int) -> None:
         """Look at what is there and line up what may go: manifests before runs."""
-        epochs = self._remote_epochs("manifests", ".json")
-        for epoch in [epoch for epoch in self._named if epoch not in epochs]:
-            del self._named[epoch]
-        unreadable = {epoch for epoch in epochs if not self._learn(epoch)}
+        damaged, unknown = self._learn(epoch)
         there = self._there or {}
-        decision = decide_retention(
-            {epoch: self._named.get(epoch, frozenset()) for epoch in epochs}, there.keys(), keep=self._keep
-        )
-        paths = [f"manifests/{epoch_name(epoch)}" for epoch in decision.remove_manifests]
-        if not unreadable.intersection(decision.kept):
+        decision = decide_retention(self._named, there.keys(), keep=self._keep)
+        paths = [f"manifests/{epoch_name(number)}" for number in sorted([*damaged, *decision.remove_manifests])]
+        if not unknown:
             paths += [f"runs/{digest}" for digest in decision.remove_runs]
             for digest in decision.remove_runs:
                 # Forgotten before it is gone: a later checkpoint that needs it puts it again.
                 there.pop(digest)
         chunks = self._remote_epochs("cuts", ".jsonl")
-        paths += [f"cuts/{epoch_name(epoch, '.jsonl')}" for epoch in chunks[:-CUT_CHUNKS_MAX]]
+        paths += [f"cuts/{epoch_name(number, '.jsonl')}" for number in chunks[:-CUT_CHUNKS_MAX]]
         self._units.extend(_Unit(kind="remove", path=f"{self._base}/{path}") for path in paths)
 
-    def _learn(self, epoch: int) -> bool:
-        """Know which runs a remote manifest names; False if it cannot be read."""
-        if epoch in self._named:
-            return True
-        try:
-            data = self._remote.get(f"{self._base}/manifests/{epoch_name(epoch)}")
-            manifest = decode_manifest(data, pipeline=self._store.pipeline, node=self._store.node, epoch=epoch)
-        except (FileNotFoundError, CheckpointError):
-            return False
-        self._named[epoch] = frozenset(run.digest for run in manifest.runs())
-        return True
+    def _learn(self, epoch: int) -> tuple[list[int], list[int]]:
+        """Know which runs each manifest there names. Gives those that are damaged, and those of a version not known here.
+
+        A damaged one is what a broken connection left of an upload: once a newer checkpoint is there, it may go.
+        """
+        damaged, unknown = [], []
+        epochs = self._remote_epochs("manifests", ".json")
+        self._named = {number: digests for number, digests in self._named.items() if number in epochs}
+        for number in [number for number in epochs if number not in self._named]:
+            try:
+                data = self._remote.get(f"{self._base}/manifests/{epoch_name(number)}")
+                manifest = decode_manifest(data, pipeline=self._store.pipeline, node=self._store.node, epoch=number)
+            except (FileNotFoundError, DamagedError):
+                if number < epoch:
+                    damaged.append(number)
+            except CheckpointError:
+                unknown.append(number)
+            else:
+                self._named[number] = frozenset(run.digest for run in manifest.runs())
+        return damaged, unknown
 
     def _remote_epochs(self, directory: str, suffix: str) -> list[int]:
         names = self._remote.sizes(f"{self._base}/{directory}")

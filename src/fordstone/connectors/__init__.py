@@ -10,9 +10,13 @@ from typing import Any, TextIO
 from fordstone.connectors.changelog import latest, rows
 from fordstone.connectors.connector import ConnectorSpec
 from fordstone.connectors.file_settings import files_spec
+from fordstone.connectors.files import FilesKind as _FilesKind
 from fordstone.connectors.generator import generator_spec
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.stdout import stdout_spec
+
+# Loaded here although only the registry uses it: loaded later, the module would take the name of the function below.
+del _FilesKind
 
 __all__ = ["ConnectorSpec", "MemorySink", "MemorySource", "files", "generator", "latest", "memory", "rows", "stdout"]
 
@@ -27,13 +31,35 @@ def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec
     return files_spec({"path": str(path), "format": format, **options})
 
 
-def generator(**options: Any) -> ConnectorSpec:
-    """Rows made up on the spot, the same ones for the same seed.
+def generator(
+    *,
+    rows: int | None = None,
+    rate: float | None = None,
+    partitions: int = 1,
+    seed: int = 0,
+    keys: int = 1000,
+    start: str = "2026-01-01T00:00:00Z",
+    step: str = "1ms",
+    disorder: str = "0s",
+) -> ConnectorSpec:
+    """Rows made up on the spot, the same ones for the same seed. What a column holds follows from its declared type.
 
-    Options: `rows` and `rate` (per partition), `partitions`, `seed`, `keys`, `start`, `step`, `disorder`; see
-    `fordstone.connectors.generator.GeneratorOptions`. What a column holds follows from its declared type.
+    Each partition has `rows` rows (without end if left out) and gives `rate` a second (as many as are asked for if left
+    out). Text columns have `keys` different values, doubles are normal around 20, and times begin at `start` and advance
+    by `step` a row, each earlier by up to `disorder`: with `lateness` of that length no row is late.
     """
-    return generator_spec(options)
+    return generator_spec(
+        {
+            "rows": rows,
+            "rate": rate,
+            "partitions": partitions,
+            "seed": seed,
+            "keys": keys,
+            "start": start,
+            "step": step,
+            "disorder": disorder,
+        }
+    )
 
 
 def stdout(format: str = "jsonl", *, stream: TextIO | None = None, rows_max: int | None = None) -> ConnectorSpec:  # noqa: A002 - the word that people look for

@@ -37,15 +37,13 @@ class Cells:
 
 
 def json_types(schema: Schema) -> pl.Schema:
-    """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text."""
+    """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text. Refuses what it cannot give."""
     for name, kind in schema.items():
         innermost = kind
         while innermost.element is not None:
             innermost = innermost.element
         if kind.element is not None and innermost.name in {"decimal", "binary", "null"}:
-            raise SchemaError(
-                f"column {name!r}: JSON lines cannot be read as {kind}. Use array<string> and cast, or Parquet."
-            )
+            raise SchemaError(f"column {name!r}: JSON lines cannot hold {kind}. Use array<string>, parquet or arrow.")
     return pl.Schema(
         {
             name: pl.String() if kind.name in _AS_TEXT else kind.polars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import polars as pl
@@ -25,33 +26,47 @@ def rows(path: str | Path) -> pl.DataFrame:
 
     Of a changelog these are the changes, with `__op` and `__epoch`.
     """
-    directory = Path(path)
-    return _rows(directory, _mark(directory))
+    return rows_of(_names(Path(path)), lambda name: (Path(path) / name).read_bytes(), where=str(path))
 
 
 def latest(path: str | Path) -> pl.DataFrame:
     """The latest row of each key in a changelog's directory, less the keys that were deleted."""
-    directory = Path(path)
-    mark = _mark(directory)
+    return latest_of(_names(Path(path)), lambda name: (Path(path) / name).read_bytes(), where=str(path))
+
+
+def rows_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str) -> pl.DataFrame:
+    """As `rows`, of a directory with these names, wherever it lies."""
+    return _all_rows(names, read, _mark(names, read, where), where)
+
+
+def latest_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str) -> pl.DataFrame:
+    """As `latest`, of a directory with these names, wherever it lies."""
+    mark = _mark(names, read, where)
     if mark.upsert_key is None:
-        raise SinkError(f"{directory} is no changelog: {mark.step} only appends rows. Read it with rows(...).")
-    changes = _rows(directory, mark)
+        raise SinkError(f"{where} is no changelog: {mark.step} only appends rows. Read it with rows(...).")
+    changes = _all_rows(names, read, mark, where)
     if OP not in changes.columns:
         return changes
     last = changes.unique(subset=list(mark.upsert_key), keep="last", maintain_order=True)
     return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH)
 
 
-def _mark(directory: Path) -> StreamMark:
+def _names(directory: Path) -> list[str]:
     try:
-        return read_mark((directory / MARK_NAME).read_bytes(), where=str(directory))
+        return [file.name for file in directory.iterdir()]
     except OSError as error:
-        raise SinkError(f"{directory} is not the directory of a file sink: it has no {MARK_NAME}.") from error
+        raise SinkError(f"{directory} cannot be read: {error.strerror}.") from error
 
 
-def _rows(directory: Path, mark: StreamMark) -> pl.DataFrame:
+def _mark(names: Iterable[str], read: Callable[[str], bytes], where: str) -> StreamMark:
+    if MARK_NAME not in names:
+        raise SinkError(f"{where} is not the directory of a file sink: it has no {MARK_NAME}.")
+    return read_mark(read(MARK_NAME), where=where)
+
+
+def _all_rows(names: Iterable[str], read: Callable[[str], bytes], mark: StreamMark, where: str) -> pl.DataFrame:
     frames = [mark.schema.empty()]
     for prefix in (EPOCH_PREFIX, ROWS_PREFIX):
-        for file in sorted(directory.glob(f"{prefix}*.{mark.format}")):
-            frames.append(file_rows(file.read_bytes(), mark, where=str(file), torn=prefix == ROWS_PREFIX))
+        chosen = sorted(name for name in names if name.startswith(prefix) and name.endswith(f".{mark.format}"))
+        frames += [file_rows(read(name), mark, where=f"{where}/{name}", torn=prefix == ROWS_PREFIX) for name in chosen]
     return pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]

@@ -7,7 +7,7 @@ and `open_sink` make the live object on the node that runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
 from fordstone.model.plan import ConnectorSpec as ConnectorSpec
 from fordstone.model.schema import Schema
 
@@ -83,6 +84,11 @@ class Source(ABC):
 
     def size_bytes(self) -> int | None:
         """How much there is to read in all, if known: for progress bars only."""
+        return None
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """How much of bounded input lies before these cuts, from 0 to 1, if known. For progress bars: asked twice a second."""
+        del cuts
         return None
 
 

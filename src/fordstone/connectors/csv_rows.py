@@ -68,11 +68,7 @@ class CsvRows(LineFormat):
 
     def ends(self, data: bytes) -> Offsets:
         """The newlines that stand behind an even number of quotes."""
-        found = newlines(data)
-        if _QUOTE not in data:
-            return found
-        outside: Offsets = found[np.searchsorted(_places_of(data, _QUOTE), found) % 2 == 0]
-        return outside
+        return record_ends(data)
 
     def blank(self, record: bytes) -> bool:
         """Nothing at all: blanks are a value."""
@@ -145,6 +141,15 @@ class CsvRows(LineFormat):
                 f"Without a header, say header=False; with another delimiter than {self._delimiter!r}, say delimiter=."
             )
         self._places = {name: self._names.index(name) for name in wanted}
+
+
+def record_ends(data: bytes) -> Offsets:
+    """The offsets of the newlines that end a record: those behind an even number of quotes."""
+    found = newlines(data)
+    if _QUOTE not in data:
+        return found
+    outside: Offsets = found[np.searchsorted(_places_of(data, _QUOTE), found) % 2 == 0]
+    return outside
 
 
 def _places_of(data: bytes, byte: bytes) -> Offsets:

@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.csv_rows import CsvRows
+from fordstone.connectors.csv_rows import CsvRows, record_ends
 from fordstone.connectors.file_bytes import HeldBytes
 from fordstone.connectors.file_settings import LINE_BYTES_MOST
 from fordstone.connectors.jsonl import JsonLines
+from fordstone.connectors.line_format import newlines
 from fordstone.connectors.lines import LineReader
 from fordstone.connectors.stream_mark import EPOCH, StreamMark
 from fordstone.errors import SinkError
@@ -31,7 +32,8 @@ def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) 
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise SinkError(f"{where} is damaged: {str(error).partition(chr(10))[0]}.") from error
     if torn:
-        data = data[: data.rfind(b"\n") + 1]
+        ends = record_ends(data) if mark.format == "csv" else newlines(data)
+        data = data[: ends[-1] + 1] if ends.size else b""
     return _lines(data, mark, where)
 
 

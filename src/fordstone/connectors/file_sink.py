@@ -6,7 +6,7 @@ Reading back is left to `changelog`.
 
 Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch's
 file never changes; an epoch that is there with other rows is an error, not a silent skip. All sinks of one directory are
-opened before the first row is written.
+opened before the first row is written. Files may be taken away once that of a later epoch is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.checkpoint.disk import Disk, OsDisk
-from fordstone.connectors.cells import check_flat
+from fordstone.connectors.cells import check_flat, json_types
 from fordstone.connectors.connector import Delivery, Sink, SinkStream
 from fordstone.connectors.encoding import encoded
 from fordstone.connectors.file_rows import file_rows
@@ -79,6 +79,7 @@ class FileSink(Sink):
         name = f"{EPOCH_PREFIX}{epoch:0{EPOCH_DIGITS}d}.{self._format}"
         if self._disk.exists(name):
             self._compare(name, epoch, frame)
+            self._disk.fsync_dir("")  # whoever wrote it may have been stopped before its name was durable
         elif frame.height:
             self._publish(name, self._encoded(self._columns(frame, epoch)))
 
@@ -161,19 +162,25 @@ class FileSink(Sink):
         )
 
     def _append(self, rows: pl.DataFrame) -> None:
-        if self._rows_file is None or self._rows_columns != rows.columns:
+        if self._rows_columns != rows.columns:
             self.close()
+        name, self._rows_file = (
+            self._rows_file,
+            None,
+        )  # if this fails, a line may be torn: the next goes into another file
+        if name is None:
             self._rows_files += 1
-            self._rows_file = f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._format}"
+            name = f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._format}"
+            self._disk.create(name, self._encoded(rows))
             self._rows_columns = rows.columns
-            self._disk.create(self._rows_file, self._encoded(rows))
             if self._sync:
-                self._disk.fsync(self._rows_file)
+                self._disk.fsync(name)
                 self._disk.fsync_dir("")
-            return
-        self._disk.append(self._rows_file, self._encoded(rows, header=False))
-        if self._sync:
-            self._disk.fsync(self._rows_file)
+        else:
+            self._disk.append(name, self._encoded(rows, header=False))
+            if self._sync:
+                self._disk.fsync(name)
+        self._rows_file = name
 
     def _claimed(self) -> int:
         """The number of this opening, larger than any before it; claimed when the first row is written."""
@@ -202,8 +209,14 @@ def _format(settings: FileSettings, stream: SinkStream) -> FileFormat:
         )
     if any(mark in settings.path for mark in "*?["):
         raise ConfigError(f"sink {stream.step}: files({settings.path!r}) is a pattern; a sink needs a directory.")
+    if settings.format == "jsonl":
+        json_types(stream.schema)
     if settings.format == "csv":
         check_flat(stream.schema, where=f"sink {stream.step}")
+        if len(stream.schema) == 1:
+            raise SinkError(
+                f"sink {stream.step}: CSV of one column cannot tell null from a blank line. Use jsonl, parquet or arrow."
+            )
     unknown = [name for name in stream.upsert_key or () if name not in stream.schema]
     if unknown:
         raise SinkError(f"sink {stream.step}: the key column {unknown[0]!r} is not among {', '.join(stream.schema)}.")

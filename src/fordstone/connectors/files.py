@@ -7,7 +7,7 @@ Names that begin with '.' or '_' are left out (unless the pattern says so itself
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fordstone.connectors.connector import ConnectorSpec, Delivery, Reader, Sink, SinkStream, Source, SourceOptions
@@ -21,6 +21,7 @@ from fordstone.connectors.lines import LineReader
 from fordstone.connectors.tables import TableReader
 from fordstone.errors import SourceError
 from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
 
 
 class FilesKind(ConnectorKind):
@@ -56,6 +57,8 @@ class FileSource(Source):
         self._options = options
         self._root, self._pattern = _split(settings.path)
         self._found: Sequence[PartitionId] | None = None
+        self._tables: dict[str, TableReader] = {}
+        self._known_sizes: dict[str, int] | None = None
 
     @property
     def delivery(self) -> Delivery:
@@ -90,7 +93,7 @@ class FileSource(Source):
                 f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
             )
         if file_format in {"parquet", "arrow"}:
-            return TableReader(
+            reader = TableReader(
                 path,
                 file_format,
                 self._options.schema,
@@ -98,6 +101,8 @@ class FileSource(Source):
                 bounded=self._options.bounded,
                 with_positions=with_positions,
             )
+            self._tables[partition] = reader
+            return reader
         return LineReader(
             open_bytes(path),
             self._line_format(path, file_format),
@@ -110,7 +115,28 @@ class FileSource(Source):
 
     def size_bytes(self) -> int:
         """The bytes of all files there are now."""
-        return sum(path.stat().st_size for name in self.partitions() if (path := self._root / name).exists())
+        return sum(self._sizes().values())
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """By bytes. Compressed files do not tell how many of theirs lie before a position."""
+        sizes = self._sizes()
+        total = sum(sizes.values())
+        if not total or any(name.endswith(PACKED_SUFFIXES) for name in sizes):
+            return None
+        return sum(self._read_of(name, size, cuts[name]) for name, size in sizes.items() if name in cuts) / total
+
+    def _read_of(self, name: str, size: int, cut: PartitionCut) -> float:
+        if cut.done:
+            return size
+        if name in self._tables:
+            return size * min(cut.position / max(self._tables[name].rows, 1), 1.0)
+        return min(cut.position, size)
+
+    def _sizes(self) -> dict[str, int]:
+        if self._known_sizes is None or not self._options.bounded:
+            paths = {name: self._root / name for name in self.partitions()}
+            self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+        return self._known_sizes
 
     def _line_format(self, path: Path, file_format: str) -> LineFormat:
         if file_format == "jsonl":
@@ -131,7 +157,7 @@ class FileSource(Source):
                 )
             return [self._pattern] if (self._root / self._pattern).is_file() else []
         own = Path(self._pattern).name.startswith("_")
-        names = glob.iglob(self._pattern, root_dir=self._root, recursive=True)
+        names = glob.iglob(self._pattern, root_dir=self._root, recursive=True)  # noqa: PTH207 - leaves out hidden files, as Path.glob does not
         return [
             name for name in names if (own or not Path(name).name.startswith("_")) and (self._root / name).is_file()
         ]

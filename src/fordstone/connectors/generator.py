@@ -7,7 +7,7 @@ number. Reading from any position, in slices of any size, on any machine, gives 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from fordstone.connectors.kind import ClockUs, ConnectorKind
 from fordstone.errors import ConfigError, SourceError
 from fordstone.model.duration import duration_us, positive_us
 from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
 from fordstone.model.schema import DataType, Schema
 
 MEAN: Final = 20.0
@@ -139,6 +140,11 @@ class GeneratorSource(Source):
     def partitions(self) -> Sequence[PartitionId]:
         """`lane-000000` and so on; never more than at the start."""
         return [PartitionId(f"lane-{lane:06d}") for lane in range(self._settings.partitions)]
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """By rows."""
+        rows = (self._settings.rows or 0) * self._settings.partitions
+        return sum(cut.position for cut in cuts.values()) / rows if rows else None
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Start at a sequence number; pacing counts from now."""

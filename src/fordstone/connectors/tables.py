@@ -1,6 +1,7 @@
 """Reading Parquet and Arrow files from a row position, in slices.
 
-Such a file is complete when it has its footer; it never grows. Columns are matched by name: missing ones are null, others
+Such a file is complete when it has its footer, and never grows: at its last row it has ended, whether the input as a
+whole is bounded or not. Columns are matched by name: missing ones are null, others
 are not read. A file whose column cannot become the declared type at all is an error; a single value that does not fit
 (a number too large) is a rejected row.
 """
@@ -44,14 +45,18 @@ class TableReader(Reader):
         self._slice = pl.DataFrame()
         self._slice_start = position
 
+    @property
+    def rows(self) -> int:
+        """How many rows the file has; 0 before it could be opened."""
+        return self._rows
+
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows; nothing while the file has no footer yet."""
         if self._frame is None and not self._open():
             return None
         stop = min(self._rows, self._position + max(1, rows_max), self._rows if until is None else until)
         if stop <= self._position:
-            if not (self._bounded and self._position >= self._rows):
-                self._check_there()
+            if self._position < self._rows:
                 return None
             stop = self._position
         start = self._position
@@ -67,7 +72,7 @@ class TableReader(Reader):
             position=Position(stop),
             row_positions=rows if self._with_positions else None,
             rejected=() if bad is None else self._rejections(frame, bad, start),
-            ended=self._bounded and stop >= self._rows,
+            ended=stop >= self._rows,
         )
 
     def close(self) -> None:
@@ -123,10 +128,6 @@ class TableReader(Reader):
         except OSError as error:
             raise unreadable(self._path, error) from error
 
-    def _check_there(self) -> None:
-        if not self._path.exists():
-            raise unreadable(self._path, FileNotFoundError())
-
     def _sliced(self, start: int, stop: int) -> pl.DataFrame:
         """At most these rows, from what is decoded already or else decoded now."""
         offset = start - self._slice_start
@@ -150,8 +151,10 @@ class TableReader(Reader):
                 continue
             given = frame.get_column(name)
             made = given if given.dtype == kind.polars else _cast(given, kind)
-            if made.null_count() > given.null_count():
-                lost = made.is_null() & given.is_not_null()
+            lost = made.is_null() & given.is_not_null() if made.null_count() > given.null_count() else None
+            if kind.name == "float" and given.dtype == pl.Float64 and made.is_infinite().any():
+                lost = (made.is_infinite() & given.is_finite()).fill_null(value=False)
+            if lost is not None:
                 bad = lost if bad is None else bad | lost
             columns.append(made)
         return pl.DataFrame(columns), bad

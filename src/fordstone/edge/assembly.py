@@ -92,11 +92,16 @@ def assemble(parts: Parts) -> list[Task]:
 
 def _waker(task: Task) -> Callable[[], None]:
     # The scheduler sets `wake` later: look it up when it is needed.
-    return lambda: task.wake()
+    def wake() -> None:
+        task.wake()
+
+    return wake
 
 
 def _wire(parts: Parts) -> _Wiring:
-    logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None else {}
+    # At-most-once replays nothing: what was in flight at the checkpoint has come out since, or is lost.
+    replays = parts.manifest is not None and parts.plan.guarantee != "at_most_once"
+    logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None and replays else {}
     wiring = _Wiring()
     for edge in parts.graph.edges:
         source, target = parts.graph.vertex(edge.source), parts.graph.vertex(edge.target)
@@ -118,7 +123,9 @@ def _targets(edge: Edge, subtask: int, source: Vertex, target: Vertex) -> Iterab
     if edge.keys:
         return range(target.parallelism)
     if source.parallelism != target.parallelism:
-        raise AssertionError(f"edge {edge.number} joins {source.parallelism} and {target.parallelism} subtasks without keys")
+        raise AssertionError(
+            f"edge {edge.number} joins {source.parallelism} and {target.parallelism} subtasks without keys"
+        )
     return (subtask,)
 
 
@@ -139,7 +146,9 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     }
     watermark_us = _watermark_of(parts.manifest, vertex, task_id)
     aside = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
-    chain = Chain(_links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside)
+    chain = Chain(
+        _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside
+    )
     ends = list(outputs.values())
     if vertex.kind is VertexKind.SOURCE:
         setup = _source_setup(parts, vertex.name, subtask, aside[0])
@@ -158,7 +167,7 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
 def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
     step = parts.plan.step(name)
     if not isinstance(step, p.Source):
-        raise AssertionError(f"{name} is not a source")
+        raise TypeError(f"{name} is not a source")
     cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None else None
     return SourceSetup(
         step=step,
@@ -194,7 +203,9 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
             if isinstance(combined, p.Aggregate):
                 combiner = f"{edge.combiner}/combine"
                 inside[edge.port].append(combiner)
-                combiners.append(Link(combiner, make_combiner(combined, parts.setting), onward={MAIN: [outputs[edge.number]]}))
+                combiners.append(
+                    Link(combiner, make_combiner(combined, parts.setting), onward={MAIN: [outputs[edge.number]]})
+                )
         for consumer, stream in parts.plan.consumers(name):
             if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
                 inside[stream.port].append(consumer.name)
@@ -219,7 +230,11 @@ def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> in
     if vertex.kind is VertexKind.SOURCE:
         cut = manifest.cut.sources.get(vertex.name)
         return cut.watermark_us if cut is not None else TIME_MIN_US
-    times = {known.task: min(known.watermarks_us.values(), default=TIME_MIN_US) for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name}
+    times = {
+        known.task: min(known.watermarks_us.values(), default=TIME_MIN_US)
+        for known in manifest.tasks
+        if known.task.rpartition("/")[0] == vertex.name
+    }
     return times.get(task, min(times.values(), default=TIME_MIN_US))
 
 
@@ -230,10 +245,15 @@ def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: 
     for name, state in states.items():
         found = [runs for runs in parts.manifest.states if (runs.step, runs.state) == (step, name)]
         rescaled = len({runs.subtask for runs in found}) != vertex.parallelism
-        state.load(_pieces(parts.store, found, state, vertex.parallelism, subtask, rescaled=rescaled), watermark_us=watermark_us)
+        state.load(
+            _pieces(parts.store, found, state, vertex.parallelism, subtask, rescaled=rescaled),
+            watermark_us=watermark_us,
+        )
 
 
-def _pieces(store: CheckpointStore, found: Sequence[StateRuns], state: State, parallelism: int, subtask: int, *, rescaled: bool) -> list[Piece]:
+def _pieces(
+    store: CheckpointStore, found: Sequence[StateRuns], state: State, parallelism: int, subtask: int, *, rescaled: bool
+) -> list[Piece]:
     pieces = []
     for runs in sorted(found, key=lambda runs: runs.subtask):
         if not rescaled and runs.subtask != subtask:

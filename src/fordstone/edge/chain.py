@@ -41,7 +41,9 @@ class Link:
 class Chain:
     """The fused steps of one task, heads first."""
 
-    def __init__(self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, aside: Sequence[Outlet] = ()) -> None:
+    def __init__(
+        self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, aside: Sequence[Outlet] = ()
+    ) -> None:
         """`heads` are the steps that take the task's input. `links` stand in an order in which each is behind its feeder.
 
         `aside`: outlets that are fed by the task itself (dead letters).
@@ -119,5 +121,3 @@ class Chain:
                 onward.send(emit.frame, late=emit.late)
             for outlet in link.outlets.get(emit.port, ()):
                 outlet.take(emit.frame)
-
-

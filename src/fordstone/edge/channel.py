@@ -63,12 +63,11 @@ class Channel:
 
     def overtaken(self) -> tuple[Barrier, tuple[Item, ...]] | None:
         """The overtaking barrier, if one has come, with the items that it overtook and that still stand here."""
-        if self._overtaking is None:
+        barrier = self._overtaking
+        if barrier is None:
             return None
         with self._lock:
-            barrier, self._overtaking = self._overtaking, None
-            if barrier is None:
-                return None
+            self._overtaking = None
             return barrier, tuple(self._items[i][0] for i in range(self._ahead))
 
     def take(self) -> Item | None:

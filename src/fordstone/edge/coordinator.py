@@ -137,6 +137,11 @@ class Coordinator:
         return max(self._wait_until_us - self._clock.monotonic_us(), 0)
 
     @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping
+
+    @property
     def running(self) -> bool:
         """Whether an attempt is under way, barriers or writing."""
         return self._running or self._committing
@@ -223,7 +228,9 @@ class Coordinator:
         snapshots = tuple(self._acknowledged[task] for task in sorted(self._acknowledged))
         rebuilds = self._follow.popleft() if self._follow else None
         ended = self._finished >= self._ends and self._bounded and self._last
-        self._submit(Sealing(attempt=self._attempt, snapshots=snapshots, ended=ended, last=self._last, rebuilds=rebuilds))
+        self._submit(
+            Sealing(attempt=self._attempt, snapshots=snapshots, ended=ended, last=self._last, rebuilds=rebuilds)
+        )
 
     def _give_up(self) -> None:
         self._running = False

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import polars as pl
@@ -45,6 +45,9 @@ from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
 
 
+SHARE_EVERY_US: Final = 500_000
+
+
 class Steppable(Protocol):
     """What a scheduler runs."""
 
@@ -66,7 +69,7 @@ class Rim:
 
     clock: Clock
     disk: Disk
-    failpoints: Failpoints = NoFailpoints()
+    failpoints: Failpoints = field(default_factory=NoFailpoints)
     choose: Callable[[int], int] | None = None
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
@@ -76,7 +79,15 @@ class Rim:
 class Engine:
     """One run. Raises while it is made if the checkpoint does not fit the plan."""
 
-    def __init__(self, plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, resumption: Resumption) -> None:
+    def __init__(
+        self,
+        plan: p.Plan,
+        functions: Functions,
+        config: RunConfig,
+        rim: Rim,
+        store: CheckpointStore,
+        resumption: Resumption,
+    ) -> None:
         self.plan = plan
         self.config = config
         self.resumption = resumption
@@ -85,14 +96,22 @@ class Engine:
         self._interval_us = config.interval_us or 1_000_000
         self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
         self._began_us = rim.clock.monotonic_us()
+        self._share: tuple[float | None, int | None] = (None, None)
+        self._share_at_us = -SHARE_EVERY_US
         self.step_digests = step_digests(plan, self._types)
         self._load_steps: frozenset[str] = frozenset()
         manifest = resumption.manifest
         if manifest is not None:
             self._load_steps = check_plan(
-                manifest, plan.digest(), self.step_digests, parallelism=config.parallelism, allow_new_state=config.allow_new_state
+                manifest,
+                plan.digest(),
+                self.step_digests,
+                parallelism=config.parallelism,
+                allow_new_state=config.allow_new_state,
             )
-        self._reservations = Reservations(rim.disk, f"{store.pipeline}/{store.node}") if plan.guarantee == "at_most_once" else None
+        self._reservations = (
+            Reservations(rim.disk, f"{store.pipeline}/{store.node}") if plan.guarantee == "at_most_once" else None
+        )
         self.sources = {step.name: self._open_source(step) for step in plan.steps if isinstance(step, p.Source)}
         self.writer = self._make_writer(store)
         self.coordinator, self.tasks = self._make_tasks(functions, store)
@@ -140,7 +159,7 @@ class Engine:
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
-        sizes = [source.size_bytes() for source in self.sources.values()] if self.config.bounded else []
+        share, size_bytes = self._read_so_far()
         return Progress(
             pipeline=self.plan.pipeline,
             epoch=self.writer.epoch,
@@ -159,14 +178,40 @@ class Engine:
             restarts=restarts,
             stalled=self.writer.stall,
             elapsed_us=self._rim.clock.monotonic_us() - self._began_us,
-            read_bytes=None,
-            total_bytes=sum(size for size in sizes if size is not None) if sizes and None not in sizes else None,
+            share=share,
+            read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
+            total_bytes=size_bytes,
+            stopping=self.coordinator.stopping,
         )
+
+    def _read_so_far(self) -> tuple[float | None, int | None]:
+        """How much of bounded input has been read, and how many bytes it has, if known. Looked at twice a second: there may be many files."""
+        now_us = self._rim.clock.monotonic_us()
+        if not self.config.bounded or (now_us - self._share_at_us < SHARE_EVERY_US and not self.over):
+            return self._share
+        self._share_at_us = now_us
+        shares: list[float | None] = []
+        for name, source in self.sources.items():
+            cuts: dict[str, PartitionCut] = {}
+            for task in self.tasks:
+                if isinstance(task, SourceTask) and task.id.rpartition("/")[0] == name:
+                    cuts |= task.cuts()
+            shares.append(source.share_read(cuts))
+        sizes = [source.size_bytes() for source in self.sources.values()]
+        known, size_bytes = [share for share in shares if share is not None], [size for size in sizes if size is not None]
+        weights = size_bytes if len(size_bytes) == len(shares) and sum(size_bytes) else [1] * len(shares)
+        share = None
+        if len(known) == len(shares):
+            share = sum(part * weight for part, weight in zip(known, weights, strict=True)) / sum(weights)
+        self._share = share, sum(size_bytes) if len(size_bytes) == len(sizes) else None
+        return self._share
 
     # How it is put together.
 
     def _open_source(self, step: p.Source) -> Source:
-        options = SourceOptions(schema=Schema.of(step.schema), bounded=self.config.bounded, options=step.connector.options)
+        options = SourceOptions(
+            schema=Schema.of(step.schema), bounded=self.config.bounded, options=step.connector.options
+        )
         return open_source(step.connector, options, clock_us=self._rim.clock.monotonic_us)
 
     def _make_writer(self, store: CheckpointStore) -> Writer:
@@ -175,7 +220,10 @@ class Engine:
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in plan.steps:
             if isinstance(step, p.Sink) and step.release == "commit" and plan.guarantee == "exactly_once":
-                sinks[step.name] = (open_sink(step.connector, sink_stream(step, self._types)), _out_schema(step, self._types))
+                sinks[step.name] = (
+                    open_sink(step.connector, sink_stream(step, self._types)),
+                    _out_schema(step, self._types),
+                )
             if isinstance(step, p.Source):
                 sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
         identity = Identity(
@@ -193,10 +241,13 @@ class Engine:
             clock=self._rim.clock,
             failpoints=self._rim.failpoints,
             next_epoch=self.resumption.next_epoch - len(self.resumption.follow),
-            committed=lambda sealing: self._on_committed(sealing),
-            stalled=lambda: self.coordinator.stalled(),
+            committed=self._on_committed,
+            stalled=self._on_stalled,
             sealed=self.resumption.sealed,
         )
+
+    def _on_stalled(self) -> None:
+        self.coordinator.stalled()
 
     def _on_committed(self, sealing: Sealing) -> None:
         if self.config.interval_us is None and self.writer.last is not None:
@@ -243,7 +294,11 @@ class Engine:
         by_source = {
             name: SourceShare(
                 source=source,
-                tasks=tuple(task for task in tasks if isinstance(task, SourceTask) and graph.home[name] == task.id.rpartition("/")[0]),
+                tasks=tuple(
+                    task
+                    for task in tasks
+                    if isinstance(task, SourceTask) and graph.home[name] == task.id.rpartition("/")[0]
+                ),
                 known={partition for share in shares[name] for partition in share},
             )
             for name, source in self.sources.items()
@@ -268,15 +323,15 @@ class Engine:
         """Share a source's partitions out to its subtasks: those of the checkpoint, and those that are new."""
         manifest = self.resumption.manifest
         cut = manifest.cut.sources.get(name) if manifest is not None else None
-        known = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
+        known: dict[str, PartitionCut] = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
         if self._reservations is not None:
             known = self._reservations.beyond(name, known)
         if not self.config.bounded:
             known = {partition: msgspec.structs.replace(part, done=False) for partition, part in known.items()}
         if not self.resumption.follow:
             floor_us = cut.watermark_us if cut is not None else TIME_MIN_US
-            for partition in source.partitions():
-                known.setdefault(partition, PartitionCut(position=0, floor_us=floor_us))
+            for found in source.partitions():
+                known.setdefault(str(found), PartitionCut(position=0, floor_us=floor_us))
         shares: list[dict[str, PartitionCut]] = [{} for _ in range(self.config.parallelism)]
         for index, partition in enumerate(sorted(known)):
             shares[index % len(shares)][partition] = known[partition]
@@ -332,4 +387,3 @@ def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str,
             continue
         found[step.name] = hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()
     return found
-

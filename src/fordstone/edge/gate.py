@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fordstone.edge.channel import Channel
 from fordstone.edge.item import Barrier, Batch, Item, Probe, Watermark
 from fordstone.model.ids import Attempt
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
 from fordstone.protocol.alignment import Alignment, Logged, Overtaking, Returned, Snapshot
+
+FORWARD_EVERY: Final = 4
+"""At the head of a busy loop, so many items come back for each one that is let in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ class Gate:
         self._back = back
         self._choose = choose
         self._turn = 0
+        self._backs = 0
+        self._replaying = sum(len(channels[index]) for index in back)
+        """How many items that a checkpoint had logged in the loop are still to be taken."""
         self._alignment = Alignment(len(channels), hold=hold, back=back)
         self._overtaking = Overtaking(len(channels))
         self._newest = Attempt(0)
@@ -129,15 +136,22 @@ class Gate:
         else:
             self._turn = (self._turn + 1) % count
         order = [(self._turn + i) % count for i in range(count)]
-        # What comes back goes first: it keeps the loop short, and replays what a checkpoint had logged before new input.
-        return sorted(order, key=lambda index: index not in self._back) if self._back else order
+        if not self._back:
+            return order
+        # What comes back goes first, which keeps the loop short and replays what a checkpoint had logged before new
+        # input; but now and then input is let in, or barriers would never come through a busy loop.
+        self._backs = (self._backs + 1) % FORWARD_EVERY
+        forward_first = self._backs == 0 and not self._replaying
+        return sorted(order, key=lambda index: (index not in self._back) != forward_first)
 
     def _on_item(self, index: int, item: Item) -> GateEvent:
         if not isinstance(item, Barrier | Probe):
             if self._overtaking.logging(index):
                 self._logs[index].append(item)
-            if index in self._back and self._loop_log is not None and isinstance(item, Batch):
-                self._loop_log.append(item)
+            if index in self._back and isinstance(item, Batch):
+                self._replaying = max(self._replaying - 1, 0)
+                if self._loop_log is not None:
+                    self._loop_log.append(item)
         match item:
             case Batch():
                 return Rows(item, back=index in self._back)
@@ -183,7 +197,7 @@ class Gate:
         if barrier.attempt < self._newest:
             return Moved()
         self._newest = barrier.attempt
-        moving = [item for item in overtook if not isinstance(item, Barrier | Probe)]
+        moving: list[Item] = [item for item in overtook if not isinstance(item, Barrier | Probe)]
         match self._overtaking.arrive(index, barrier.attempt):
             case Snapshot():
                 self._logs = {i: [] for i in range(len(self.channels))}

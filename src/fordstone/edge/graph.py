@@ -7,7 +7,7 @@ aggregates may be made before a shuffle, a combiner is fused to the feeding side
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from fordstone.model import plan as p
@@ -83,8 +83,10 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
     def begin(step: p.Step, kind: VertexKind, count: int) -> None:
         home[step.name], members[step.name], kinds[step.name], subtasks[step.name] = step.name, [step.name], kind, count
 
-    def connect(stream: p.Input, target: str, **more: object) -> None:
-        edges.append(Edge(number=len(edges), source=home[stream.step], step=stream.step, port=stream.port, target=target, **more))  # type: ignore[arg-type]
+    def connect(stream: p.Input, target: str) -> Edge:
+        edge = Edge(number=len(edges), source=home[stream.step], step=stream.step, port=stream.port, target=target)
+        edges.append(edge)
+        return edge
 
     for step in plan.steps:
         match step:
@@ -93,7 +95,7 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
             case p.Aggregate():
                 begin(step, VertexKind.STREAM, 1 if not step.keys or step.name in looped else parallelism)
                 combiner = step.name if combines(step, plan) else None
-                connect(step.input, step.name, keys=step.keys, combiner=combiner)
+                edges[-1] = replace(connect(step.input, step.name), keys=step.keys, combiner=combiner)
             case p.Union():
                 counts = {subtasks[home[stream.step]] for stream in step.streams}
                 begin(step, VertexKind.STREAM, counts.pop() if len(counts) == 1 and step.name not in looped else 1)
@@ -108,9 +110,10 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
                 members[vertex].append(step.name)
     for step in plan.steps:
         if isinstance(step, p.Loop):
-            connect(step.feedback, step.name, back=True)
+            edges[-1] = replace(connect(step.feedback, step.name), back=True)
     vertices = tuple(
-        Vertex(name=name, kind=kinds[name], parallelism=subtasks[name], steps=tuple(steps)) for name, steps in members.items()
+        Vertex(name=name, kind=kinds[name], parallelism=subtasks[name], steps=tuple(steps))
+        for name, steps in members.items()
     )
     return Graph(vertices=vertices, edges=tuple(edges), home=home)
 
@@ -132,7 +135,9 @@ def steps_with_ids(plan: p.Plan) -> frozenset[str]:
 
 def _inside_loops(plan: p.Plan) -> frozenset[str]:
     """The steps between a loop's head and its feedback: they run as one subtask."""
-    ahead: dict[str, set[str]] = {step.name: {consumer.name for consumer, _ in plan.consumers(step.name)} for step in plan.steps}
+    ahead: dict[str, set[str]] = {
+        step.name: {consumer.name for consumer, _ in plan.consumers(step.name)} for step in plan.steps
+    }
 
     def reachable(start: str) -> set[str]:
         seen: set[str] = set()
@@ -149,4 +154,3 @@ def _inside_loops(plan: p.Plan) -> frozenset[str]:
         if isinstance(step, p.Loop):
             inside |= {name for name in reachable(step.name) if step.name in reachable(name)}
     return frozenset(inside)
-

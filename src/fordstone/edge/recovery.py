@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.rebuild import SealedRows, read_sealed
 from fordstone.errors import CheckpointError, PlanMismatchError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut, Manifest
@@ -26,8 +27,8 @@ class Resumption:
     next_epoch: int = 1
     follow: tuple[Cut, ...] = ()
     """Sealed epochs to compute again first, in order."""
-    sealed: dict[int, Manifest] = field(default_factory=dict)
-    """Their manifests, where they can still be read."""
+    sealed: dict[int, SealedRows] = field(default_factory=dict)
+    """What they had let out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +56,14 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
 
 
 def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:
-    sealed: dict[int, Manifest] = {}
     for fact in decision.damaged:
-        if fact.where != "local" or fact.epoch <= decision.epoch:
-            continue
-        log.warning("checkpoint damaged", extra={"epoch": fact.epoch, "problem": fact.problem, "using": decision.epoch})
-        try:
-            sealed[fact.epoch] = store.manifest(fact.epoch)
-        except CheckpointError:
-            log.warning("manifest of damaged checkpoint cannot be read", extra={"epoch": fact.epoch})
-    exactly = plan.guarantee == "exactly_once"
-    follow = tuple(store.cut(epoch) for epoch in decision.rebuild) if exactly else ()
+        if fact.epoch > decision.epoch:
+            log.warning(
+                "checkpoint damaged", extra={"epoch": fact.epoch, "problem": fact.problem, "using": decision.epoch}
+            )
+    follow = tuple(store.cut(epoch) for epoch in decision.rebuild) if plan.guarantee == "exactly_once" else ()
+    # Read before anything is set aside or collected: this is what the epochs are compared with.
+    sealed = {cut.epoch: read_sealed(store, cut) for cut in follow}
     for fact in decision.damaged:
         if fact.where == "local" and fact.epoch > decision.epoch:
             store.set_aside(fact.epoch, fact.problem or "damaged")
@@ -75,7 +73,9 @@ def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remo
     return Resumption(manifest=manifest, next_epoch=decision.next_epoch, follow=follow, sealed=sealed)
 
 
-def check_plan(manifest: Manifest, plan_digest: str, step_digests: dict[str, str], *, parallelism: int, allow_new_state: bool) -> frozenset[str]:
+def check_plan(
+    manifest: Manifest, plan_digest: str, step_digests: dict[str, str], *, parallelism: int, allow_new_state: bool
+) -> frozenset[str]:
     """The steps whose state may be loaded; raises `PlanMismatchError` when that is not all of them and nobody allowed it."""
     match = match_plan(manifest.step_digests, step_digests)
     if not match.whole and not allow_new_state:

@@ -33,8 +33,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     stalled: str | None
     """Why nothing can be sealed now."""
     elapsed_us: int
+    share: float | None = None
+    """How much of bounded input lies behind, from 0 to 1, if that can be known."""
     read_bytes: int | None = None
     total_bytes: int | None = None
+    stopping: bool = False
+    """Told to stop: the epoch is being finished."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal, Self
 
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.failpoint import parse_failpoints
@@ -36,7 +36,14 @@ FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OnProgress = Callable[[Progress], None]
 
 
-def run(plan: p.Plan, functions: Functions, config: RunConfig | None = None, *, on_progress: OnProgress | None = None, **options: Any) -> Report:
+def run(
+    plan: p.Plan,
+    functions: Functions,
+    config: RunConfig | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> Report:
     """Run until bounded input ends, or SIGINT or SIGTERM comes. `on_progress` is called about 20 times a second."""
     if config is not None and options:
         raise ConfigError("give either a RunConfig or options, not both.")
@@ -58,26 +65,47 @@ def run(plan: p.Plan, functions: Functions, config: RunConfig | None = None, *, 
             except Exception as error:
                 match decide(config.restart, failures=failures, lasted_us=clock.monotonic_us() - began_us):
                     case Stop(failures=count):
-                        raise TaskError(f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {error!r}") from error
+                        raise TaskError(
+                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {error!r}"
+                        ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, restarts = count, restarts + 1
-                        log.exception("pipeline failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us})
+                        log.exception(
+                            "pipeline failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us}
+                        )
                         if signals.wait(wait_us / 1e6):
                             raise
 
 
-def _run_once(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, signals: _Signals, on_progress: OnProgress | None, restarts: int) -> Report:
+def _run_once(
+    plan: p.Plan,
+    functions: Functions,
+    config: RunConfig,
+    rim: Rim,
+    signals: _Signals,
+    on_progress: OnProgress | None,
+    restarts: int,
+) -> Report:
     store = CheckpointStore(
-        rim.disk, pipeline=plan.pipeline, node=config.node, compression=config.compression, keep=config.keep, failpoints=rim.failpoints
+        rim.disk,
+        pipeline=plan.pipeline,
+        node=config.node,
+        compression=config.compression,
+        keep=config.keep,
+        failpoints=rim.failpoints,
     )
     remote = remote_checkpoints(config.remote, store) if config.remote is not None else None
     engine = recovered_engine(plan, functions, config, rim, store, remote)
     manifest = engine.resumption.manifest
     resumed_from = manifest.epoch if manifest is not None else None
-    engine.release_again()
     if manifest is not None and manifest.cut.ended and config.bounded and not engine.resumption.follow:
         engine.close()
-        return Report(pipeline=plan.pipeline, outcome="already_ended", progress=engine.progress(restarts=restarts), resumed_from=resumed_from)
+        return Report(
+            pipeline=plan.pipeline,
+            outcome="already_ended",
+            progress=engine.progress(restarts=restarts),
+            resumed_from=resumed_from,
+        )
     upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
     if upload is not None:
         engine.writer.keep_for(upload.acknowledged)
@@ -93,7 +121,7 @@ def _run_once(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, s
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
         if upload is not None:
             upload.finish()
-        outcome = "ended" if engine.ended else "stopped"
+        outcome: Literal["ended", "stopped"] = "ended" if engine.ended else "stopped"
         progress = engine.progress(restarts=restarts)
         if on_progress is not None:
             on_progress(progress)
@@ -102,17 +130,25 @@ def _run_once(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, s
         engine.close()
 
 
-def recovered_engine(plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, remote: Remote | None) -> Engine:
-    """An engine from the newest whole checkpoint; one that turns out to be damaged is set aside and the one before is used."""
+def recovered_engine(
+    plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, remote: Remote | None
+) -> Engine:
+    """An engine from the newest whole checkpoint, whose epoch has been let out (again).
+
+    A checkpoint that turns out to be damaged while it is read is set aside, and the one before is used.
+    """
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
-            return Engine(plan, functions, config, rim, store, resumption)
+            engine = Engine(plan, functions, config, rim, store, resumption)
+            engine.release_again()
         except DamagedError as error:
             if resumption.manifest is None:
                 raise
             log.warning("checkpoint damaged", extra={"epoch": resumption.manifest.epoch, "problem": str(error)})
             store.set_aside(resumption.manifest.epoch, str(error))
+        else:
+            return engine
 
 
 class _Signals:
@@ -131,7 +167,7 @@ class _Signals:
         """Rest, unless told to stop; says which."""
         return self._told.wait(seconds)
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._on_signal)
@@ -146,5 +182,3 @@ class _Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._told.set()
-
-

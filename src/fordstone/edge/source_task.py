@@ -72,12 +72,24 @@ class SourceSetup:
 class SourceTask(Task):
     """Reads its share of a source's partitions."""
 
-    def __init__(self, task: TaskId, chain: Chain, outputs: Sequence[Output], pending: deque[tuple[Channel, Item]], *, setup: SourceSetup, reports: Reports, clock: Clock) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        chain: Chain,
+        outputs: Sequence[Output],
+        pending: deque[tuple[Channel, Item]],
+        *,
+        setup: SourceSetup,
+        reports: Reports,
+        clock: Clock,
+    ) -> None:
         super().__init__(task, chain, outputs, pending, reports=reports, clock=clock)
         self._setup = setup
         self._step = setup.step
         now_us = clock.monotonic_us()
-        self._partitions = {name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()}
+        self._partitions = {
+            name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()
+        }
         self._orders: deque[BarrierOrder] = deque()
         self._watermark_us = setup.watermark_us
         self._idle = False
@@ -109,6 +121,10 @@ class SourceTask(Task):
     def partition_count(self) -> int:
         """How many partitions this task reads."""
         return len(self._partitions)
+
+    def cuts(self) -> dict[str, PartitionCut]:
+        """Where the partitions stand about now: for progress bars, so it may be asked from any thread."""
+        return {name: partition.cut() for name, partition in list(self._partitions.items())}
 
     def reads(self, partition: str) -> bool:
         """Whether the partition is one of this task's."""

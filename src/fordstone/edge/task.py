@@ -46,7 +46,9 @@ class Reports(Protocol):
 class Output:
     """One edge out of a task: to one channel, or split by key over several."""
 
-    def __init__(self, channels: Sequence[Channel], keys: Sequence[str], pending: deque[tuple[Channel, Item]], *, back: bool) -> None:
+    def __init__(
+        self, channels: Sequence[Channel], keys: Sequence[str], pending: deque[tuple[Channel, Item]], *, back: bool
+    ) -> None:
         self.channels = tuple(channels)
         self.back = back
         self._keys = tuple(keys)
@@ -65,7 +67,16 @@ class Output:
 class Task(ABC):
     """One subtask of one vertex."""
 
-    def __init__(self, task: TaskId, chain: Chain, outputs: Sequence[Output], pending: deque[tuple[Channel, Item]], *, reports: Reports, clock: Clock) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        chain: Chain,
+        outputs: Sequence[Output],
+        pending: deque[tuple[Channel, Item]],
+        *,
+        reports: Reports,
+        clock: Clock,
+    ) -> None:
         """`pending` is shared with the outputs, which queue into it."""
         self.id = task
         self.chain = chain
@@ -163,7 +174,17 @@ class Task(ABC):
 class StreamTask(Task):
     """A task that reads channels through a gate."""
 
-    def __init__(self, task: TaskId, chain: Chain, outputs: Sequence[Output], pending: deque[tuple[Channel, Item]], *, gate: Gate, reports: Reports, clock: Clock) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        chain: Chain,
+        outputs: Sequence[Output],
+        pending: deque[tuple[Channel, Item]],
+        *,
+        gate: Gate,
+        reports: Reports,
+        clock: Clock,
+    ) -> None:
         super().__init__(task, chain, outputs, pending, reports=reports, clock=clock)
         self.gate = gate
 
@@ -222,7 +243,17 @@ class StreamTask(Task):
 class LoopTask(StreamTask):
     """The head of a loop. Time stops here: below, there is only the end, once the loop is empty."""
 
-    def __init__(self, task: TaskId, chain: Chain, outputs: Sequence[Output], pending: deque[tuple[Channel, Item]], *, gate: Gate, reports: Reports, clock: Clock) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        chain: Chain,
+        outputs: Sequence[Output],
+        pending: deque[tuple[Channel, Item]],
+        *,
+        gate: Gate,
+        reports: Reports,
+        clock: Clock,
+    ) -> None:
         super().__init__(task, chain, outputs, pending, gate=gate, reports=reports, clock=clock)
         self._probe = 0
         self._probing = False
@@ -252,10 +283,10 @@ class LoopTask(StreamTask):
     def _on_probe(self, probe: Probe) -> None:
         if probe.number != self._probe or self.finished:
             return
-        if self._came_back or any(len(self.gate.channels[i]) for i in range(len(self.gate.channels))):
-            self._send_probe()
-            return
         self._probing = False
+        if self._came_back or any(len(channel) for channel in self.gate.channels):
+            # Sent again when there is nothing else to do: a probe must not keep other items from being taken.
+            return
         self.finished = True
         self.chain.on_watermark(TIME_MAX_US)
         self._broadcast(Watermark(TIME_MAX_US))

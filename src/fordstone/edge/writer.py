@@ -25,13 +25,12 @@ from fordstone.connectors.connector import Sink
 from fordstone.edge.clock import Clock
 from fordstone.edge.coordinator import Sealing
 from fordstone.edge.item import Batch, Item, Watermark
-from fordstone.edge.rebuild import compare_with_sealed
+from fordstone.edge.rebuild import SealedRows, left_over
 from fordstone.edge.snapshot import FrozenSource, FrozenState
 from fordstone.edge.source_task import source_cut
 from fordstone.errors import StorageError
 from fordstone.model.ids import Epoch
 from fordstone.model.manifest import (
-
     ChannelLog,
     Cut,
     LoggedItem,
@@ -87,9 +86,9 @@ class Writer:
         next_epoch: int,
         committed: Callable[[Sealing], None],
         stalled: Callable[[], None],
-        sealed: Mapping[int, Manifest] | None = None,
+        sealed: Mapping[int, SealedRows] | None = None,
     ) -> None:
-        """`sealed`: what is left of the manifests of epochs that are being computed again."""
+        """`sealed`: what the epochs that are being computed again had let out."""
         self.wake: Callable[[], None] = lambda: None
         self.last: Written | None = None
         self.stall: str | None = None
@@ -104,6 +103,8 @@ class Writer:
         self._committed = committed
         self._stalled = stalled
         self._sealed = dict(sealed or {})
+        self._carried: dict[str, list[pl.DataFrame]] = {}
+        """Rows of epochs computed again that their seals had not let out yet."""
         self._acknowledged: Callable[[], int | None] = lambda: None
         self._jobs: deque[Sealing] = deque()
         self._work: Iterator[None] | None = None
@@ -152,11 +153,17 @@ class Writer:
     def _seal(self, sealing: Sealing) -> Iterator[None]:
         began_us, cpu_ns = self._clock.monotonic_us(), time.thread_time_ns()
         outputs = {
-            name: [piece for snapshot in sealing.snapshots for piece in snapshot.outputs.get(name, ())] for name in self._sinks
+            name: [piece for snapshot in sealing.snapshots for piece in snapshot.outputs.get(name, ())]
+            for name in self._sinks
         }
+        if sealing.rebuilds is None:
+            for name, carried in self._carried.items():
+                outputs[name] = [*(Piece(frame) for frame in carried), *outputs[name]]
         frames = {name: [piece.frame() for piece in pieces] for name, pieces in outputs.items()}
         pieces = [piece for snapshot in sealing.snapshots for state in snapshot.states for piece in state.pieces]
-        waiting = [piece for piece in (*pieces, *(piece for found in outputs.values() for piece in found)) if piece.ref is None]
+        waiting = [
+            piece for piece in (*pieces, *(piece for found in outputs.values() for piece in found)) if piece.ref is None
+        ]
         for piece in waiting:
             yield from self._patiently(lambda piece=piece: piece.written(self._store.write_run(piece.frame())))  # type: ignore[misc]
         logs: list[ChannelLog] = []
@@ -166,7 +173,15 @@ class Writer:
         manifest = self._manifest(sealing, outputs, tuple(logs))
         rebuilt = sealing.rebuilds is not None
         if sealing.rebuilds is not None:
-            compare_with_sealed(self._store, sealing.rebuilds, self._sealed.pop(manifest.epoch, None), frames)
+            # What this epoch let out is final: it stands as it was sealed; what came out beyond it goes with the next.
+            sealed = self._sealed[sealing.rebuilds.epoch]
+            self._carried = {
+                name: left_over(sealing.rebuilds, name, sealed.get(name), [*self._carried.get(name, ()), *frames[name]])
+                for name in frames
+            }
+            frames = {name: frames[name] if (known := sealed.get(name)) is None else known for name in frames}
+        else:
+            self._carried = {}
         yield from self._patiently(lambda: self._store.commit(manifest, rebuilt=rebuilt))
         self.epoch = Epoch(manifest.epoch)
         self.sealed_count += 1
@@ -224,7 +239,9 @@ class Writer:
                 self._states.clear()
         return False
 
-    def _manifest(self, sealing: Sealing, outputs: Mapping[str, Sequence[Piece]], logs: tuple[ChannelLog, ...]) -> Manifest:
+    def _manifest(
+        self, sealing: Sealing, outputs: Mapping[str, Sequence[Piece]], logs: tuple[ChannelLog, ...]
+    ) -> Manifest:
         epoch = sealing.rebuilds.epoch if sealing.rebuilds is not None else self.epoch + 1
         shares: dict[str, list[FrozenSource]] = {}
         for snapshot in sealing.snapshots:
@@ -234,7 +251,8 @@ class Writer:
         cut = Cut(
             epoch=epoch,
             sources={name: source_cut(parts) for name, parts in shares.items()},
-            segment_rows={segment.sink: sum(run.rows for run in segment.runs) for segment in segments},
+            segments=segments,
+            overtaking=any(item.run is not None for log in logs for item in log.items),
             ended=sealing.ended,
         )
         states = tuple(
@@ -242,7 +260,9 @@ class Writer:
             for snapshot in sealing.snapshots
             for state in snapshot.states
         )
-        tasks = tuple(TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.finished) for snapshot in sealing.snapshots)
+        tasks = tuple(
+            TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.finished) for snapshot in sealing.snapshots
+        )
         identity = self._identity
         return Manifest(
             pipeline=identity.pipeline,
@@ -258,7 +278,6 @@ class Writer:
             tasks=tasks,
             states=states,
             channels=logs,
-            segments=segments,
         )
 
     def _logged(self, items: Sequence[Item]) -> tuple[LoggedItem, ...]:
@@ -276,5 +295,3 @@ def _refs(pieces: Sequence[Piece]) -> tuple[RunRef, ...]:
     if len(refs) != len(pieces):
         raise AssertionError("a piece was not written before its manifest")
     return refs
-
-

@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError, SchemaError
 from fordstone.model import constants
-from fordstone.model.coercion import NULL, ClashError, castable
+from fordstone.model.coercion import NULL, ClashError, castable, try_castable
 from fordstone.model.dialect import DIALECT, offset_of
 from fordstone.model.functions import ALIASES, FUNCTIONS, SYNTAX
 from fordstone.model.schema import DataType, Schema
@@ -248,6 +248,8 @@ class Checker:
             self._refuse(node)
         kind = self._type(node.args["to"], node)
         inner = node.args["this"]
+        if node.args.get("safe"):
+            return self._try_cast_to(inner, kind, node)
         try:
             folded = constants.typed_literal(inner, kind, strict=not isinstance(node, exp.TryCast))
         except ClashError as clash:
@@ -259,6 +261,12 @@ class Checker:
         if not castable(term.type, kind):
             self.fail(f"{term.type} cannot be cast to {kind}.", node)
         return Call("cast", (term,), kind)
+
+    def _try_cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr) -> Term:
+        term = self.check(inner)
+        if not try_castable(term.type, kind):
+            self.fail(f"{term.type} cannot be cast to {kind} by TRY_CAST; write CAST.", node)
+        return Call("try_cast", (term,), kind)
 
     def _type(self, to: exp.Expr, node: exp.Expr) -> DataType:
         name = to.sql(dialect=DIALECT)

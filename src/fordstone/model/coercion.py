@@ -163,7 +163,8 @@ def decimal_result(operator: str, one: DataType, two: DataType) -> DataType:
             scale = max(_SCALE_KEPT, one.scale + two.precision + 1)
             result = decimal(one.precision - one.scale + two.scale + scale, scale)
             shift = result.scale - one.scale + two.scale
-            digits = max(one.precision + shift, two.precision - shift)
+            # Divided at once, or first the whole part and then the rest, which is smaller than the divisor.
+            digits = max(min(one.precision, two.precision) + shift, two.precision - shift)
         case _:
             result = decimal(min(one.precision - one.scale, two.precision - two.scale) + scale, scale)
             digits = max(kind.precision + scale - kind.scale for kind in (one, two))
@@ -191,6 +192,15 @@ def castable(source: DataType, to: DataType) -> bool:
     if to.name == "timestamp" or source.name == "timestamp":
         return (source.name in _TO_ALL or to.name in _TO_ALL) and not to.name.startswith("interval")
     return source.name in _TO_ALL and to.name in _TO_ALL
+
+
+def try_castable(source: DataType, to: DataType) -> bool:
+    """Whether TRY_CAST is allowed: less than CAST, for its ANSI rules know no casts between numbers and times."""
+    if source.element is not None and to.element is not None:
+        return try_castable(source.element, to.element)
+    times = [kind.name in {"date", "timestamp"} for kind in (source, to)]
+    fits = all(times) or not any(times) or "string" in {source.name, to.name} or source == NULL
+    return fits and castable(source, to)
 
 
 def text_of(term: Term) -> str:

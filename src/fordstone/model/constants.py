@@ -15,6 +15,7 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.model.coercion import BINARY, BOOLEAN, DOUBLE, NULL, STRING, ClashError, literal_decimal
+from fordstone.model.dialect import DIALECT
 from fordstone.model.schema import DataType
 from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Literal
 
@@ -76,15 +77,17 @@ def _clean(value: str) -> str:
 
 def _adjacent(node: exp.Concat, text: str) -> Literal:
     """String literals side by side: a doubled quote is a quote, otherwise they are joined."""
-    out, before = "", None
-    for part in node.args["expressions"]:
-        if not (isinstance(part, exp.Literal) and part.is_string):
-            raise ClashError("write concat(...) with text in a tree that this dialect has parsed.")
-        start = part.meta.get("start")
-        if before is not None and start == before + 1 and text[before : before + 1] == text[start : start + 1]:
-            out += text[start]
+    parts = node.args["expressions"]
+    if not all(isinstance(part, exp.Literal) and part.is_string for part in parts):
+        raise ClashError("this concatenation was parsed by another dialect; parse it with the one of fordstone.")
+    out = str(parts[0].args["this"])
+    # Only the first literal knows its place; the tokens tell where the others stand.
+    tokens = [token for token in DIALECT.tokenize(text) if token.start >= parts[0].meta.get("start", len(text))]
+    for at, part in enumerate(parts[1:]):
+        if at + 1 < len(tokens):
+            end, start = tokens[at].end, tokens[at + 1].start
+            out += text[start] if start == end + 1 and text[start] == text[end] else ""
         out += str(part.args["this"])
-        before = part.meta.get("end")
     return Literal(_clean(out), STRING)
 
 
@@ -109,12 +112,15 @@ def typed_literal(node: exp.Expr, kind: DataType, *, strict: bool) -> Literal | 
     With `strict` (the forms `TIMESTAMP '...'` and `DATE '...'`), text that cannot be read is an error.
     """
     if isinstance(node, exp.Neg) and kind.is_numeric:
-        found = negative_literal(node.args["this"])
+        found = None if kind.is_integer else negative_literal(node.args["this"])
         return None if found is None else _same_value(found, kind)
     if not isinstance(node, exp.Literal):
         return None
     if not node.is_string:
-        return _same_value(number(str(node.args["this"])), kind) if kind.is_numeric else None
+        # A cast of a whole number to another whole type is not a literal to Spark, but `3L` is.
+        if not kind.is_numeric or (kind.is_integer and not _has_suffix(node)):
+            return None
+        return _same_value(number(str(node.args["this"])), kind)
     text = str(node.args["this"])
     if kind.name in {"timestamp", "date"}:
         moment = read_timestamp(text) if kind.name == "timestamp" else read_date(text)
@@ -127,6 +133,11 @@ def typed_literal(node: exp.Expr, kind: DataType, *, strict: bool) -> Literal | 
         exact = Decimal(text)
         return Literal(exact, kind) if literal_decimal(exact) == kind else None
     return None
+
+
+def _has_suffix(node: exp.Literal) -> bool:
+    width = node.meta.get("end", 0) - node.meta.get("start", 0) + 1
+    return width > len(str(node.args["this"])) and "end" in node.meta
 
 
 def _same_value(found: Literal, kind: DataType) -> Literal | None:

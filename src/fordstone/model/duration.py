@@ -37,7 +37,9 @@ def duration_us(value: str | timedelta, *, what: str = "duration") -> int:
         end = part.end()
     if not text or end != len(text):
         units = ", ".join(UNIT_US)
-        raise ConfigError(f"{what}: {value!r} is not a span of time. Write a number with a unit ({units}), such as '5s' or '1h30m'.")
+        raise ConfigError(
+            f"{what}: {value!r} is not a span of time. Write a number with a unit ({units}), such as '5s' or '1h30m'."
+        )
     return round(total)
 
 

@@ -114,7 +114,6 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, downwards.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, _takes(BIGINT, TIMESTAMP)),
     ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, downwards.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, _takes(BIGINT, TIMESTAMP)),
     ("timestamp_micros", "timestamp_micros(n)", "The timestamp that many microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
-    ("timestamp_millis", "timestamp_millis(n)", "The timestamp that many milliseconds after 1970 UTC.", "timestamp_millis(1000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
 )
 # fmt: on
 

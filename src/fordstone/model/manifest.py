@@ -45,12 +45,21 @@ class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark_us: int = TIME_MIN_US
 
 
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The output rows of one sink in this epoch."""
+
+    sink: str
+    runs: tuple[RunRef, ...]
+
+
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of what decided an epoch: enough to compute it again. Kept in the manifest and once more beside it."""
 
     epoch: int
     sources: dict[str, SourceCut]
-    segment_rows: dict[str, int]
+    segments: tuple[Segment, ...] = ()
+    overtaking: bool = False
+    """Unaligned, with rows in flight: they count as read, and come out in a later epoch."""
     ended: bool = False
 
 
@@ -87,13 +96,6 @@ class ChannelLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: tuple[LoggedItem, ...]
 
 
-class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The output rows of one sink in this epoch."""
-
-    sink: str
-    runs: tuple[RunRef, ...]
-
-
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A checkpoint: everything needed to go on after `epoch`. Durable manifest = sealed epoch."""
 
@@ -112,7 +114,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tasks: tuple[TaskCut, ...] = ()
     states: tuple[StateRuns, ...] = ()
     channels: tuple[ChannelLog, ...] = ()
-    segments: tuple[Segment, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The output of this epoch."""
+        return self.cut.segments
 
     def runs(self) -> tuple[RunRef, ...]:
         """Every run that this checkpoint names, in order, with repetition."""

@@ -30,6 +30,8 @@ from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
 from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Literal, Term, cast
 
 Resolved = tuple[tuple[Term, ...], DataType]
+_JAVA_DIGITS: Final = 34
+"""Scala's decimals are rounded to so many digits when negated, and Spark stops the query if the result does not fit."""
 _SPANS: Final = frozenset({DAY_TIME, DAYS, YEAR_MONTH})
 Rule = Callable[[Sequence[Term]], Resolved]
 
@@ -237,6 +239,11 @@ def sign_kept(args: Sequence[Term]) -> Resolved:
         return (cast(arg, DOUBLE),), DOUBLE
     if not arg.type.is_numeric:
         raise ClashError(f"a number is needed here, but this is {arg.type}.", 0)
+    if arg.type.precision > _JAVA_DIGITS:
+        raise ClashError(
+            f"{arg.type} has more than {_JAVA_DIGITS} digits, beyond which Spark rounds here; cast it to a narrower one.",
+            0,
+        )
     return (arg,), arg.type
 
 
@@ -267,10 +274,9 @@ def rounded(args: Sequence[Term]) -> Resolved:
 
 def _rounded_decimal(kind: DataType, places: int) -> DataType:
     whole = kind.precision - kind.scale + 1
-    if places < 0:
-        return DataType("decimal", precision=min(max(whole, 1 - places), DECIMAL_DIGITS_MAX))
-    scale = min(kind.scale, places)
-    return DataType("decimal", precision=min(whole + scale, DECIMAL_DIGITS_MAX), scale=scale)
+    scale = min(kind.scale, max(places, 0))
+    precision = whole + scale if places >= 0 else max(whole, 1 - places)
+    return DataType("decimal", precision=min(precision, DECIMAL_DIGITS_MAX), scale=scale)
 
 
 TEXT_ARRAY: Final = DataType("array", element=STRING)

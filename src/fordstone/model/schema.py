@@ -79,7 +79,7 @@ class DataType:
     @classmethod
     def from_polars(cls, dtype: pl.DataType | type[pl.DataType]) -> DataType:
         """The type of a Polars column, where there is one of the same meaning."""
-        if isinstance(dtype, pl.List) or (isinstance(dtype, pl.Array)):
+        if isinstance(dtype, pl.List | pl.Array):
             return cls("array", element=cls.from_polars(dtype.inner))  # type: ignore[arg-type]
         if isinstance(dtype, pl.Decimal):
             return cls("decimal", precision=dtype.precision or DECIMAL_DIGITS_MAX, scale=dtype.scale)
@@ -88,7 +88,9 @@ class DataType:
         for name, known in _POLARS.items():
             if dtype == known:
                 return cls(name)
-        raise SchemaError(f"Polars type {dtype} has no counterpart here; cast the column to one of {', '.join(_POLARS)}.")
+        raise SchemaError(
+            f"Polars type {dtype} has no counterpart here; cast the column to one of {', '.join(_POLARS)}."
+        )
 
     @property
     def polars(self) -> pl.DataType:

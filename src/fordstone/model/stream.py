@@ -82,14 +82,20 @@ def check_rules(plan: p.Plan, step: p.Step, types: Mapping[p.Input, StreamType])
     if not isinstance(step, p.Sink) or step.release != "at_once":
         return
     if plan.guarantee != "exactly_once":
-        raise PipelineError(f"sink {step.name}: release='at_once' belongs to exactly_once; {plan.guarantee} sends at once anyway.")
+        raise PipelineError(
+            f"sink {step.name}: release='at_once' belongs to exactly_once; {plan.guarantee} sends at once anyway."
+        )
     if plan.mode != "aligned":
-        raise PipelineError(f"sink {step.name}: release='at_once' needs mode='aligned', so that ids are the same on replay.")
+        raise PipelineError(
+            f"sink {step.name}: release='at_once' needs mode='aligned', so that ids are the same on replay."
+        )
     stream = types[step.input]
     if stream.looped:
         raise PipelineError(f"sink {step.name}: release='at_once' cannot stand below a loop. Use release='commit'.")
     if stream.upsert_key is not None:
-        raise PipelineError(f"sink {step.name}: running results have no ids that a replay gives again. Use release='commit'.")
+        raise PipelineError(
+            f"sink {step.name}: running results have no ids that a replay gives again. Use release='commit'."
+        )
     if not (stream.row_wise or stream.windowed):
         raise PipelineError(
             f"sink {step.name}: rows behind map_batches have no ids that a replay gives again. "
@@ -159,7 +165,7 @@ def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expressio
     if isinstance(step, p.Select):
         return parsed
     new = {expression.name: expression for expression in parsed}
-    kept = [new.pop(name, None) or parse(_quoted(name), schema) for name in schema]
+    kept = [new.pop(name) if name in new else parse(_quoted(name), schema) for name in schema]
     return [*kept, *new.values()]
 
 
@@ -216,7 +222,9 @@ def _function(step: p.Function, stream: StreamType) -> StreamType:
     time = stream.time
     if time is not None and schema.get(time.column) != _TIMESTAMP:
         time = None
-    return replace(stream, schema=schema, time=time, windowed=False, row_wise=stream.row_wise and step.kind != "map_batches")
+    return replace(
+        stream, schema=schema, time=time, windowed=False, row_wise=stream.row_wise and step.kind != "map_batches"
+    )
 
 
 def _united(step: p.Union, streams: list[StreamType]) -> StreamType:
@@ -271,7 +279,7 @@ def _windowable(step: p.Aggregate, stream: StreamType) -> None:
     if stream.time is None:
         raise PipelineError(
             f"step {step.name}: a window needs event time, and {step.input} has none. "
-            "Declare it at the source (time=\"ts\"), and keep that column on the way."
+            'Declare it at the source (time="ts"), and keep that column on the way.'
         )
     for reserved in (WINDOW_START, WINDOW_END):
         if reserved in step.keys:
@@ -289,5 +297,3 @@ def _append_only(step: p.Step, stream: StreamType, what: str) -> None:
 
 def _shown(schema: Schema) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in schema.items())
-
-

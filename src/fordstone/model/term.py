@@ -125,6 +125,8 @@ def _write_call(term: Call) -> tuple[str, int]:
     match term.function:
         case "cast":
             return f"CAST({render(args[0])} AS {str(term.type).upper()})", _ATOM
+        case "try_cast":
+            return f"TRY_CAST({render(args[0])} AS {str(term.type).upper()})", _ATOM
         case "negative":
             # A bare number after a minus sign would read as a negative literal.
             inner = args[0].args[0] if isinstance(args[0], Call) and args[0].implicit else args[0]

@@ -1,0 +1,1 @@
+"""The columnar operators, used by both engines."""

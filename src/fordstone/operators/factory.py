@@ -15,7 +15,16 @@ from fordstone.model.stream import StreamType, aggregates, exploded_columns, pro
 from fordstone.operators.aggregate import Combine, RunningAggregate, WindowAggregate
 from fordstone.operators.operator import OP, ROW_ID, Operator
 from fordstone.operators.partial import Partials
-from fordstone.operators.rowwise import ExplodeRows, FilterRows, FilterUpserts, LetOut, MapBatches, MapRecords, PassOn, Project
+from fordstone.operators.rowwise import (
+    ExplodeRows,
+    FilterRows,
+    FilterUpserts,
+    LetOut,
+    MapBatches,
+    MapRecords,
+    PassOn,
+    Project,
+)
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -106,7 +115,9 @@ def resolve_function(path: str, known: Functions) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise PlanError(f"function {path} cannot be imported: {error}. Put its module on the path of this process.") from error
+        raise PlanError(
+            f"function {path} cannot be imported: {error}. Put its module on the path of this process."
+        ) from error
     if not callable(found):
         raise PlanError(f"{path} is not a function.")
     return found  # type: ignore[no-any-return]  # callable, checked above

@@ -79,7 +79,7 @@ def _arithmetic(name: str) -> Lowered:
             case "*":
                 return left * right
             case "/":
-                return pl.when(right != 0).then(left / right)
+                return numbers.divided(left, right)
             case _:
                 return _remainder(left, right, call.type)
 
@@ -101,7 +101,7 @@ def _moved(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, Data
 
 def _negative(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     if call.type.name == "decimal":
-        return decimal.scaled(-decimal.unscaled(args[0]), call.type)
+        return decimal.scaled(decimal.negated(decimal.unscaled(args[0])), call.type)
     return -args[0]
 
 
@@ -187,10 +187,6 @@ def _unit(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     return time.truncate(coercion.text_of(call.args[0]), args[1])
 
 
-def _millis(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-    return time.stamp(args[0] * 1000)
-
-
 _DATE_PARTS: Final = (
     "year", "quarter", "month", "weekofyear", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second",
 )  # fmt: skip
@@ -210,6 +206,7 @@ LOWERED: Final[dict[str, Lowered]] = {
     "greatest": _extreme(greatest=True),
     "least": _extreme(greatest=False),
     "cast": lambda call, args: casts.cast(args[0], call.args[0].type, call.type),
+    "try_cast": lambda call, args: casts.try_cast(args[0], call.args[0].type, call.type),
     "concat": lambda _, args: text.concat(args),
     "lower": lambda _, args: args[0].str.to_lowercase(),
     "upper": lambda _, args: args[0].str.to_uppercase(),
@@ -243,5 +240,4 @@ LOWERED: Final[dict[str, Lowered]] = {
     "unix_millis": lambda _, args: time.micros(args[0]) // 1_000,
     "unix_seconds": lambda _, args: time.micros(args[0]) // 1_000_000,
     "timestamp_micros": lambda _, args: time.stamp(args[0]),
-    "timestamp_millis": _millis,
 }

@@ -8,13 +8,14 @@ import polars as pl
 
 from fordstone.model.schema import DataType
 from fordstone.operators import lowering_time as time
-from fordstone.operators.lowering_decimal import rescaled, scaled, unscaled, whole
+from fordstone.operators.lowering_decimal import negated, rescaled, scaled, unscaled, whole
 from fordstone.operators.lowering_digits import EDGE_SPACE, decimal_text, digits_of, float_text, to_decimal
-from fordstone.operators.lowering_numbers import saturated
+from fordstone.operators.lowering_numbers import divided, saturated
 
 _TRUE: Final = ["t", "true", "y", "yes", "1"]
 _FALSE: Final = ["f", "false", "n", "no", "0"]
 _WHOLE: Final = r"^([+-]?)([0-9]*)(?:\.[0-9]*)?$"
+_ONLY_DIGITS: Final = r"^[+-]?[0-9]+$"
 _FLOAT: Final = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[dDfF]?$"
 _INFINITE: Final = r"^([+-]?)inf(?:inity)?$"
 _SECOND_US: Final = 1_000_000
@@ -48,6 +49,29 @@ def cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     if to.is_integer:
         return _to_integer(value, source, to)
     return value.cast(to.polars)
+
+
+def try_cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
+    """As `cast`, but by Spark's ANSI rules: what does not fit is null and never wraps, and text is read more strictly."""
+    if source.element is not None and to.element is not None:
+        return value.list.eval(try_cast(pl.element(), source.element, to.element))
+    if to.is_integer and source.name == "string":
+        text = value.str.strip_chars(EDGE_SPACE)
+        return _text_to_integer(pl.when(text.str.contains(_ONLY_DIGITS)).then(text), to)
+    if to.is_integer and source.is_float:
+        double, limit = value.cast(pl.Float64), float(2 ** (_BITS[to.name] - 1))
+        # Spark compares with the largest value as a double, which for a bigint is one more than it.
+        below = (double.floor() <= limit - 1) if to.name != "bigint" else (double.floor() <= limit)
+        inside = pl.when(below & (double.ceil() >= -limit)).then(double)
+        return cast(inside, DataType("double"), to)
+    if to.is_integer and source.name == "decimal":
+        wide, limit = _cut_off(value, source), 2 ** (_BITS[to.name] - 1)
+        return pl.when((wide >= whole(-limit)) & (wide < whole(limit))).then(wide).cast(to.polars)
+    if to.is_integer and source.is_integer:
+        return value.cast(to.polars, strict=False)
+    if to.name == "string" and source.name == "decimal":
+        return value.cast(pl.String)
+    return cast(value, source, to)
 
 
 def _to_text(value: pl.Expr, source: DataType) -> pl.Expr:
@@ -124,7 +148,7 @@ def _to_timestamp(value: pl.Expr, source: DataType) -> pl.Expr:
             wide = rescaled(wide, source.scale, 6)
         elif source.scale > 6:  # noqa: PLR2004 - as above
             size = wide.abs() // whole(10 ** (source.scale - 6))
-            wide = pl.when(wide < 0).then(-size).otherwise(size)
+            wide = pl.when(wide < 0).then(negated(size)).otherwise(size)
         return time.stamp(wide.cast(pl.Int64, wrap_numerical=True))
     wide = value.cast(pl.Int128) * whole(_SECOND_US)
     held = wide.clip(whole(-(2**63)), whole(2**63 - 1))
@@ -136,10 +160,9 @@ def _from_timestamp(value: pl.Expr, to: DataType) -> pl.Expr:
     if to.is_integer:
         seconds = micros // _SECOND_US
         return seconds.cast(to.polars, strict=False)
-    double = micros.cast(pl.Float64) / 1e6
     if to.name == "decimal":
-        return to_decimal(digits_of(double.cast(pl.String)), to)
-    return double.cast(to.polars)
+        return scaled(rescaled(micros.cast(pl.Int128), 6, to.scale), to)
+    return divided(micros.cast(pl.Float64), pl.lit(1e6)).cast(to.polars)
 
 
 def _to_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
@@ -154,9 +177,14 @@ def _from_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     if to.is_float:
         # By way of the digits, which gives the nearest float; dividing the stored integer would round twice.
         return value.cast(pl.String).cast(to.polars, strict=False)
+    return _cut_off(value, source).cast(to.polars, wrap_numerical=True)
+
+
+def _cut_off(value: pl.Expr, source: DataType) -> pl.Expr:
+    """A decimal without what stands after the point, as 128 bits."""
     wide = unscaled(value)
     size = wide.abs() // whole(10**source.scale)
-    return pl.when(wide < 0).then(-size).otherwise(size).cast(to.polars, wrap_numerical=True)
+    return pl.when(wide < 0).then(negated(size)).otherwise(size)
 
 
 def _to_integer(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:

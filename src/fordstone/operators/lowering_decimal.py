@@ -23,6 +23,11 @@ def whole(value: int) -> pl.Expr:
     return pl.lit(value, dtype=pl.Int128())
 
 
+def negated(value: pl.Expr) -> pl.Expr:
+    """A 128-bit integer with the other sign; Polars has no minus sign for them."""
+    return whole(0) - value
+
+
 def unscaled(value: pl.Expr) -> pl.Expr:
     """The integer that a decimal stores."""
     return value.to_physical()
@@ -56,13 +61,13 @@ def rounded_quotient(value: pl.Expr, by: pl.Expr) -> pl.Expr:
     rest = size % unit
     # rest >= unit - rest, and not 2 * rest >= unit, which could wrap
     quotient = size // unit + pl.when(rest >= unit - rest).then(whole(1)).otherwise(whole(0))
-    return pl.when((value < 0) != (by < 0)).then(-quotient).otherwise(quotient)
+    return pl.when((value < 0) != (by < 0)).then(negated(quotient)).otherwise(quotient)
 
 
 def truncated_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     """The remainder with the sign of `left`; null if `right` is zero."""
     rest = left.abs() % right.abs()
-    return pl.when(left < 0).then(-rest).otherwise(rest)
+    return pl.when(left < 0).then(negated(rest)).otherwise(rest)
 
 
 def arithmetic(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, DataType, DataType]) -> pl.Expr:
@@ -77,16 +82,26 @@ def arithmetic(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, 
         return scaled(product, result)
     if name == "/":
         shift = result.scale - one.scale + two.scale
-        a, b = (a * whole(10**shift), b) if shift >= 0 else (a, b * whole(10**-shift))
-        return scaled(rounded_quotient(a, b), result)
+        if shift < 0:
+            return scaled(rounded_quotient(a, b * whole(10**-shift)), result)
+        if one.precision + shift <= DECIMAL_DIGITS_MAX:
+            return scaled(rounded_quotient(a * whole(10**shift), b), result)
+        return scaled(_long_quotient(a, b, shift), result)
     scale = max(one.scale, two.scale)
     a, b = rescaled(a, one.scale, scale), rescaled(b, two.scale, scale)
     if name == "%":
         return scaled(rescaled(truncated_remainder(a, b), scale, result.scale), result)
-    b = b if name == "+" else -b
+    b = b if name == "+" else negated(b)
     if result.scale == scale:
         return scaled(a + b, result)
     return scaled(_narrowed_sum(a, b, 10 ** (scale - result.scale)), result)
+
+
+def _long_quotient(a: pl.Expr, b: pl.Expr, shift: int) -> pl.Expr:
+    """A * 10**shift / b, where a * 10**shift may not fit into 128 bits: the whole part first, then the rest."""
+    size, unit = a.abs(), b.abs()
+    total = rescaled(size // unit, 0, shift) + rounded_quotient(size % unit * whole(10**shift), unit)
+    return pl.when((a < 0) != (b < 0)).then(negated(total)).otherwise(total)
 
 
 def _narrowed_sum(a: pl.Expr, b: pl.Expr, unit: int) -> pl.Expr:
@@ -115,4 +130,4 @@ def downwards(value: pl.Expr, kind: DataType, result: DataType, *, up: bool) -> 
     """Floor, or ceiling with `up`."""
     unit = whole(10**kind.scale)
     floor = unscaled(value) // unit
-    return scaled(-((-unscaled(value)) // unit) if up else floor, result)
+    return scaled(negated(negated(unscaled(value)) // unit) if up else floor, result)

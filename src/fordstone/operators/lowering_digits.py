@@ -12,13 +12,11 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
-from fordstone.operators.lowering_decimal import scaled, whole
+from fordstone.operators.lowering_decimal import negated, scaled, whole
 
 _NUMBER: Final = r"^([+-]?)([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]+))?$"
 _HAS_DIGIT: Final = r"^[+-]?\.?[0-9]"
 _ROOM: Final = DECIMAL_DIGITS_MAX + 1
-_FAR: Final = 100_000
-"""No exponent further out matters."""
 
 EDGE_SPACE: Final = "".join(map(chr, [*range(0x21), 0x7F]))
 """What Spark cuts off both ends of text before it reads a number, a time or a condition."""
@@ -37,13 +35,12 @@ def digits_of(text: pl.Expr) -> Digits:
     """Take numbers in text apart."""
     parts = pl.when(text.str.contains(_HAS_DIGIT)).then(text).str.extract_groups(_NUMBER)
     sign, before, after, power = (parts.struct.field(str(at)) for at in range(1, 5))
-    exponent = power.str.strip_chars_start("+").cast(pl.Int64, strict=False)
-    too_long = power.is_not_null() & (exponent.is_null() | (exponent.abs() > _FAR))
-    held = pl.when(too_long).then(pl.when(power.str.starts_with("-")).then(-_FAR).otherwise(_FAR)).otherwise(exponent)
-    every = before + after
+    # Java reads no exponent beyond 32 bits.
+    exponent = pl.when(power.is_null()).then(0).otherwise(power.str.strip_chars_start("+").cast(pl.Int32, strict=False))
+    every = pl.when(exponent.is_not_null()).then(before + after)
     digits = every.str.strip_chars_start("0")
     leading = every.str.len_chars().cast(pl.Int64) - digits.str.len_chars().cast(pl.Int64)
-    point = before.str.len_chars().cast(pl.Int64) - leading + held.fill_null(0)
+    point = before.str.len_chars().cast(pl.Int64) - leading + exponent.cast(pl.Int64)
     return Digits(negative=sign == "-", digits=digits, point=point)
 
 
@@ -56,7 +53,7 @@ def _cut(number: Digits, places: int) -> pl.Expr:
     up = (count >= 0) & (padded.str.slice(inside, 1) >= "5")
     size = pl.when(count >= 0).then(kept).otherwise(whole(0)) + pl.when(up).then(whole(1)).otherwise(whole(0))
     fits = (count <= DECIMAL_DIGITS_MAX) | (number.digits == "")
-    signed = pl.when(number.negative).then(-size).otherwise(size)
+    signed = pl.when(number.negative).then(negated(size)).otherwise(size)
     return pl.when(fits & number.digits.is_not_null()).then(signed)
 
 
@@ -70,7 +67,7 @@ def rounded_by_digits(number: Digits, value: pl.Expr, places: int) -> pl.Expr:
     cut = _cut(number, places)
     text = cut.cast(pl.String) + pl.lit(f"e{-places}")
     whole_already = value.is_nan() | value.is_infinite() | (number.point + places > 17)  # noqa: PLR2004 - digits of a double
-    return pl.when(whole_already).then(value).otherwise(text.cast(pl.Float64, strict=False) + 0.0)
+    return pl.when(whole_already).then(value).otherwise(text.cast(pl.Float64, strict=False))
 
 
 def float_text(value: pl.Expr) -> pl.Expr:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from fordstone.operators.lowering_decimal import negated
 from fordstone.operators.lowering_digits import digits_of, rounded_by_digits
 
 _EXACT: Final = float(2**52)
@@ -35,6 +36,15 @@ def saturated(value: pl.Expr, low: int = _I64_MIN, high: int = _I64_MAX, dtype: 
         .when(value <= float(low)).then(pl.lit(low, dtype=to))
         .otherwise(value.cast(to, strict=False))
     )  # fmt: skip
+
+
+def divided(left: pl.Expr, right: pl.Expr) -> pl.Expr:
+    """The quotient, correctly rounded; null if `right` is zero.
+
+    Polars divides a column by a constant as a product with the reciprocal, which is off by a bit now and then. So a
+    constant is made a column first.
+    """
+    return left / pl.when((right != 0) & left.is_not_null()).then(right)
 
 
 def integer_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
@@ -73,7 +83,7 @@ def ln(value: pl.Expr) -> pl.Expr:
 
 def log2(value: pl.Expr) -> pl.Expr:
     """Logarithm to base 2, as the quotient that Spark takes."""
-    return pl.when(value > 0).then(value.log() / math.log(2.0))
+    return pl.when(value > 0).then(divided(value.log(), pl.lit(math.log(2.0))))
 
 
 def power(base: pl.Expr, exponent: pl.Expr) -> pl.Expr:
@@ -87,17 +97,21 @@ def rounded(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:
     """A float rounded half away from zero by the decimal digits that it shows, so that 1.005 gives 1.01."""
     double = value.cast(pl.Float64)
     if abs(places) > _PLACES:
-        return rounded_by_digits(digits_of(double.cast(pl.String)), double, places).cast(dtype)
+        return without_negative_zero(rounded_by_digits(digits_of(double.cast(pl.String)), double, places)).cast(dtype)
     size, unit = double.abs(), 10.0 ** abs(places)
-    shifted = size * unit if places >= 0 else size / unit
+    shifted = size * unit if places >= 0 else divided(size, pl.lit(unit))
     below = shifted.floor()
     # The double nearest to the decimal half way between `below` and the next: equal to it means a half is shown.
-    half = (below * 2 + 1) / (2 * unit) if places >= 0 else (below + 0.5) * unit
+    half = divided(below * 2 + 1, pl.lit(2 * unit)) if places >= 0 else (below + 0.5) * unit
     count = below + pl.when(size >= half).then(1.0).otherwise(0.0)
-    near = count / unit if places >= 0 else count * unit
+    near = divided(count, pl.lit(unit)) if places >= 0 else count * unit
     found = pl.when(shifted >= _EXACT).then(size).otherwise(near)
-    # Adding zero turns -0.0 into 0.0: what is rounded by its digits has no negative zero.
-    return (pl.when(double < 0).then(-found).otherwise(found) + 0.0).cast(dtype)
+    return without_negative_zero(pl.when(double < 0).then(-found).otherwise(found)).cast(dtype)
+
+
+def without_negative_zero(value: pl.Expr) -> pl.Expr:
+    """What is rounded by its decimal digits has no negative zero."""
+    return pl.when(value == 0).then(0.0).otherwise(value)
 
 
 def rounded_integer(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:
@@ -109,4 +123,4 @@ def rounded_integer(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:
     unit = pl.lit(10**-places, dtype=pl.Int128())
     wide = value.cast(pl.Int128)
     count = (wide.abs() + unit // 2) // unit * unit
-    return pl.when(wide < 0).then(-count).otherwise(count).cast(dtype, wrap_numerical=True)
+    return pl.when(wide < 0).then(negated(count)).otherwise(count).cast(dtype, wrap_numerical=True)

@@ -79,8 +79,9 @@ def split_part(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """The n-th part from the beginning, or from the end; empty if there is none."""
     separator, at = text_of(call.args[1]), call.args[2]
     index = at.value if isinstance(at, Literal) and isinstance(at.value, int) else 1
-    parts = args[0].str.split(separator) if separator else args[0].cast(pl.List(pl.String))
-    found = parts.list.get(index - 1 if index > 0 else index, null_on_oob=True)
+    if separator == "":
+        return args[0] if index in {1, -1} else pl.when(args[0].is_not_null()).then(pl.lit(""))
+    found = args[0].str.split(separator).list.get(index - 1 if index > 0 else index, null_on_oob=True)
     return pl.when(args[0].is_not_null()).then(found.fill_null(""))
 
 

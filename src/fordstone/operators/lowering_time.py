@@ -23,8 +23,6 @@ _FIXED_US: Final = {
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _WRITABLE_DAYS: Final = 95_000_000
 """Within so many days of 1970 Polars can write a date without a panic."""
-_DAYS_MAX: Final = 106_751_990
-"""Further out, microseconds do not fit into 64 bits."""
 _ZONE_SECONDS_MAX: Final = 18 * 3600
 
 
@@ -158,8 +156,8 @@ def read_timestamp(text: pl.Expr) -> pl.Expr:
     zone = _zone_seconds(parts)
     valid = _valid_day(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)  # noqa: PLR2004 - the clock
     seconds = days_of(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second
-    in_range = (seconds.abs() < _DAYS_MAX * 86_400) & (zone.abs() <= _ZONE_SECONDS_MAX)
-    return stamp(pl.when(valid & in_range).then((seconds - zone) * 1_000_000 + fraction))
+    time = (seconds - zone).cast(pl.Int128) * 1_000_000 + fraction
+    return stamp(pl.when(valid & (zone.abs() <= _ZONE_SECONDS_MAX)).then(time).cast(pl.Int64, strict=False))
 
 
 def _zone_seconds(parts: pl.Expr) -> pl.Expr:

@@ -68,10 +68,14 @@ class Partials:
         self._aggregates = tuple(aggregates)
         self._calls = tuple(dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls))
         self._arguments = self._distinct_arguments(schema)
-        self._key_columns = [_normalised(name, schema[name]) for name in self.keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+        self._key_columns = [_normalised(name, schema[name]) for name in self.keys] or [
+            pl.lit(0, dtype=pl.Int8).alias(ONE)
+        ]
         if window is not None and time is not None:
             at = pl.col(time.column).to_physical() + (time.shift_us - window.offset_us)
-            self._key_columns.append((at // window.size_us * window.size_us + (window.offset_us + window.size_us)).alias(END))
+            self._key_columns.append(
+                (at // window.size_us * window.size_us + (window.offset_us + window.size_us)).alias(END)
+            )
         self._inputs = [argument.expression.alias(f"__x{argument.index}") for argument in self._arguments]
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
         self.schema = self.of_rows(schema.empty()).schema
@@ -172,7 +176,9 @@ class Partials:
         return self._arguments[sqls.index(call.argument.sql if call.argument is not None else "")]
 
     def _finish_columns(self, aggregate: Aggregate) -> tuple[list[pl.Expr], pl.Expr]:
-        results = [self._result(call).alias(name) for call, name in zip(aggregate.calls, aggregate.results, strict=True)]
+        results = [
+            self._result(call).alias(name) for call, name in zip(aggregate.calls, aggregate.results, strict=True)
+        ]
         return results, to_polars(aggregate.finish, aggregate.results).alias(aggregate.name)
 
     def _result(self, call: AggregateCall) -> pl.Expr:
@@ -232,5 +238,7 @@ def _parts(argument: _Argument, value: pl.Expr, *, nan: bool) -> list[pl.Expr]:
     made = []
     if "s" in argument.parts:
         made.append(_summand(value, argument.type).sum().alias(argument.column("s")))
-    made += [_extreme(part, value, nan=nan).alias(argument.column(part)) for part in ("lo", "hi") if part in argument.parts]
+    made += [
+        _extreme(part, value, nan=nan).alias(argument.column(part)) for part in ("lo", "hi") if part in argument.parts
+    ]
     return made

@@ -109,7 +109,9 @@ class MapRecords(Stateless):
             given: Iterable[Record] = self._function(record) if self._many else (self._function(record),)
             for ordinal, made in enumerate(given):
                 if not isinstance(made, dict):
-                    raise TaskError(f"step {self._step}: the function gave {type(made).__name__} {made!r}; records are dicts.")
+                    raise TaskError(
+                        f"step {self._step}: the function gave {type(made).__name__} {made!r}; records are dicts."
+                    )
                 found.append(made)
                 if ids is not None:
                     found_ids.append(f"{ids[index]}.{ordinal}" if self._many else ids[index])
@@ -129,7 +131,9 @@ class MapBatches(Stateless):
         """What the function gave, checked against the declared schema."""
         given = self._function(frame.drop(ROW_ID, strict=False))
         if not isinstance(given, pl.DataFrame):
-            raise TaskError(f"step {self._step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame.")
+            raise TaskError(
+                f"step {self._step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame."
+            )
         missing = [name for name in self._out if name not in given.columns]
         if missing:
             raise SchemaError(
@@ -139,7 +143,9 @@ class MapBatches(Stateless):
         try:
             return given.select(pl.col(name).cast(kind.polars) for name, kind in self._out.items())
         except pl.exceptions.PolarsError as error:
-            raise SchemaError(f"step {self._step}: map_batches gave values that are not of the declared type: {error}") from error
+            raise SchemaError(
+                f"step {self._step}: map_batches gave values that are not of the declared type: {error}"
+            ) from error
 
 
 def carried(frame: pl.DataFrame) -> list[pl.Expr]:
@@ -160,4 +166,6 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
         columns = {name: [record.get(name) for record in records] for name in schema}
         return pl.DataFrame(columns, schema=schema.polars, strict=True)
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(f"step {step}: the function gave values that are not of the declared type: {error}") from error
+        raise SchemaError(
+            f"step {step}: the function gave values that are not of the declared type: {error}"
+        ) from error

@@ -28,7 +28,11 @@ class PlanMatch:
     def explain(self) -> str:
         """What matches, what does not, and what `--allow-new-state` would do."""
         lines = [f"  matches: {', '.join(self.same) or 'nothing'}"]
-        for title, names in (("changed", self.changed), ("no longer in the plan", self.gone), ("not in the checkpoint", self.new)):
+        for title, names in (
+            ("changed", self.changed),
+            ("no longer in the plan", self.gone),
+            ("not in the checkpoint", self.new),
+        ):
             if names:
                 lines.append(f"  {title}: {', '.join(names)}")
         dropped = sorted({*self.changed, *self.gone})

@@ -1,0 +1,1 @@
+"""Tables, runs and buffers, used by both engines."""

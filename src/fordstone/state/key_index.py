@@ -13,7 +13,7 @@ Invariants: two keys have the same slot exactly if they are equal, where null eq
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,33 +23,50 @@ from fordstone.state.column import Cells, Slots, column_of
 
 MISSING: Final = -1
 BUCKETS_MIN: Final = 64
-_EMPTY: Final = -1
-_REMOVED: Final = -2
-_CLAIM: Final = -3
+HASH_BLOCK_ROWS: Final = 32768
+"""So many rows are hashed at a time: their words stay in the processor's cache."""
+# A bucket is 0 when empty, negative when its key was removed, else the tag above `slot + 1`. Tags are never 0.
+_EMPTY: Final = 0
+_REMOVED: Final = -1
+_CLAIM: Final = -2
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
+_TAG_LOW_BIT: Final = 1 << 30
 _ODD: Final = np.uint64(0xD6E8FEB86659FD93)
 _NULL_WORD: Final = np.uint64(0x5851F42D4C957F2D)
 
 Hashes = npt.NDArray[np.uint64]
 
 
-def hash_words(cells: Sequence[Cells]) -> Hashes | None:
-    """A hash of keys that all lie in arrays, or None. For small batches this is done before Polars has got going."""
-    hashes: Hashes | None = None
-    for cell in cells:
-        if cell.values is None:
-            return None
-        values = cell.values
-        if values.dtype.kind == "f":
-            values = values.view(f"u{values.dtype.itemsize}")
-        words = values.astype(np.uint64)
-        if cell.valid is not None:
-            words[~cell.valid] = _NULL_WORD
-        if hashes is not None:
-            words ^= _mixed(hashes)
-        hashes = words
-    return None if hashes is None else _mixed(hashes)
+def hash_words(cells: Sequence[Cells]) -> Hashes:
+    """A hash of keys that all lie in arrays. For small batches this is done before Polars has got going."""
+    rows = 0 if cells[0].values is None else cells[0].values.size
+    hashes = np.empty(rows, dtype=np.uint64)
+    for start in range(0, rows, HASH_BLOCK_ROWS):
+        block = slice(start, start + HASH_BLOCK_ROWS)
+        mixed = _mixed(_words(cells[0], block))
+        for cell in cells[1:]:
+            mixed = _mixed(mixed ^ _words(cell, block))
+        hashes[block] = mixed
+    return hashes
+
+
+def _words(cell: Cells, block: slice) -> Hashes:
+    """Some values as new words of 64 bits."""
+    if cell.values is None:
+        raise TypeError(f"column {cell.series.name!r} does not lie in an array")
+    values = cell.values[block]
+    if values.dtype.kind == "f":
+        values = values.view(f"u{values.dtype.itemsize}")
+    words = values.astype(np.uint64)
+    if cell.valid is not None:
+        words[~cell.valid[block]] = _NULL_WORD
+    return words
+
+
+def _tags(hashes: Hashes) -> Slots:
+    """The bits of a hash that stand in its bucket: other ones than those that choose it."""
+    return (hashes >> np.uint64(_SLOT_BITS + 2)).view(np.int64) | _TAG_LOW_BIT
 
 
 def _mixed(words: Hashes) -> Hashes:
@@ -73,7 +90,7 @@ class KeyIndex:
         self._floats = {name for name, dtype in self._schema.items() if dtype.is_float()}
         self._hash_keys = hash_keys
         self.columns = [column_of(name, dtype) for name, dtype in self._schema.items()]
-        self._buckets: Slots = np.full(BUCKETS_MIN, _EMPTY, dtype=np.int64)
+        self._buckets: Slots = np.zeros(BUCKETS_MIN, dtype=np.int64)
         self._used = 0
         """Buckets that are not empty, removed keys included."""
         self._hashes: Hashes = np.zeros(0, dtype=np.uint64)
@@ -112,7 +129,7 @@ class KeyIndex:
         if not missing.size:
             return slots, missing
         if 2 * (self._used + missing.size) > self._buckets.size:
-            self._rehash(self._count + missing.size)
+            self._rehash(self._count + missing.size, self.live_slots())
             _, at[missing] = self._search([cell.take(missing) for cell in cells], hashes[missing])
         fresh = []
         while missing.size:
@@ -145,7 +162,7 @@ class KeyIndex:
         self._count = slots.size
         for column, cell in zip(self.columns, cells, strict=True):
             column.put(slots, cell)
-        self._rehash(self._count)
+        self._rehash(self._count, slots)
         return slots
 
     def remove(self, keys: pl.DataFrame) -> Slots:
@@ -180,14 +197,15 @@ class KeyIndex:
             cells = [_one_form(cell) if cell.series.name in self._floats else cell for cell in cells]
         if self._hash_keys is not None:
             return cells, self._hash_keys(pl.DataFrame(series))
-        hashes = hash_words(cells)
-        return cells, pl.DataFrame(series).hash_rows().to_numpy() if hashes is None else hashes
+        if any(cell.values is None for cell in cells):
+            return cells, pl.DataFrame(series).hash_rows().to_numpy()
+        return cells, hash_words(cells)
 
     def _search(self, cells: list[Cells], hashes: Hashes, start: Slots | None = None) -> tuple[Slots, Slots]:
         """The slot of each key or `MISSING`, and the bucket where its search ended: its own, or an empty one."""
         mask = self._buckets.size - 1
         at = (hashes & np.uint64(mask)).view(np.int64) if start is None else start
-        tags = (hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64)
+        tags = _tags(hashes)
         found = self._buckets.take(at)
         going = np.flatnonzero(((found >> _SLOT_BITS) != tags) & (found != _EMPTY))
         while True:
@@ -197,8 +215,8 @@ class KeyIndex:
                 entry = self._buckets.take(step)
                 found[going] = entry
                 going = going[((entry >> _SLOT_BITS) != tags[going]) & (entry != _EMPTY)]
-            seen = found >= 0
-            slots = np.where(seen, found & _SLOT_MASK, MISSING)
+            seen = found != _EMPTY
+            slots = (found & _SLOT_MASK) - 1
             if seen.all():
                 same = self._equal(slots, cells)
                 if same.all():
@@ -224,7 +242,7 @@ class KeyIndex:
     def _settle(self, winners: Slots, buckets: Slots, cells: list[Cells], hashes: Hashes) -> Slots:
         """Give each of these new keys a slot and its bucket."""
         given = self._allot(winners.size)
-        self._buckets[buckets] = ((hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64) << _SLOT_BITS) | given
+        self._buckets[buckets] = (_tags(hashes) << _SLOT_BITS) | (given + 1)
         self._used += winners.size
         self._hashes[given] = hashes
         self._live[given] = True
@@ -258,21 +276,25 @@ class KeyIndex:
         self._hashes = np.concatenate([self._hashes, np.zeros(capacity - self._hashes.size, dtype=np.uint64)])
         self._live = np.concatenate([self._live, np.zeros(capacity - self._live.size, dtype=np.bool_)])
 
-    def _rehash(self, keys: int) -> None:
-        """Build the buckets anew for at least so many keys, without the removed ones."""
+    def _rehash(self, keys: int, slots: Slots) -> None:
+        """Build the buckets anew from the slots in use, with room for so many keys."""
         # Full to 3/8 at most, so that the next time (at 1/2) is far off even if keys come and go.
         size = max(BUCKETS_MIN, 1 << (keys * 8 // 3).bit_length())
         mask = size - 1
-        self._buckets = np.full(size, _EMPTY, dtype=np.int64)
-        slots = self.live_slots()
+        buckets = np.zeros(size, dtype=np.int64)
         hashes = self._hashes[slots]
-        entries = ((hashes >> np.uint64(_SLOT_BITS + 1)).view(np.int64) << _SLOT_BITS) | slots
+        entries = (_tags(hashes) << _SLOT_BITS) | (slots + 1)
         at = (hashes & np.uint64(mask)).view(np.int64)
-        while entries.size:
-            free = self._buckets.take(at) == _EMPTY
-            self._buckets[at[free]] = entries[free]
-            waiting = self._buckets.take(at) != entries
+        buckets[at] = entries
+        while True:
+            # The last to write got the bucket; the others go on to the next one that is empty.
+            waiting = np.flatnonzero(buckets.take(at) != entries)
+            if not waiting.size:
+                break
             entries, at = entries[waiting], (at[waiting] + 1) & mask
+            free = buckets.take(at) == _EMPTY
+            buckets[at[free]] = entries[free]
+        self._buckets = buckets
         self._used = self._count
 
 
@@ -280,6 +302,6 @@ def _one_form(cells: Cells) -> Cells:
     """Floats with one zero and one NaN: equal keys must look equal to the hash. (Polars would optimise `x + 0.0` away.)"""
     if cells.values is None:
         return cells
-    values = cells.values + 0.0
+    values: npt.NDArray[Any] = np.add(cells.values, 0.0)
     values[np.isnan(values)] = np.nan
     return Cells(cells.series, values, cells.valid)

@@ -63,7 +63,8 @@ class Runs(Timeline):
     def close(self, bound_us: int) -> pl.DataFrame:
         """Remove the rows with time <= `bound_us` and give them folded, in any order.
 
-        Called at every watermark; costs nothing when no row is due. A frame without columns if there never were rows.
+        Called at every watermark, with the watermark itself: after a restore all rows up to the watermark count as
+        closed. Costs nothing when no row is due. A frame without columns if there never were rows.
         """
         return self._folded(self._due(bound_us))
 

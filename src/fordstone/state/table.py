@@ -22,12 +22,16 @@ from fordstone.state.column import Cells, Slots, column_of
 from fordstone.state.key_index import MISSING, KeyIndex
 from fordstone.state.piece import Piece, PieceList
 from fordstone.state.state import State
-from fordstone.state.tiers import worth_folding
+from fordstone.state.tiers import SMALLEST_ROWS, worth_folding
 
 FOUND: Final = "__found"
 DELETED: Final = "__deleted"
 DENSE_SHARE: Final = 4
 """When more than one slot in so many changed, whole arrays are copied: that is faster than picking."""
+SORTED_SHARE: Final = 32
+"""When more than one slot in so many changed, going through all of them gives the changed ones in order, soon enough."""
+ROWS_RATIO_MAX: Final = 3
+"""So many times the rows of the table may stand in its pieces: a restore reads them all."""
 
 
 class Table(State):
@@ -48,6 +52,8 @@ class Table(State):
         self._dirty: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._stored: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """Whether the key of a slot may stand in a piece."""
+        self._row: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        """The last row that `put` had for a slot; only good within a call."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ class Table(State):
 
     def size_bytes(self) -> int:
         """About how much memory the rows and the index take."""
-        return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 2 * self._dirty.size
+        return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 6 * self._dirty.size
 
     def get(self, keys: pl.DataFrame) -> pl.DataFrame:
         """For each of `keys`, in order: the key, its values (null where missing), and `__found`. Keys may repeat."""
@@ -83,11 +89,19 @@ class Table(State):
         return pl.DataFrame([*(columns[name] for name in self._columns), pl.Series(FOUND, found)])
 
     def put(self, frame: pl.DataFrame) -> None:
-        """Set the rows of these keys, all columns of them. A key stands in `frame` once."""
+        """Set the rows of these keys, all columns of them. A key is meant to stand in `frame` once; else its last row counts."""
         if not frame.height:
             return
         cells = self._cells(frame)
         slots, fresh = self._index.insert(frame)
+        if self._index.capacity > self._dirty.size:
+            self._make_room()
+        rows = np.arange(slots.size, dtype=np.int32)
+        self._row[slots] = rows
+        last = self._row.take(slots) == rows
+        if not last.all():
+            kept = np.flatnonzero(last)
+            slots, cells = slots[kept], [cell.take(kept) for cell in cells]
         self._write(slots, cells)
         self._stored[fresh] = False
         clean = slots[~self._dirty.take(slots)]
@@ -100,14 +114,14 @@ class Table(State):
         for column in self._values:
             series = frame.get_column(column.name)
             if series.dtype != column.dtype:
-                raise TypeError(f"column {column.name!r} is {series.dtype}, the table was made for {column.dtype}; cast it.")
+                raise TypeError(
+                    f"column {column.name!r} is {series.dtype}, the table was made for {column.dtype}; cast it."
+                )
             cells.append(column.cells(series))
         return cells
 
     def _write(self, slots: Slots, cells: Sequence[Cells]) -> None:
         """Set the values of slots."""
-        if self._index.capacity > self._dirty.size:
-            self._make_room()
         for column, cell in zip(self._values, cells, strict=True):
             column.put(slots, cell)
 
@@ -127,9 +141,11 @@ class Table(State):
 
     def freeze(self) -> tuple[Piece, ...]:
         """Copy the rows that changed into a piece; all rows, in place of all pieces, when that is hardly more."""
-        changed = np.concatenate(self._changed) if self._changed else np.zeros(0, dtype=np.int64)
+        changed = np.concatenate([*self._changed, np.zeros(0, dtype=np.int64)])
+        if SORTED_SHARE * changed.size > self._dirty.size:
+            changed = np.flatnonzero(self._dirty)
         self._dirty[changed] = False
-        changed = np.sort(changed[self._index.is_live(changed)])
+        changed = changed[self._index.is_live(changed)]
         gone, self._changed, self._gone = self._gone, [], []
         self._stored[changed] = True
         rest = len(self._index) - changed.size
@@ -154,8 +170,10 @@ class Table(State):
             if deleted.any():
                 self.delete(frame.filter(deleted))
                 frame = frame.filter(~deleted)
+            cells = self._cells(frame)
             slots = self._index.insert(frame)[0] if self._index.capacity else self._index.fill(frame)
-            self._write(slots, self._cells(frame))
+            self._make_room()
+            self._write(slots, cells)
             held.append(piece if piece.ref is None else Piece(ref=piece.ref))
         self._dirty[:] = False
         self._stored[:] = True
@@ -163,9 +181,15 @@ class Table(State):
         self._pieces.reset(held)
 
     def mergeable(self) -> tuple[Piece, ...]:
-        """Written neighbours of like size."""
+        """All written pieces, when most of their rows no longer count; else written neighbours of like size."""
         held = self._pieces.snapshot()
-        fold = worth_folding([None if piece.ref is None else piece.ref.rows for piece in held])
+        rows = [None if piece.ref is None else piece.ref.rows for piece in held]
+        written = rows.index(None) if None in rows else len(rows)
+        if written > 1 and sum(count or 0 for count in rows[:written]) > ROWS_RATIO_MAX * max(
+            len(self._index), SMALLEST_ROWS
+        ):
+            return held[:written]
+        fold = worth_folding(rows)
         return () if fold is None else held[fold.start : fold.stop]
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
@@ -184,6 +208,7 @@ class Table(State):
         more = np.zeros(capacity - self._dirty.size, dtype=np.bool_)
         self._dirty = np.concatenate([self._dirty, more])
         self._stored = np.concatenate([self._stored, more])
+        self._row = np.zeros(capacity, dtype=np.int32)
 
 
 def _rows(

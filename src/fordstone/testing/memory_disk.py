@@ -165,10 +165,9 @@ class MemoryDisk(Disk):
         """Take a name away."""
         with self._mutex:
             self._begin("remove", path)
-            directory, name = self._find_directory(path)
-            file = directory.names.get(name)
-            if file is not None:
-                self._used_bytes -= len(file.data)
+            if self.exists(path):
+                directory, name = self._find_directory(path)
+                self._used_bytes -= len(self._file(path).data)
                 directory.change((name, None))
 
     def exists(self, path: str) -> bool:

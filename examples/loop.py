@@ -1,0 +1,25 @@
+"""A loop: every number goes around until it has come down to 1, and its steps are counted.
+
+The rule is the one of Collatz: halve an even number, else three times it plus one.
+
+Run it:  fordstone run examples/loop.py --bounded
+"""
+
+from fordstone import Pipeline, Stream
+from fordstone.connectors import files, generator
+
+p = Pipeline("collatz")
+numbers = p.source("numbers", generator(rows=500, seed=3), schema={"start": "smallint"})
+begun = numbers.filter("start > 0").select("start", "CAST(start AS BIGINT) AS n", "0 AS steps")
+
+
+def around(inside: Stream) -> tuple[Stream, Stream]:
+    """Give what goes back and what goes on."""
+    unfinished = inside.filter("n <> 1")
+    back = unfinished.select(
+        "start", "CASE WHEN n % 2 = 0 THEN CAST(n / 2 AS BIGINT) ELSE 3 * n + 1 END AS n", "steps + 1 AS steps"
+    )
+    return back, inside.filter("n = 1")
+
+
+begun.iterate(around).select("start", "steps").sink("steps", files("out/steps", format="csv"))

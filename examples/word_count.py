@@ -1,0 +1,14 @@
+"""Count words, and keep the counts up to date.
+
+Run it:  python examples/make_data.py words && fordstone run examples/word_count.py --bounded
+Result:  out/counts holds every change; `fordstone.connectors.latest("out/counts")` the newest count of each word.
+"""
+
+from fordstone import Pipeline
+from fordstone.connectors import files
+
+p = Pipeline("word-count")
+lines = p.source("lines", files("in/words/*.jsonl"), schema={"line": "string"})
+words = lines.flat_map("split(line, ' ') AS word").filter("word <> ''")
+counts = words.group_by("word").agg(n="count(*)")
+counts.sink("counts", files("out/counts", format="jsonl"))

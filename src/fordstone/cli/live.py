@@ -1,0 +1,99 @@
+"""The view for terminals: a progress bar for bounded input, a live line for input without end. The only one with Rich.
+
+Drawn from the main thread when progress comes, a few times a second, on standard error; log lines and rows printed
+meanwhile go above it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fordstone.cli import wording
+from fordstone.cli.view import LineView, notice_of, words_of
+
+if TYPE_CHECKING:
+    from fordstone.edge.report import Progress, Report
+
+DRAW_EVERY_US: Final = 200_000
+BAR_CHARS: Final = 30
+_SHARE_MIN: Final = 0.01
+"""Below this, what is left cannot be guessed."""
+
+
+class LiveView:
+    """Draws; what it says is `view.words_of`."""
+
+    def __init__(self, plain: LineView, *, console: Console | None = None) -> None:
+        """`plain` prints the summary, and knows the clock."""
+        self._plain = plain
+        self._console = console or Console(stderr=True, highlight=False)
+        # Rows of a stdout sink that goes elsewhere than to this terminal must not be caught.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty())
+        self._next_us = 0
+        self._began_us = plain.monotonic_us()
+        self._first: tuple[int, float] | None = None
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Draw anew if it is time."""
+        now_us = self._plain.monotonic_us()
+        rate = self._plain.rate(progress.rows_in, now_us)
+        if now_us < self._next_us:
+            return
+        self._next_us = now_us + DRAW_EVERY_US
+        line = self._line(progress, rate)
+        if self._plain.bounded and progress.share is not None:
+            self._live.update(Group(self._bar(progress.share, progress, now_us), line), refresh=True)
+        else:
+            self._live.update(line, refresh=True)
+
+    def report(self, report: Report) -> None:
+        """Print the summary below."""
+        self._plain.report(report)
+
+    def failed(self, error: Exception) -> None:
+        """Whoever shows errors does it."""
+
+    def _line(self, progress: Progress, rate: float) -> Text:
+        words = words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded)
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(progress.pipeline, style="bold")
+        notice = notice_of(progress)
+        if notice is not None:
+            text.append("  ").append(notice, style="bold red" if progress.stalled else "bold yellow")
+        for place, word in enumerate(words):
+            text.append(" · " if place or notice else "  ", style="dim").append(word)
+        return text
+
+    def _bar(self, share: float, progress: Progress, now_us: int) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        words = [f"{share:4.0%}", wording.count(progress.rows_in, "row")]
+        if progress.read_bytes is not None and progress.total_bytes is not None:
+            words.append(f"{wording.size(progress.read_bytes)} of {wording.size(progress.total_bytes)}")
+        if (left := self._left(share, now_us)) is not None:
+            words.append(left)
+        grid.add_row(ProgressBar(total=1.0, completed=share, width=BAR_CHARS), Text(" · ".join(words), no_wrap=True))
+        return grid
+
+    def _left(self, share: float, now_us: int) -> str | None:
+        """How long it will take at the pace since the first look; a run that was resumed did not begin at nothing."""
+        if self._first is None or share < self._first[1]:
+            self._first = (now_us, share)
+        since_us, began = self._first
+        done = share - began
+        if done < _SHARE_MIN or share >= 1.0:
+            return None
+        return f"{wording.span(round((now_us - since_us) * (1 - share) / done / 1e6) * 1e6)} left"

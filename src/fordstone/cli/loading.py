@@ -1,0 +1,101 @@
+"""Find the pipeline that `FILE[:name]` means.
+
+The file becomes a module named by its stem, with its directory first on the import path: then the functions in it have
+import paths that another process can use too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fordstone.cli.mistakes import Misuse, in_file
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+
+_EXAMPLE: Final = """
+    from fordstone import Pipeline
+    from fordstone.connectors import files, stdout
+
+    p = Pipeline("hello")
+    p.source("readings", files("in/*.jsonl"), schema={"device": "string", "temp": "double"}).sink("out", stdout())
+"""
+
+
+def load_pipeline(target: str) -> Pipeline:
+    """The pipeline of `FILE` or `FILE:name`. Raises what the command line shows."""
+    path, name = _split(target)
+    module = _load(path)
+    from fordstone.api.pipeline import Pipeline
+
+    found = {label: value for label, value in vars(module).items() if isinstance(value, Pipeline)}
+    if name is not None:
+        if name in found:
+            return found[name]
+        what = f"is a {type(getattr(module, name)).__name__}" if hasattr(module, name) else "is not there"
+        raise Misuse(f"{path}: {name} {what}, not a pipeline. {_offer(path, found)}")
+    if len({id(pipeline) for pipeline in found.values()}) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise Misuse(f"{path} has several pipelines. {_offer(path, found)}")
+    raise Misuse(f"{path} has no pipeline. Define one, and leave running it to this command:\n{_EXAMPLE}")
+
+
+def _offer(path: Path, found: dict[str, Pipeline]) -> str:
+    if not found:
+        return "There is none in this file."
+    lines = [f"    {path}:{label}    (pipeline {pipeline.name})" for label, pipeline in found.items()]
+    return "\n".join(["Say which one:", *lines])
+
+
+def _split(target: str) -> tuple[Path, str | None]:
+    name: str | None = None
+    path = Path(target)
+    if not path.exists() and ":" in target:
+        file, _, name = target.rpartition(":")
+        path = Path(file)
+        if not name.isidentifier():
+            raise Misuse(f"{target!r}: {name!r} after the ':' is not the name of a variable.")
+    if path.is_dir():
+        raise Misuse(f"{path} is a directory. Name the Python file that declares the pipeline.")
+    if not path.exists():
+        raise Misuse(f"{path} does not exist (working directory {Path.cwd()}).")
+    if path.suffix != ".py":
+        raise Misuse(f"{path} is not a Python file. A pipeline is declared in a .py file.")
+    return path, name
+
+
+def _load(path: Path) -> ModuleType:
+    whole = path.resolve()
+    stem = whole.stem
+    _check_stem(path, whole)
+    spec = importlib.util.spec_from_file_location(stem, whole)
+    if spec is None or spec.loader is None:
+        raise AssertionError(f"no loader for {whole}")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(whole.parent))
+    sys.modules[stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[stem]
+        if isinstance(error, click.ClickException):
+            raise
+        raise in_file(error, whole) from error
+    return module
+
+
+def _check_stem(path: Path, whole: Path) -> None:
+    """A file that is named like another module would be taken for it, here or by a library."""
+    try:
+        known = importlib.util.find_spec(whole.stem)
+    except (ImportError, ValueError):
+        known = None
+    if known is not None and known.origin is not None and Path(known.origin).resolve() != whole:
+        raise Misuse(f"{path}: Python has another module named {whole.stem!r} ({known.origin}). Give the file another name.")

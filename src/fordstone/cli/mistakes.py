@@ -1,0 +1,105 @@
+"""How errors reach the person at the terminal.
+
+A mistake that the user can mend is its text and the place in their own file, never a traceback of ours. An exception
+in the user's own code is shown with the frames of their code. Anything else is a bug of ours, and shows everything.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+import click
+
+import fordstone
+from fordstone.errors import FordstoneError, TaskError
+
+FAILED: Final = 1
+MISUSED: Final = 2
+_OURS: Final = str(Path(fordstone.__file__).parent)
+_BUG = "This is a bug in fordstone. Please report it with the lines above."
+
+
+class Mistake(click.ClickException):
+    """Something the user can mend: shown as text, without a traceback."""
+
+    exit_code = FAILED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it to standard error."""
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", file=file, err=True)
+
+
+class Misuse(Mistake):
+    """The command was given something that cannot be meant."""
+
+    exit_code = MISUSED
+
+
+def as_exit(error: Exception) -> click.ClickException | None:
+    """What to show instead of the exception; None: it is a bug of ours."""
+    if isinstance(error, click.ClickException):
+        return error
+    if isinstance(error, FordstoneError) and not isinstance(error, TaskError):
+        return Mistake(str(error))
+    cause = error.__cause__ if isinstance(error, TaskError) else error
+    if cause is None:
+        return Mistake(str(error))
+    theirs = frames_of_user_code(cause.__traceback__)
+    if not theirs:
+        return None
+    message = str(error) if error is not cause else "a function of the pipeline raised an exception."
+    return Mistake(f"{message}\n\n{_shown(cause, theirs)}")
+
+
+def show_bug(error: BaseException) -> None:
+    """Print the whole traceback and ask for a report."""
+    traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"\n{click.style('error:', fg='red', bold=True)} {_BUG}", err=True)
+
+
+def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """The frames below our last one, if any of them is in code that is neither ours nor a library's.
+
+    An exception is the user's if it rose in a function of theirs that we had called, whatever that called in turn.
+    """
+    frames = list(traceback.extract_tb(trace))
+    ours = [place for place, frame in enumerate(frames) if _is_ours(frame.filename)]
+    below = frames[ours[-1] + 1 :] if ours else frames
+    return below if any(_is_users(frame.filename) for frame in below) else []
+
+
+def in_file(error: BaseException, path: Path) -> Mistake:
+    """An exception that rose while the user's file was being loaded, shown from their file on."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    places = [place for place, frame in enumerate(frames) if Path(frame.filename) == path]
+    if isinstance(error, FordstoneError):
+        where = frames[places[-1]] if places else None
+        at = "" if where is None else f"\n\nin {path}, line {where.lineno}:\n    {where.line}"
+        return Mistake(f"{error}{at}")
+    if isinstance(error, SyntaxError) and not places:
+        return Mistake(f"{path} is not valid Python.\n\n{''.join(traceback.format_exception_only(error)).rstrip()}")
+    theirs = frames[places[0] :] if places else []
+    text = _shown(error, theirs)
+    inside = bool(theirs) and _is_ours(theirs[-1].filename)
+    return Mistake(f"{path} raised an exception while it was loaded.\n\n{text}" + (f"\n\n{_BUG}" if inside else ""))
+
+
+def _shown(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    lines = traceback.StackSummary.from_list(list(frames)).format()
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
+def _is_users(filename: str) -> bool:
+    places = sysconfig.get_paths()
+    libraries = (_OURS, places["stdlib"], places["platstdlib"], places["purelib"], places["platlib"], "<frozen")
+    return not filename.startswith(libraries)

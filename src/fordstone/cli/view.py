@@ -1,0 +1,206 @@
+"""What a run shows of itself: JSON lines for machines, plain lines for log files. `cli.live` draws for terminals.
+
+A view is handed every `Progress` and decides how often it speaks. People read standard error and machines standard
+output, so that a pipeline whose sink is standard output can be piped.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import click
+
+from fordstone.cli import wording
+
+if TYPE_CHECKING:
+    from fordstone.edge.report import Progress, Report
+
+JSON_EVERY_US: Final = 1_000_000
+LINE_EVERY_US: Final = 10_000_000
+SMOOTHED_OVER_US: Final = 2_000_000
+"""A rate follows a change to two thirds within this time."""
+TIME_END_US: Final = 2**62
+"""Watermarks beyond this mean that the input has ended."""
+ClockUs = Callable[[], int]
+
+
+class View(Protocol):
+    """Entered before the pipeline starts, left when it is over, however it ended."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Called about 20 times a second from the main thread; must be quick."""
+
+    def report(self, report: Report) -> None:
+        """Called once after the end, outside of the context."""
+
+    def failed(self, error: Exception) -> None:
+        """Called instead of `report` when the run raised something, before it is shown to people."""
+
+
+class Rate:
+    """Rows a second, smoothed. A count that goes back belongs to a new start."""
+
+    def __init__(self) -> None:
+        self._rows: int | None = None
+        self._at_us = 0
+        self._rate: float | None = None
+
+    def __call__(self, rows: int, at_us: int) -> float:
+        """Take in a count and give the rate."""
+        if self._rows is None or rows < self._rows:
+            self._rows, self._at_us = rows, at_us
+        elif at_us > self._at_us:
+            over_us = at_us - self._at_us
+            now = (rows - self._rows) * 1e6 / over_us
+            weight = 1.0 if self._rate is None else 1 - math.exp(-over_us / SMOOTHED_OVER_US)
+            self._rate = now if self._rate is None else self._rate + weight * (now - self._rate)
+            self._rows, self._at_us = rows, at_us
+        return self._rate or 0.0
+
+
+def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
+    """What the live line says, the most important first. `now_us` is the wall clock."""
+    words = [wording.rate(rate)]
+    mark_us = progress.watermark_us
+    if not bounded and mark_us is not None and mark_us < TIME_END_US:
+        words.append(f"lag {wording.span(max(now_us - mark_us, 0))}")
+    words.append(f"epoch {progress.epoch}")
+    if progress.checkpoint_us is not None:
+        words.append(f"checkpoint {wording.span(progress.checkpoint_us)}, {wording.size(progress.checkpoint_bytes or 0)}")
+    words.append(f"state {wording.size(progress.state_bytes)}")
+    for number, word in (
+        (progress.rows_late, "late"),
+        (progress.rows_rejected, "rejected"),
+        (progress.restarts, "restarts"),
+        (progress.given_up, "checkpoints given up"),
+    ):
+        if number:
+            words.append(f"{wording.count(number)} {word}")
+    return words
+
+
+def notice_of(progress: Progress) -> str | None:
+    """What the person should see before anything else."""
+    if progress.stalled is not None:
+        return f"STALLED: {' '.join(progress.stalled.split())}"
+    if progress.stopping:
+        return "stopping: finishing the epoch (once more to stop at once)"
+    return None
+
+
+def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
+    """The table at the end of a run."""
+    progress = report.progress
+    how = {
+        "ended": "ended: all input was read",
+        "stopped": "stopped: the epoch was finished, and running again goes on from here",
+        "already_ended": "had ended already: nothing was left to read",
+    }[report.outcome]
+    rows = [
+        ("rows in", wording.count(progress.rows_in)),
+        ("rows out", wording.count(progress.rows_out)),
+        ("late", wording.count(progress.rows_late)),
+        ("rejected", wording.count(progress.rows_rejected)),
+        ("epoch", wording.count(progress.epoch)),
+        ("restarts", wording.count(progress.restarts)),
+    ]
+    notes = {
+        "rows in": f"{wording.rate(progress.rows_in * 1e6 / took_us)}" if progress.rows_in and took_us else "",
+        "rejected": f"in {dead_letters}" if progress.rows_rejected else "",
+        "epoch": _checkpoints(progress),
+    }
+    width = max(len(value) for _, value in rows)
+    lines = [f"  {name:<9} {value:>{width}}  {notes.get(name, '')}".rstrip() for name, value in rows]
+    origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
+    return "\n".join([f"{report.pipeline} {how}.", *lines, f"  began at {origin}, took {wording.span(took_us)}"])
+
+
+def _checkpoints(progress: Progress) -> str:
+    if not progress.checkpoints:
+        return ""
+    last = f", the last in {wording.span(progress.checkpoint_us)}" if progress.checkpoint_us is not None else ""
+    return f"{wording.count(progress.checkpoints, 'checkpoint')} by this run{last}"
+
+
+class LineView:
+    """For standard error that is not a terminal: a line now and then, and the summary."""
+
+    def __init__(self, *, bounded: bool, dead_letters: Path, monotonic_us: ClockUs, wall_us: ClockUs) -> None:
+        self.bounded = bounded
+        self.wall_us = wall_us
+        self.monotonic_us = monotonic_us
+        self.rate = Rate()
+        self._dead_letters = dead_letters
+        self._began_us = monotonic_us()
+        self._next_us = self._began_us + LINE_EVERY_US
+        self._notice: str | None = None
+
+    def __enter__(self) -> LineView:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Print a line if it is time, or if something happened that should be seen."""
+        now_us = self.monotonic_us()
+        rate = self.rate(progress.rows_in, now_us)
+        notice, before = notice_of(progress), self._notice
+        self._notice = notice
+        if now_us < self._next_us and (notice is None or notice == before):
+            return
+        self._next_us = now_us + LINE_EVERY_US
+        words = words_of(progress, rate, self.wall_us(), bounded=self.bounded)
+        if progress.share is not None:
+            words.insert(0, f"{progress.share:.0%}")
+        click.echo(f"{progress.pipeline}: {' · '.join([notice] if notice else words)}", err=True)
+
+    def report(self, report: Report) -> None:
+        """Print the summary."""
+        took_us = self.monotonic_us() - self._began_us
+        click.echo(summary(report, took_us=took_us, dead_letters=self._dead_letters), err=True)
+
+    def failed(self, error: Exception) -> None:
+        """Whoever shows errors does it."""
+
+
+class JsonView:
+    """One object a line on standard output: `progress` about once a second, at the end `report` or `error`."""
+
+    def __init__(self, *, monotonic_us: ClockUs) -> None:
+        self._monotonic_us = monotonic_us
+        self._next_us = monotonic_us() + JSON_EVERY_US
+
+    def __enter__(self) -> JsonView:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Print a line if it is time."""
+        now_us = self._monotonic_us()
+        if now_us >= self._next_us:
+            self._next_us = max(self._next_us + JSON_EVERY_US, now_us)
+            self._print("progress", progress)
+
+    def report(self, report: Report) -> None:
+        """The last line."""
+        self._print("report", report)
+
+    def failed(self, error: Exception) -> None:
+        """The last line of a run that failed."""
+        self._print("error", {"error": type(error).__name__, "message": str(error)})
+
+    def _print(self, event: str, body: Any) -> None:
+        import msgspec
+
+        fields = msgspec.to_builtins(body)
+        sys.stdout.write(msgspec.json.encode({"event": event} | fields).decode() + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,206 @@
+"""Random pipelines, rows and faults under a seed, and what must come of them.
+
+The oracle works row by row in plain Python on the generated rows: it shares nothing with the operators that it judges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Final, Literal
+
+from fordstone.api.pipeline import Pipeline
+from fordstone.api.stream import Stream
+from fordstone.api.window import tumbling
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.model.plan import Guarantee, Mode, Plan
+
+Shape = Literal["chain", "diamond", "loop", "union"]
+SHAPES: Final[tuple[Shape, ...]] = ("chain", "diamond", "loop", "union")
+GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly_once", "exactly_once", "exactly_once", "at_least_once", "at_most_once")
+"""What seeds draw from: exactly-once has the most to go wrong."""
+SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
+WINDOW_S: Final = 10
+LATENESS_S: Final = 4
+_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input row; `second` is its event time, `n` how often it goes around a loop."""
+
+    id: int
+    k: int
+    second: int
+    n: int
+
+    def record(self) -> tuple[int, int, datetime, int]:
+        """As the source takes it."""
+        return (self.id, self.k, _EPOCH + timedelta(seconds=self.second), self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a seed decides before the first step."""
+
+    seed: int
+    shape: Shape
+    guarantee: Guarantee
+    mode: Mode
+    parallelism: int
+    partitions: tuple[tuple[tuple[Row, ...], ...], ...]
+    """For each source, for each of its partitions, the rows."""
+    batch_rows: int
+    channel_rows: int
+    interval_us: int
+    timeout_us: int
+    crashes_max: int
+    crash_rate: float
+    rescales: bool
+    damages: bool
+    late_sink: bool
+
+    @classmethod
+    def of(
+        cls, seed: int, *, guarantee: Guarantee | None = None, mode: Mode | None = None, shape: Shape | None = None
+    ) -> Scenario:
+        """The scenario of a seed; what is given is fixed, the rest is drawn."""
+        rng = Random(seed)
+        drawn_guarantee = rng.choice(GUARANTEES) if guarantee is None else guarantee
+        drawn_shape = rng.choice(SHAPES) if shape is None else shape
+        modes: tuple[Mode, ...] = (
+            ("aligned", "blocking") if drawn_shape == "loop" else ("aligned", "unaligned", "blocking")
+        )
+        drawn_mode = rng.choice(modes) if mode is None else mode
+        sources = 2 if drawn_shape == "union" else 1
+        ids = iter(range(1_000_000))
+        partitions = tuple(
+            tuple(_rows(rng, ids, rng.randint(0, 24)) for _ in range(rng.randint(1, 3))) for _ in range(sources)
+        )
+        return cls(
+            seed=seed,
+            shape=drawn_shape,
+            guarantee=drawn_guarantee,
+            mode=drawn_mode,
+            parallelism=rng.choice((1, 1, 2, 3)),
+            partitions=partitions,
+            batch_rows=rng.choice((1, 2, 5, 20)),
+            channel_rows=rng.choice((1, 4, 1000)),
+            interval_us=rng.choice((2_000, 10_000, 40_000)),
+            timeout_us=rng.choice((15_000, 60_000_000, 60_000_000)),
+            crashes_max=rng.choice((0, 1, 3)),
+            crash_rate=rng.choice((0.002, 0.01, 0.03)),
+            rescales=drawn_guarantee == "exactly_once" and drawn_mode != "unaligned" and rng.random() < 0.3,
+            damages=drawn_guarantee == "exactly_once" and rng.random() < 0.2,
+            late_sink=rng.random() < 0.3,
+        )
+
+    def rows(self) -> list[Row]:
+        """Every row."""
+        return [row for source in self.partitions for partition in source for row in partition]
+
+
+def _rows(rng: Random, ids: object, count: int) -> tuple[Row, ...]:
+    """Rows whose time moves on with some disorder, a few of them late."""
+    now, rows = rng.randint(0, 20), []
+    for _ in range(count):
+        now += rng.choice((0, 1, 1, 2, 7))
+        back = rng.choice((0, 0, 0, 1, 3, LATENESS_S, LATENESS_S + 1, 25))
+        rows.append(Row(id=next(ids), k=rng.randrange(5), second=now - back, n=rng.randrange(4)))  # type: ignore[call-overload]
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The outside of a pipeline: it survives every crash."""
+
+    plan: Plan
+    sinks: dict[str, MemorySink]
+    functions: object
+
+
+def build(scenario: Scenario) -> World:
+    """The pipeline of a scenario, with its sources and sinks."""
+    pipeline = Pipeline(f"sim-{scenario.shape}", guarantee=scenario.guarantee, mode=scenario.mode)
+    sinks = {name: MemorySink() for name in ("rows", "running", "windows", "late")}
+    streams = [_source(pipeline, number, partitions) for number, partitions in enumerate(scenario.partitions)]
+    stream = _shaped(scenario.shape, streams)
+    stream.sink("rows", memory(sinks["rows"]))
+    stream.group_by("k").agg(name="count_by_k", n="count(*)", top="max(id)").sink("running", memory(sinks["running"]))
+    if scenario.shape != "loop":
+        window = tumbling(f"{WINDOW_S}s")
+        windows = stream.group_by("k").window(window).agg(name="windows_by_k", n="count(*)", total="sum(id)")
+        windows.sink("windows", memory(sinks["windows"]))
+        if scenario.late_sink:
+            windows.late.sink("late", memory(sinks["late"]))
+    return World(pipeline.plan(), sinks, pipeline.functions)
+
+
+def _source(pipeline: Pipeline, number: int, partitions: Sequence[Sequence[Row]]) -> Stream:
+    rows = MemorySource([[row.record() for row in partition] for partition in partitions])
+    return pipeline.source(f"source{number}", memory(rows), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+
+
+def _shaped(shape: Shape, streams: Sequence[Stream]) -> Stream:
+    first = streams[0]
+    match shape:
+        case "chain":
+            return first.filter("id % 7 <> 3")
+        case "diamond":
+            return first.filter("id % 2 = 0", name="even").union(first.filter("id % 2 <> 0", name="odd"))
+        case "union":
+            return first.union(*streams[1:]).filter("id % 7 <> 3")
+        case "loop":
+            return first.iterate(
+                lambda s: (s.filter("n > 0", name="again").with_columns("n - 1 AS n"), s.filter("n = 0", name="out"))
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What must come of a scenario, worked out row by row."""
+
+    ids: Counter[int]
+    counts: Counter[int]
+    """Rows by key."""
+    windows: dict[tuple[int, int], tuple[int, int]]
+    """By key and window start: how many rows, and the sum of their ids."""
+    late: Counter[int]
+
+
+def expect(scenario: Scenario) -> Expected:
+    """The oracle."""
+    ids: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
+    late: Counter[int] = Counter()
+    windows: dict[tuple[int, int], tuple[int, int]] = {}
+    for source in scenario.partitions:
+        for partition in source:
+            newest: int | None = None
+            for row in partition:
+                is_late = newest is not None and row.second < newest - LATENESS_S
+                newest = row.second if newest is None else max(newest, row.second)
+                if not passes(scenario.shape, row):
+                    continue
+                ids[row.id] += 1
+                counts[row.k] += 1
+                if is_late:
+                    late[row.id] += 1
+                    continue
+                window = (row.k, row.second // WINDOW_S * WINDOW_S)
+                n, total = windows.get(window, (0, 0))
+                windows[window] = (n + 1, total + row.id)
+    return Expected(ids, counts, windows, late)
+
+
+def passes(shape: Shape, row: Row) -> bool:
+    """Whether a row comes out of the stateless part of the pipeline."""
+    return row.id % 7 != 3 if shape in {"chain", "union"} else True
+
+
+def second_of(time: datetime) -> int:
+    """A time as the scenario counts it."""
+    return int((time - _EPOCH).total_seconds())

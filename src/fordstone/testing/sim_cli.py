@@ -1,0 +1,66 @@
+"""`fordstone-sim`: run as many seeds of the simulation as wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import click
+
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+BLOCK = 25
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--seeds", default=1000, show_default=True, help="How many seeds to run.")
+@click.option("--first", default=0, show_default=True, help="The first seed.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="How many processes.")
+@click.option("--stop-after", default=5, show_default=True, help="Stop when so many seeds have failed.")
+def main(seeds: int, first: int, jobs: int, stop_after: int) -> None:
+    """Simulate the whole engine under seeds: random graphs, rows, interleavings and crashes.
+
+    A failure prints its seed; `fordstone-sim --seeds 1 --first SEED` shows it again. Exit code 1 if any failed.
+
+    Example: fordstone-sim --seeds 10000
+    """
+    from fordstone.testing.simulator import Tally  # noqa: PLC0415 - after POLARS_MAX_THREADS is set
+
+    blocks = [range(start, min(start + BLOCK, first + seeds)) for start in range(first, first + seeds, BLOCK)]
+    tally, failures, began = Tally(), 0, time.monotonic()
+    with ProcessPoolExecutor(jobs) as pool, click.progressbar(length=seeds, label="seeds", file=sys.stderr) as bar:
+        for future in as_completed([pool.submit(run_block, block) for block in blocks]):
+            done, problems = future.result()
+            tally.add(done)
+            failures += len(problems)
+            for problem in problems:
+                click.echo(f"\n{problem}")
+            bar.update(BLOCK)
+            if failures >= stop_after:
+                pool.shutdown(cancel_futures=True)
+                break
+    click.echo(f"{tally}, {failures} failed, {time.monotonic() - began:.0f} s")
+    sys.exit(1 if failures else 0)
+
+
+def run_block(seeds: range) -> tuple[object, list[str]]:
+    """Simulate some seeds; gives what was tried and the failures as text."""
+    from fordstone.testing.scenario import Scenario  # noqa: PLC0415 - in the child process
+    from fordstone.testing.simulator import SimulationError, Tally, simulate  # noqa: PLC0415 - as above
+
+    tally, problems = Tally(), []
+    for seed in seeds:
+        try:
+            tally.add(simulate(Scenario.of(seed)))
+        except SimulationError as error:
+            problems.append(str(error))
+        except Exception:  # noqa: BLE001 - shown to the person who asked
+            problems.append(f"seed {seed}: {traceback.format_exc()}")
+    return tally, problems
+
+
+if __name__ == "__main__":
+    main()

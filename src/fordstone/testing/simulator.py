@@ -1,0 +1,342 @@
+"""Run a whole engine under a seed: random interleavings, crashes at any step and in any disk operation, then judge.
+
+The engine is the real one, with tasks, gates, coordinator, writer and store; clock, disk and scheduler are the
+simulation's. What is judged are the invariants of the design (section 16): consistent cuts, whole checkpoints, and per
+guarantee nothing lost, nothing doubled, or neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import polars as pl
+
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors.connector import Delivery, Sink
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.run import recovered_engine
+from fordstone.model.manifest import Manifest
+from fordstone.operators.partial import ROWS
+from fordstone.testing.memory_disk import MemoryDisk, PowerCut
+from fordstone.testing.scenario import Expected, Scenario, World, build, expect, passes, second_of
+
+STEPS_MAX: Final = 60_000
+IDLE_ADVANCE_US: Final = 2_000
+
+
+class SimulationError(AssertionError):
+    """An invariant did not hold. Says which seed shows it."""
+
+
+class SimClock:
+    """Moves when the simulation says so."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_000_000
+
+    def wall_us(self) -> int:
+        """The simulated time."""
+        return self.now_us
+
+    def monotonic_us(self) -> int:
+        """The simulated time."""
+        return self.now_us
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was tried: part of the result."""
+
+    seeds: int = 0
+    steps: int = 0
+    crashes: int = 0
+    checkpoints: int = 0
+    given_up: int = 0
+    rebuilt: int = 0
+    rescaled: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Sum up."""
+        for name in Tally.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in self.__slots__)
+
+
+class _Swallow(Sink):
+    """Takes dead letters, of which a simulation has none."""
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        if frame.height:
+            raise SimulationError(f"dead letters in epoch {epoch}: {frame}")
+
+    def write(self, frame: pl.DataFrame) -> None:
+        raise SimulationError(f"dead letters written at once: {frame}")
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(slots=True)
+class _Run:
+    scenario: Scenario
+    world: World
+    rng: Random
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    clock: SimClock = field(default_factory=SimClock)
+    tally: Tally = field(default_factory=lambda: Tally(seeds=1))
+    parallelism: int = 1
+    damaged: bool = False
+
+
+def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = None) -> Tally:
+    """Run a scenario to its end and judge it; raises `SimulationError` with the seed if an invariant does not hold."""
+    run = _Run(scenario, build(scenario), Random(scenario.seed ^ 0x5EED), parallelism=scenario.parallelism)
+    try:
+        while not _until_crash_or_end(run, check):
+            _crash(run)
+        _judge(scenario, run.world, expect(scenario))
+    except SimulationError as error:
+        raise SimulationError(
+            f"seed {scenario.seed} ({scenario.shape}, {scenario.guarantee}, {scenario.mode}): {error}"
+        ) from error
+    except Exception as error:
+        error.add_note(f"seed {scenario.seed} ({scenario.shape}, {scenario.guarantee}, {scenario.mode})")
+        raise
+    return run.tally
+
+
+def _store(run: _Run) -> CheckpointStore:
+    return CheckpointStore(run.disk, pipeline=run.world.plan.pipeline, node="sim", compression="none", keep=2)
+
+
+def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bool:
+    """Step a fresh engine; False: it crashed."""
+    scenario, rng = run.scenario, run.rng
+    config = RunConfig(
+        node="sim",
+        bounded=True,
+        parallelism=run.parallelism,
+        interval=f"{scenario.interval_us}us",
+        checkpoint_timeout=f"{scenario.timeout_us}us",
+        keep=2,
+        batch_rows=scenario.batch_rows,
+        channel_rows_max=scenario.channel_rows,
+    )
+    rim = Rim(clock=run.clock, disk=run.disk, choose=rng.randrange, dead_letters=lambda _: _Swallow())
+    try:
+        store = _store(run)
+        _check_whole(run, store)
+        engine = recovered_engine(run.world.plan, run.world.functions, config, rim, store, None)  # type: ignore[arg-type]
+        if (
+            engine.resumption.manifest is not None
+            and engine.resumption.manifest.cut.ended
+            and not engine.resumption.follow
+        ):
+            return True
+        run.tally.rebuilt += len(engine.resumption.follow)
+        return _step_through(run, engine, store, check)
+    except PowerCut:
+        return False
+
+
+def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Callable[[Engine], None] | None) -> bool:
+    scenario, rng = run.scenario, run.rng
+    steppables = engine.steppables()
+    sealed, idle, given_up = engine.writer.epoch, 0, 0
+    may_crash = run.tally.crashes < scenario.crashes_max
+    for _ in range(STEPS_MAX):
+        run.tally.steps += 1
+        run.clock.now_us += rng.randrange(200)
+        if may_crash and rng.random() < scenario.crash_rate:
+            if rng.random() < 0.5:
+                return False
+            run.disk.cut_after = run.disk.changes + rng.randrange(12)
+            may_crash = False
+        if rng.choice(steppables).step():
+            idle = 0
+        else:
+            idle += 1
+            if idle > 2 * len(steppables):
+                run.clock.now_us += IDLE_ADVANCE_US
+        if engine.writer.epoch != sealed:
+            sealed = engine.writer.epoch
+            run.tally.checkpoints += 1
+            _check_cut(run, store, sealed)
+            if check is not None:
+                check(engine)
+        if engine.over:
+            run.tally.given_up += engine.coordinator.given_up - given_up
+            return True
+    raise SimulationError(f"did not end within {STEPS_MAX} steps: {engine.progress()}")
+
+
+def _crash(run: _Run) -> None:
+    run.tally.crashes += 1
+    if run.rng.random() < 0.5:
+        run.disk.crash(run.rng)
+    else:
+        run.disk.kill()
+    if run.scenario.rescales:
+        run.parallelism = run.rng.choice((1, 2, 3))
+        run.tally.rescaled += 1
+    if run.scenario.damages and not run.damaged:
+        run.damaged = _damage(run)
+
+
+def _damage(run: _Run) -> bool:
+    """Flip a byte of the newest checkpoint: of its manifest, or of a run that only it names."""
+    store = _store(run)
+    epochs = store.epochs()
+    if len(epochs) < 2:
+        return False
+    newest, before = store.manifest(epochs[-1]), store.manifest(epochs[-2])
+    only = sorted({ref.digest for ref in newest.runs()} - {ref.digest for ref in before.runs()})
+    base = f"{store.pipeline}/{store.node}"
+    path = f"{base}/manifests/{epochs[-1]:012}.json"
+    if only and run.rng.random() < 0.7:
+        path = f"{base}/runs/{run.rng.choice(only)}"
+    data = bytearray(run.disk.read(path))
+    data[run.rng.randrange(len(data))] ^= 1 << run.rng.randrange(8)
+    run.disk.damage(path, bytes(data))
+    return True
+
+
+# Invariants.
+
+
+def _check_whole(run: _Run, store: CheckpointStore) -> None:
+    """Every sealed checkpoint is whole, whatever the crash (unless we damaged it ourselves)."""
+    if run.damaged:
+        return
+    for fact in store.survey(deep=True).checkpoints:
+        if fact.problem is not None:
+            raise SimulationError(f"sealed checkpoint {fact.epoch} is not whole after a crash: {fact.problem}")
+
+
+def _check_cut(run: _Run, store: CheckpointStore, epoch: int) -> None:
+    """State in the manifest = rows up to its positions, less what is in flight; every named run is there."""
+    for kept in store.epochs():
+        for ref in store.manifest(kept).runs():
+            fault = store.run_fault(ref)
+            if fault is not None:
+                raise SimulationError(f"checkpoint {kept} names a run that is not there: {fault}")
+    if run.scenario.guarantee != "exactly_once":
+        return
+    manifest = store.manifest(epoch)
+    expected = _prefix_counts(run.scenario, manifest)
+    counted = _state_counts(store, manifest) + _in_flight_counts(run, store, manifest)
+    if counted != expected:
+        raise SimulationError(
+            f"checkpoint {epoch} is not a consistent cut: counted {dict(counted)}, input holds {dict(expected)}"
+        )
+
+
+def _prefix_counts(scenario: Scenario, manifest: Manifest) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for number, partitions in enumerate(scenario.partitions):
+        cuts = manifest.cut.sources[f"source{number}"].partitions
+        for index, rows in enumerate(partitions):
+            cut = cuts.get(f"memory-{index:06d}")
+            for row in rows[: cut.position if cut is not None else 0]:
+                counts[row.k] += passes(scenario.shape, row)
+    return +counts
+
+
+def _state_counts(store: CheckpointStore, manifest: Manifest) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for state in manifest.states:
+        if state.step == "count_by_k":
+            latest: dict[int, int] = {}
+            for ref in state.runs:
+                latest |= dict(store.read_run(ref).select("k", ROWS).iter_rows())
+            counts.update(latest)
+    return +counts
+
+
+def _in_flight_counts(run: _Run, store: CheckpointStore, manifest: Manifest) -> Counter[int]:
+    """Rows on their way to the counting step."""
+    counts: Counter[int] = Counter()
+    for log in manifest.channels:
+        if "-windows_by_k/" in log.channel:
+            continue
+        for item in log.items:
+            if item.run is None:
+                continue
+            frame = store.read_run(item.run)
+            weights = frame[ROWS].to_list() if ROWS in frame.columns else [1] * frame.height
+            keep = [True] * frame.height
+            if run.scenario.shape == "union" and ROWS not in frame.columns:
+                keep = [number % 7 != 3 for number in frame["id"].to_list()]
+            for k, weight, kept in zip(frame["k"].to_list(), weights, keep, strict=True):
+                counts[k] += weight if kept else 0
+    return +counts
+
+
+def _judge(scenario: Scenario, world: World, expected: Expected) -> None:
+    ids = (
+        Counter(world.sinks["rows"].rows()["id"].to_list())
+        if expected.ids or world.sinks["rows"].frames()
+        else Counter()
+    )
+    running = _latest_counts(world)
+    match scenario.guarantee:
+        case "exactly_once":
+            _equal("rows let out", ids, expected.ids)
+            _equal("running counts", running, +expected.counts)
+            _judge_windows(scenario, world, expected)
+        case "at_least_once":
+            missing = expected.ids.keys() - ids.keys()
+            if missing:
+                raise SimulationError(f"lost rows {sorted(missing)}")
+            _bounded("running counts", running, expected.counts, least=True)
+        case "at_most_once":
+            doubled = {one: count for one, count in ids.items() if count > expected.ids[one]}
+            if doubled:
+                raise SimulationError(f"doubled rows {doubled}")
+            _bounded("running counts", running, expected.counts, least=False)
+
+
+def _latest_counts(world: World) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for frame in world.sinks["running"].frames():
+        for k, n in frame.select("k", "n").iter_rows():
+            counts[k] = max(counts[k], n)
+    return +counts
+
+
+def _judge_windows(scenario: Scenario, world: World, expected: Expected) -> None:
+    if scenario.shape == "loop":
+        return
+    rows = world.sinks["windows"].rows()
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for k, start, n, total in rows.select("k", "window_start", "n", "total").iter_rows():
+        window = (k, second_of(start))
+        if window in found:
+            raise SimulationError(f"window {window} was let out twice")
+        found[window] = (n, total)
+    _equal("windows", found, expected.windows)
+    if scenario.late_sink:
+        late = world.sinks["late"].rows()
+        _equal("late rows", Counter(late["id"].to_list() if late.width else []), expected.late)
+
+
+def _equal(what: str, got: object, wanted: object) -> None:
+    if got != wanted:
+        raise SimulationError(f"{what}: got {got}, wanted {wanted}")
+
+
+def _bounded(what: str, got: Counter[int], wanted: Counter[int], *, least: bool) -> None:
+    for key in got.keys() | wanted.keys():
+        if (got[key] < wanted[key]) if least else (got[key] > wanted[key]):
+            raise SimulationError(f"{what}: key {key} has {got[key]}, the input holds {wanted[key]}")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from fordstone.checkpoint.cut_log import CutLog, parse_cut_log
+from fordstone.checkpoint.failpoint import NoFailpoints
+from fordstone.checkpoint.placing import Placer
+from fordstone.checkpoint.sealed_json import encode_cut
+
+LOG = "log/cuts.jsonl"
+
+
+def open_log(disk, **options):
+    disk.make_dirs("log")
+    return CutLog(disk, "log", failpoints=NoFailpoints(), placer=Placer(disk), **options)
+
+
+def record(log, *cuts, rebuilt=False, needed_from=10**9):
+    for cut in cuts:
+        log.record(cut, rebuilt=rebuilt, needed_from=needed_from)
+
+
+def test_cuts_are_found_by_another_reader(disk, build):
+    record(open_log(disk), build.cut(1), build.cut(2))
+    assert open_log(disk).read().cuts == {1: build.cut(1), 2: build.cut(2)}
+
+
+def test_a_torn_last_line_does_not_spoil_the_next_one(disk, build):
+    record(open_log(disk), build.cut(1))
+    disk.append(LOG, encode_cut(build.cut(2))[:-9])
+    record(open_log(disk), build.cut(2))
+    content = open_log(disk).read()
+    assert content.cuts == {1: build.cut(1), 2: build.cut(2)}
+    assert content.damaged_lines == 1
+
+
+def test_a_line_that_lacks_only_its_newline_counts(disk, build):
+    record(open_log(disk), build.cut(1))
+    disk.damage(LOG, disk.read(LOG).rstrip(b"\n"))
+    record(open_log(disk), build.cut(2))
+    assert open_log(disk).read().cuts.keys() == {1, 2}
+
+
+def test_a_second_try_of_an_epoch_takes_the_place_of_the_first(disk, build):
+    record(open_log(disk), build.cut(1), build.cut(2, 7), build.cut(3, 7))
+    record(open_log(disk), build.cut(2, 8))
+    assert open_log(disk).read().cuts == {1: build.cut(1), 2: build.cut(2, 8)}
+    assert disk.read(LOG).count(b'"epoch":2') == 1
+
+
+def test_rebuilding_writes_nothing_when_the_line_is_there_and_mends_it_when_not(disk, build):
+    log = open_log(disk)
+    record(log, build.cut(1), build.cut(2), build.cut(3))
+    before = disk.read(LOG)
+    record(log, build.cut(2), rebuilt=True)
+    assert disk.read(LOG) == before
+    disk.damage(LOG, before.replace(b'"epoch":2', b'"epoch":9'))
+    record(open_log(disk), build.cut(2), rebuilt=True)
+    assert open_log(disk).read().cuts.keys() == {1, 2, 3}
+    assert open_log(disk).read().damaged_lines == 0
+
+
+def test_the_log_stays_within_its_bound_and_keeps_the_newest(disk, build):
+    log = open_log(disk, max_bytes=4096)
+    for epoch in range(1, 400):
+        record(log, build.cut(epoch))
+        assert disk.size(LOG) <= 4096
+    assert max(log.read().cuts) == 399
+    assert sorted(log.read().cuts) == list(range(400 - len(log.read().cuts), 400))
+
+
+def test_cuts_that_kept_checkpoints_need_stay_beyond_the_bound_without_endless_rewriting(disk, build):
+    log = open_log(disk, max_bytes=1000)
+    for epoch in range(1, 101):
+        record(log, build.cut(epoch), needed_from=1)
+    assert log.read().cuts.keys() == set(range(1, 101))
+    assert disk.counts["rename"] < 10
+
+
+def test_the_bound_holds_after_a_restart(disk, build):
+    for epoch in range(1, 100):
+        record(open_log(disk, max_bytes=4096), build.cut(epoch))
+    assert disk.size(LOG) <= 4096
+
+
+def test_cuts_of_sealed_epochs_from_a_remote_win_over_what_was_tried_here(disk, build):
+    log = open_log(disk)
+    record(log, build.cut(1), build.cut(2, 7))
+    log.add([build.cut(2, 8), build.cut(3)])
+    assert log.read().cuts == {1: build.cut(1), 2: build.cut(2, 8), 3: build.cut(3)}
+    renames = disk.counts["rename"]
+    log.add([build.cut(3)])
+    assert disk.counts["rename"] == renames
+
+
+def test_lines_of_rubbish_are_counted_and_passed_over(build):
+    data = b"\n".join([b"\x00" * 50, encode_cut(build.cut(4)), b"{}", b"\xff\xfe", encode_cut(build.cut(5))[:-1]])
+    content = parse_cut_log(data)
+    assert content.cuts == {4: build.cut(4)}
+    assert content.damaged_lines == 4

@@ -1,0 +1,40 @@
+"""Every sink that can be looked at keeps the contract of the seam."""
+
+from pathlib import Path
+
+import polars as pl
+
+from fordstone.connectors import MemorySink, files, memory, rows
+from fordstone.connectors.connector import ConnectorSpec
+from fordstone.testing.contracts.sink import SinkContract
+
+
+class TestJsonLines(SinkContract):
+    format = "jsonl"
+
+    def spec(self, place: Path) -> ConnectorSpec:
+        return files(str(place / "out"), format=self.format)
+
+    def seen(self, place: Path) -> pl.DataFrame:
+        return rows(place / "out")
+
+
+class TestCsv(TestJsonLines):
+    format = "csv"
+
+
+class TestParquet(TestJsonLines):
+    format = "parquet"
+
+
+class TestArrow(TestJsonLines):
+    format = "arrow"
+
+
+class TestMemory(SinkContract):
+    def spec(self, place: Path) -> ConnectorSpec:
+        self.live = getattr(self, "live", None) or MemorySink()
+        return memory(self.live)
+
+    def seen(self, place: Path) -> pl.DataFrame:
+        return self.live.rows()
