@@ -65,13 +65,19 @@ def main() -> None:
             store = CheckpointStore(OsDisk(root), pipeline="bench", node="n", compression=compression)
             ref, data = encode_run(frame, compression)
             run = root / "bench" / "n" / "runs" / ref.digest
-            times: dict[str, list[float]] = {"write_run": [], "plain write": [], "read_run": [], "plain read": [], "encode": []}
+            times: dict[str, list[float]] = {
+                "write_run": [],
+                "plain write": [],
+                "read_run": [],
+                "plain read": [],
+                "encode": [],
+            }
             for _ in range(options.rounds):
                 run.unlink(missing_ok=True)
                 times["write_run"].append(timed(lambda store=store: store.write_run(frame)))  # type: ignore[misc]
                 times["plain write"].append(timed(lambda data=data: plain_write(root / "plain", data)))  # type: ignore[misc]
                 times["read_run"].append(timed(lambda store=store, ref=ref: store.read_run(ref)))  # type: ignore[misc]
-                times["plain read"].append(timed(lambda: (root / "plain").read_bytes()))
+                times["plain read"].append(timed((root / "plain").read_bytes))
                 times["encode"].append(timed(lambda compression=compression: encode_run(frame, compression)))  # type: ignore[misc]
             median = {name: statistics.median(values) for name, values in times.items()}
             print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -21,7 +22,7 @@ builders = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(builders)
 
 
-def fold(frames, *, oldest):
+def fold(frames: Any, *, oldest: Any) -> Any:
     assert oldest
     return pl.concat(frames)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from random import Random
+from typing import Any
 
 import pytest
 
 from fordstone.checkpoint.sealed_json import decode_manifest
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.model.manifest import Manifest
 from fordstone.protocol.recovery import CannotResume, Resume, StartEmpty, decide_recovery
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
@@ -15,7 +18,7 @@ SEEDS = range(12)
 EPOCHS = 5
 
 
-def run_script(disk, build, sealed, *, until=EPOCHS):
+def run_script(disk: MemoryDisk, build: Any, sealed: Any, *, until: Any = EPOCHS) -> Any:
     """Go on from whatever is there, commit up to `until`, collect after each. `sealed` learns what `commit` promised."""
     store = build.open(disk, keep=2)
     resume = recover(store)
@@ -28,7 +31,7 @@ def run_script(disk, build, sealed, *, until=EPOCHS):
     return store
 
 
-def recover(store):
+def recover(store: CheckpointStore) -> Any:
     """Survey, decide, and insist that a crash alone never damages anything."""
     survey = store.survey(deep=True)
     decision = decide_recovery(survey.checkpoints, survey.cuts)
@@ -40,13 +43,13 @@ def recover(store):
     return decision.epoch
 
 
-def count_changes(build):
+def count_changes(build: Any) -> Any:
     disk = MemoryDisk()
     run_script(disk, build, {})
     return disk.changes
 
 
-def check_resumed(store, build, sealed):
+def check_resumed(store: CheckpointStore, build: Any, sealed: Any) -> None:
     """The newest sealed epoch or the one that was on its way, with the rows it was committed with."""
     newest = max(sealed, default=0)
     resumed = recover(store)
@@ -60,14 +63,15 @@ def check_resumed(store, build, sealed):
         assert store.cuts()[resumed] == manifest.cut
 
 
-def test_the_script_makes_enough_changes_to_cut_between(build):
+def test_the_script_makes_enough_changes_to_cut_between(build: Any) -> None:
     assert count_changes(build) > 50
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_power_cut_at_every_change_leaves_the_old_or_the_new_checkpoint_whole(build, seed):
+def test_power_cut_at_every_change_leaves_the_old_or_the_new_checkpoint_whole(build: Any, seed: int) -> None:
     for cut_after in range(count_changes(build)):
-        disk, sealed = MemoryDisk(), {}
+        disk = MemoryDisk()
+        sealed: dict[int, Manifest] = {}
         disk.cut_after = cut_after
         with pytest.raises(PowerCut):
             run_script(disk, build, sealed)
@@ -80,10 +84,11 @@ def test_power_cut_at_every_change_leaves_the_old_or_the_new_checkpoint_whole(bu
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_checkpoint_that_a_restarted_process_has_seen_survives_a_later_power_cut(build, seed):
+def test_a_checkpoint_that_a_restarted_process_has_seen_survives_a_later_power_cut(build: Any, seed: int) -> None:
     """The kill comes after the rename and before the sync of the directory; the new process must not trust it unsynced."""
     for cut_after in range(count_changes(build)):
-        disk, sealed = MemoryDisk(), {}
+        disk = MemoryDisk()
+        sealed: dict[int, Manifest] = {}
         disk.cut_after = cut_after
         with pytest.raises(PowerCut):
             run_script(disk, build, sealed)
@@ -94,9 +99,10 @@ def test_a_checkpoint_that_a_restarted_process_has_seen_survives_a_later_power_c
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_many_power_cuts_in_a_row_lose_nothing_that_was_sealed(build, seed):
+def test_many_power_cuts_in_a_row_lose_nothing_that_was_sealed(build: Any, seed: int) -> None:
     rng = Random(seed)
-    disk, sealed = MemoryDisk(), {}
+    disk = MemoryDisk()
+    sealed: dict[int, Manifest] = {}
     for _ in range(8):
         disk.cut_after = rng.randrange(60)
         with contextlib.suppress(PowerCut):
@@ -109,7 +115,7 @@ def test_many_power_cuts_in_a_row_lose_nothing_that_was_sealed(build, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_epoch_tried_twice_never_shows_the_cut_of_the_first_try(build, seed):
+def test_an_epoch_tried_twice_never_shows_the_cut_of_the_first_try(build: Any, seed: int) -> None:
     """Each try has a position of its own. Whatever line of the log is then lost, no unsealed cut comes to light."""
     log = f"{build.base}/cuts.jsonl"
     for cut_after in range(8, 60):
@@ -133,7 +139,7 @@ def test_an_epoch_tried_twice_never_shows_the_cut_of_the_first_try(build, seed):
             assert all(found[epoch] == truth[epoch] for epoch in found)
 
 
-def test_power_cut_while_setting_aside_never_unseals_the_epoch(build):
+def test_power_cut_while_setting_aside_never_unseals_the_epoch(build: Any) -> None:
     """Epoch 3 is damaged and set aside, then computed again: at every moment it is known to have been sealed."""
     done = False
     cut_after = 0
@@ -194,10 +200,11 @@ class Forgetful(MemoryDisk):
         ("fsync_dir", "/manifests"),
     ],
 )
-def test_these_tests_notice_every_sync_that_is_left_out(build, operation, part):
+def test_these_tests_notice_every_sync_that_is_left_out(build: Any, operation: Any, part: Any) -> None:
     for cut_after in range(60, 80):
         for seed in range(20):
-            disk, sealed = Forgetful(operation, part), {}
+            disk = Forgetful(operation, part)
+            sealed: dict[int, Manifest] = {}
             disk.cut_after = cut_after
             with contextlib.suppress(PowerCut):
                 run_script(disk, build, sealed)
@@ -210,7 +217,7 @@ def test_these_tests_notice_every_sync_that_is_left_out(build, operation, part):
     pytest.fail("a sync was left out and nobody noticed")
 
 
-def test_a_manifest_in_place_can_always_be_parsed_after_a_power_cut(build):
+def test_a_manifest_in_place_can_always_be_parsed_after_a_power_cut(build: Any) -> None:
     for seed in SEEDS:
         disk = MemoryDisk()
         run_script(disk, build, {}, until=2)

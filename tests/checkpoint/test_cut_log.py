@@ -1,29 +1,32 @@
 from __future__ import annotations
 
+from typing import Any
+
 from fordstone.checkpoint.cut_log import CutLog, parse_cut_log
 from fordstone.checkpoint.failpoint import NoFailpoints
 from fordstone.checkpoint.placing import Placer
 from fordstone.checkpoint.sealed_json import encode_cut
+from fordstone.testing.memory_disk import MemoryDisk
 
 LOG = "log/cuts.jsonl"
 
 
-def open_log(disk, **options):
+def open_log(disk: MemoryDisk, **options: Any) -> Any:
     disk.make_dirs("log")
     return CutLog(disk, "log", failpoints=NoFailpoints(), placer=Placer(disk), **options)
 
 
-def record(log, *cuts, rebuilt=False, needed_from=10**9):
+def record(log: Any, *cuts: Any, rebuilt: Any = False, needed_from: Any = 10**9) -> None:
     for cut in cuts:
         log.record(cut, rebuilt=rebuilt, needed_from=needed_from)
 
 
-def test_cuts_are_found_by_another_reader(disk, build):
+def test_cuts_are_found_by_another_reader(disk: MemoryDisk, build: Any) -> None:
     record(open_log(disk), build.cut(1), build.cut(2))
     assert open_log(disk).read().cuts == {1: build.cut(1), 2: build.cut(2)}
 
 
-def test_a_torn_last_line_does_not_spoil_the_next_one(disk, build):
+def test_a_torn_last_line_does_not_spoil_the_next_one(disk: MemoryDisk, build: Any) -> None:
     record(open_log(disk), build.cut(1))
     disk.append(LOG, encode_cut(build.cut(2))[:-9])
     record(open_log(disk), build.cut(2))
@@ -32,21 +35,21 @@ def test_a_torn_last_line_does_not_spoil_the_next_one(disk, build):
     assert content.damaged_lines == 1
 
 
-def test_a_line_that_lacks_only_its_newline_counts(disk, build):
+def test_a_line_that_lacks_only_its_newline_counts(disk: MemoryDisk, build: Any) -> None:
     record(open_log(disk), build.cut(1))
     disk.damage(LOG, disk.read(LOG).rstrip(b"\n"))
     record(open_log(disk), build.cut(2))
     assert open_log(disk).read().cuts.keys() == {1, 2}
 
 
-def test_a_second_try_of_an_epoch_takes_the_place_of_the_first(disk, build):
+def test_a_second_try_of_an_epoch_takes_the_place_of_the_first(disk: MemoryDisk, build: Any) -> None:
     record(open_log(disk), build.cut(1), build.cut(2, 7), build.cut(3, 7))
     record(open_log(disk), build.cut(2, 8))
     assert open_log(disk).read().cuts == {1: build.cut(1), 2: build.cut(2, 8)}
     assert disk.read(LOG).count(b'"epoch":2') == 1
 
 
-def test_rebuilding_writes_nothing_when_the_line_is_there_and_mends_it_when_not(disk, build):
+def test_rebuilding_writes_nothing_when_the_line_is_there_and_mends_it_when_not(disk: MemoryDisk, build: Any) -> None:
     log = open_log(disk)
     record(log, build.cut(1), build.cut(2), build.cut(3))
     before = disk.read(LOG)
@@ -58,7 +61,7 @@ def test_rebuilding_writes_nothing_when_the_line_is_there_and_mends_it_when_not(
     assert open_log(disk).read().damaged_lines == 0
 
 
-def test_the_log_stays_within_its_bound_and_keeps_the_newest(disk, build):
+def test_the_log_stays_within_its_bound_and_keeps_the_newest(disk: MemoryDisk, build: Any) -> None:
     log = open_log(disk, max_bytes=4096)
     for epoch in range(1, 400):
         record(log, build.cut(epoch))
@@ -67,7 +70,9 @@ def test_the_log_stays_within_its_bound_and_keeps_the_newest(disk, build):
     assert sorted(log.read().cuts) == list(range(400 - len(log.read().cuts), 400))
 
 
-def test_cuts_that_kept_checkpoints_need_stay_beyond_the_bound_without_endless_rewriting(disk, build):
+def test_cuts_that_kept_checkpoints_need_stay_beyond_the_bound_without_endless_rewriting(
+    disk: MemoryDisk, build: Any
+) -> None:
     log = open_log(disk, max_bytes=1000)
     for epoch in range(1, 101):
         record(log, build.cut(epoch), needed_from=1)
@@ -75,13 +80,13 @@ def test_cuts_that_kept_checkpoints_need_stay_beyond_the_bound_without_endless_r
     assert disk.counts["rename"] < 10
 
 
-def test_the_bound_holds_after_a_restart(disk, build):
+def test_the_bound_holds_after_a_restart(disk: MemoryDisk, build: Any) -> None:
     for epoch in range(1, 100):
         record(open_log(disk, max_bytes=4096), build.cut(epoch))
     assert disk.size(LOG) <= 4096
 
 
-def test_cuts_of_sealed_epochs_from_a_remote_win_over_what_was_tried_here(disk, build):
+def test_cuts_of_sealed_epochs_from_a_remote_win_over_what_was_tried_here(disk: MemoryDisk, build: Any) -> None:
     log = open_log(disk)
     record(log, build.cut(1), build.cut(2, 7))
     log.add([build.cut(2, 8), build.cut(3)])
@@ -91,7 +96,7 @@ def test_cuts_of_sealed_epochs_from_a_remote_win_over_what_was_tried_here(disk, 
     assert disk.counts["rename"] == renames
 
 
-def test_lines_of_rubbish_are_counted_and_passed_over(build):
+def test_lines_of_rubbish_are_counted_and_passed_over(build: Any) -> None:
     data = b"\n".join([b"\x00" * 50, encode_cut(build.cut(4)), b"{}", b"\xff\xfe", encode_cut(build.cut(5))[:-1]])
     content = parse_cut_log(data)
     assert content.cuts == {4: build.cut(4)}

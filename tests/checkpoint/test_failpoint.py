@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,13 @@ IN_THE_STORE = [name for name in FAILPOINTS if not name.startswith("sink.")]
 EPOCHS = 6
 
 
-def run_child(root, failpoint):
+def run_child(root: Any, failpoint: Any) -> Any:
     command = [sys.executable, str(CHILD), str(root), failpoint, str(EPOCHS)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("name", IN_THE_STORE)
-def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path, build, name):
+def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path: Path, build: Any, name: Any) -> None:
     hits = tmp_path / "hits"
     root = tmp_path / "state"
     killed = run_child(root, f"{name}:2@{hits}")
@@ -48,7 +49,7 @@ def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path, 
     assert build.open(OsDisk(root), keep=2).epochs()[-1] == EPOCHS
 
 
-def test_a_failpoint_is_parsed_from_its_text():
+def test_a_failpoint_is_parsed_from_its_text() -> None:
     assert isinstance(parse_failpoints(""), NoFailpoints)
     assert isinstance(parse_failpoints("  "), NoFailpoints)
     for text, count, hits in [
@@ -66,19 +67,19 @@ def test_a_failpoint_is_parsed_from_its_text():
     "text",
     ["nowhere", "nowhere:1", ":1", "run.created:", "run.created:0", "run.created:-1", "run.created:x", "run.created:²"],
 )
-def test_a_failpoint_that_makes_no_sense_is_refused(text):
+def test_a_failpoint_that_makes_no_sense_is_refused(text: Any) -> None:
     with pytest.raises(ConfigError, match="failpoint"):
         parse_failpoints(text)
 
 
-def test_other_failpoints_are_passed(tmp_path):
+def test_other_failpoints_are_passed(tmp_path: Path) -> None:
     failpoint = KillAt("run.created", 1, hits=tmp_path / "hits")
     failpoint.hit("run.synced")
     NoFailpoints().hit("run.created")
     assert not (tmp_path / "hits").exists()
 
 
-def test_hits_before_the_last_are_counted_and_survived(tmp_path):
+def test_hits_before_the_last_are_counted_and_survived(tmp_path: Path) -> None:
     failpoint = KillAt("run.created", 3, hits=tmp_path / "hits")
     failpoint.hit("run.created")
     failpoint.hit("run.created")

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 import pytest
 
 from fordstone.checkpoint.merge import Merged, merge_checkpoint, merge_state
+from fordstone.checkpoint.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.state.piece import Piece, PieceList
 from fordstone.state.state import State
+from fordstone.testing.memory_disk import MemoryDisk
 
 
 class Summed(State):
@@ -17,7 +20,7 @@ class Summed(State):
     def __init__(self, pieces: Sequence[Piece], *, keeps_frames: bool = False, fold: slice = slice(None)) -> None:
         self.pieces = PieceList(pieces)
         self.fold = fold
-        self.oldest: bool | None = None
+        self.oldest_seen: list[bool] = []
         self._keeps_frames = keeps_frames
 
     @property
@@ -35,7 +38,7 @@ class Summed(State):
         return found if len(found) > 1 else ()
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
-        self.oldest = oldest
+        self.oldest_seen.append(oldest)
         return fold(frames, oldest=oldest)
 
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
@@ -49,20 +52,26 @@ class Summed(State):
         return 0
 
 
-def fold(frames, *, oldest):
+def fold(frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
     rows = pl.concat(frames).group_by("k", maintain_order=True).agg(pl.col("n").sum())
     return rows.filter(pl.col("n") != 0) if oldest else rows
 
 
-def part(key, n):
+def rows_of(store: CheckpointStore, state: State, at: int) -> list[Any]:
+    ref = state.freeze()[at].ref
+    assert ref is not None
+    return store.read_run(ref).rows()
+
+
+def part(key: str, n: int) -> pl.DataFrame:
     return pl.DataFrame({"k": [key], "n": [n]})
 
 
-def stored(store, frame):
+def stored(store: CheckpointStore, frame: Any) -> Any:
     return Piece(ref=store.write_run(frame))
 
 
-def test_pieces_on_disk_and_in_memory_are_folded_into_one_durable_run(store):
+def test_pieces_on_disk_and_in_memory_are_folded_into_one_durable_run(store: CheckpointStore) -> None:
     state = Summed([stored(store, part("a", 1)), Piece(part("b", 2)), stored(store, part("a", 3))])
     assert merge_state(store, state)
     (piece,) = state.freeze()
@@ -71,37 +80,37 @@ def test_pieces_on_disk_and_in_memory_are_folded_into_one_durable_run(store):
     assert not piece.in_memory
 
 
-def test_a_state_that_lives_in_its_frames_keeps_the_folded_one(store):
+def test_a_state_that_lives_in_its_frames_keeps_the_folded_one(store: CheckpointStore) -> None:
     state = Summed([stored(store, part("a", 1)), stored(store, part("a", 2))], keeps_frames=True)
     merge_state(store, state)
     assert state.freeze()[0].frame().rows() == [("a", 3)]
 
 
-def test_nothing_to_fold_writes_nothing(disk, store):
+def test_nothing_to_fold_writes_nothing(disk: MemoryDisk, store: CheckpointStore) -> None:
     changes = disk.changes
     assert not merge_state(store, Summed([Piece(part("a", 1))]))
     assert disk.changes == changes
 
 
-def test_tombstones_go_only_when_the_oldest_piece_is_folded_in(store):
+def test_tombstones_go_only_when_the_oldest_piece_is_folded_in(store: CheckpointStore) -> None:
     pieces = [stored(store, part("a", 1)), stored(store, part("b", 5)), stored(store, part("b", -5))]
     state = Summed(pieces, fold=slice(1, None))
     merge_state(store, state, first=pieces[0])
-    assert state.oldest is False
-    assert store.read_run(state.freeze()[1].ref).rows() == [("b", 0)]
+    assert state.oldest_seen == [False]
+    assert rows_of(store, state, 1) == [("b", 0)]
     state.fold = slice(None)
     merge_state(store, state, first=pieces[0])
-    assert state.oldest is True
-    assert store.read_run(state.freeze()[0].ref).rows() == [("a", 1)]
+    assert state.oldest_seen == [False, True]
+    assert rows_of(store, state, 0) == [("a", 1)]
 
 
-def test_without_knowing_the_oldest_piece_tombstones_stay(store):
+def test_without_knowing_the_oldest_piece_tombstones_stay(store: CheckpointStore) -> None:
     state = Summed([stored(store, part("b", 5)), stored(store, part("b", -5))])
     merge_state(store, state)
-    assert state.oldest is False
+    assert state.oldest_seen == [False]
 
 
-def test_a_piece_that_is_written_while_it_is_asked_for_is_read_from_disk(store):
+def test_a_piece_that_is_written_while_it_is_asked_for_is_read_from_disk(store: CheckpointStore) -> None:
     class Slippery(Piece):
         @property
         def in_memory(self) -> bool:
@@ -110,10 +119,12 @@ def test_a_piece_that_is_written_while_it_is_asked_for_is_read_from_disk(store):
     ref = store.write_run(part("a", 1))
     state = Summed([Slippery(ref=ref), Piece(part("a", 2))])
     merge_state(store, state)
-    assert store.read_run(state.freeze()[0].ref).rows() == [("a", 3)]
+    assert rows_of(store, state, 0) == [("a", 3)]
 
 
-def test_a_damaged_piece_stops_the_merge_and_the_state_stays_as_it_was(disk, store, build):
+def test_a_damaged_piece_stops_the_merge_and_the_state_stays_as_it_was(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     pieces = [stored(store, part("a", 1)), stored(store, part("a", 2))]
     disk.damage(f"{build.base}/runs/{pieces[0].ref.digest}", b"?")
     state = Summed(pieces)
@@ -123,7 +134,7 @@ def test_a_damaged_piece_stops_the_merge_and_the_state_stays_as_it_was(disk, sto
 
 
 @pytest.fixture
-def two(store, build):
+def two(store: CheckpointStore, build: Any) -> Any:
     """Two checkpoints that share their first runs."""
     runs = [store.write_run(part("a", n)) for n in (1, 2, 3)]
     store.commit(build.manifest(1, tuple(runs[:2])))
@@ -131,7 +142,9 @@ def two(store, build):
     return store
 
 
-def test_merging_the_newest_checkpoint_leaves_its_meaning_and_older_ones_alone(disk, two, build):
+def test_merging_the_newest_checkpoint_leaves_its_meaning_and_older_ones_alone(
+    disk: MemoryDisk, two: CheckpointStore, build: Any
+) -> None:
     before = two.manifest(1)
     done = merge_checkpoint(two, lambda step, state: fold if (step, state) == ("count", "main") else None)
     assert isinstance(done, Merged)
@@ -145,7 +158,7 @@ def test_merging_the_newest_checkpoint_leaves_its_meaning_and_older_ones_alone(d
     assert other.epochs() == (1, 2)
 
 
-def test_old_runs_go_once_no_older_checkpoint_names_them(disk, build):
+def test_old_runs_go_once_no_older_checkpoint_names_them(disk: MemoryDisk, build: Any) -> None:
     store = build.open(disk, keep=1)
     store.commit(build.manifest(1, tuple(store.write_run(part("a", n)) for n in (1, 2, 3))))
     merge_checkpoint(store, lambda *_: fold)
@@ -153,22 +166,22 @@ def test_old_runs_go_once_no_older_checkpoint_names_them(disk, build):
     assert store.verify().whole
 
 
-def test_a_state_that_nobody_can_fold_stays_as_it_is(two):
+def test_a_state_that_nobody_can_fold_stays_as_it_is(two: CheckpointStore) -> None:
     assert merge_checkpoint(two, lambda *_: None) is None
 
 
-def test_merging_twice_does_nothing_the_second_time(disk, two):
+def test_merging_twice_does_nothing_the_second_time(disk: MemoryDisk, two: CheckpointStore) -> None:
     merge_checkpoint(two, lambda *_: fold)
     changes = disk.changes
     assert merge_checkpoint(two, lambda *_: fold) is None
     assert disk.changes == changes
 
 
-def test_merging_without_a_checkpoint_says_so(store):
+def test_merging_without_a_checkpoint_says_so(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="there is nothing to merge"):
         merge_checkpoint(store, lambda *_: fold)
 
 
-def test_a_checkpoint_that_does_not_exist_cannot_be_replaced(store, build):
+def test_a_checkpoint_that_does_not_exist_cannot_be_replaced(store: CheckpointStore, build: Any) -> None:
     with pytest.raises(CheckpointError, match="cannot be replaced"):
         store.replace(build.manifest(1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from fordstone.testing.memory_disk import MemoryDisk
 
 
 @pytest.fixture(params=["directory", "file-url", "memory-disk", "fsspec-memory", "fsspec-local"])
-def remote(request, tmp_path):
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     match request.param:
         case "directory":
             return open_remote(str(tmp_path / "far"))
@@ -29,7 +31,7 @@ def remote(request, tmp_path):
             return FsspecRemote(LocalFileSystem(), str(tmp_path / "far"))
 
 
-def test_what_was_put_is_got_and_replaced(remote):
+def test_what_was_put_is_got_and_replaced(remote: Any) -> None:
     remote.put("p/n/runs/a", b"one")
     remote.put("p/n/runs/a", b"other")
     remote.put("p/n/runs/empty", b"")
@@ -37,7 +39,7 @@ def test_what_was_put_is_got_and_replaced(remote):
     assert remote.sizes("p/n/runs") == {"a": 5, "empty": 0}
 
 
-def test_what_is_missing_is_told_as_missing(remote):
+def test_what_is_missing_is_told_as_missing(remote: Any) -> None:
     with pytest.raises(FileNotFoundError):
         remote.get("p/n/runs/none")
     assert remote.sizes("p/n/none") == {}
@@ -48,13 +50,13 @@ def test_what_is_missing_is_told_as_missing(remote):
         remote.get("p/none")
 
 
-def test_what_was_removed_is_gone(remote):
+def test_what_was_removed_is_gone(remote: Any) -> None:
     remote.put("p/a", b"1")
     remote.remove("p/a")
     assert remote.sizes("p") == {}
 
 
-def test_directories_are_not_listed_as_files(remote):
+def test_directories_are_not_listed_as_files(remote: Any) -> None:
     remote.put("p/n/a", b"1")
     remote.put("p/b", b"22")
     assert remote.sizes("p").get("b") == 2
@@ -63,7 +65,7 @@ def test_directories_are_not_listed_as_files(remote):
     assert remote.sizes("p/n") == {"a": 1}
 
 
-def test_leftovers_are_hidden_and_tidied():
+def test_leftovers_are_hidden_and_tidied() -> None:
     disk = MemoryDisk()
     disk.make_dirs("p")
     disk.create("p/half.tmp", b"1")
@@ -73,9 +75,9 @@ def test_leftovers_are_hidden_and_tidied():
     assert disk.list("p") == []
 
 
-def test_whatever_a_backend_raises_becomes_a_storage_error():
+def test_whatever_a_backend_raises_becomes_a_storage_error() -> None:
     class Broken:
-        def __getattr__(self, name):
+        def __getattr__(self, name: Any) -> None:
             raise RuntimeError("the backend has its own ideas")
 
     remote = FsspecRemote(Broken(), "bucket")
@@ -90,7 +92,7 @@ def test_whatever_a_backend_raises_becomes_a_storage_error():
 
 
 @pytest.mark.parametrize("url", ["nonsense://x", "s3://bucket/x"])
-def test_a_url_that_cannot_be_opened_says_what_to_install(url):
+def test_a_url_that_cannot_be_opened_says_what_to_install(url: Any) -> None:
     try:
         open_remote(url)
     except ConfigError as error:
@@ -99,7 +101,7 @@ def test_a_url_that_cannot_be_opened_says_what_to_install(url):
         assert url.startswith("s3")
 
 
-def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path):
+def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
     code = (
         "import sys, fordstone.checkpoint.upload as u, fordstone.checkpoint.fetch\n"
         "from fordstone.checkpoint.remote import open_remote\n"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from decimal import Decimal
+from typing import Any
 
 import polars as pl
 import pytest
@@ -32,13 +33,13 @@ EVERY_TYPE = pl.DataFrame(
 
 
 @pytest.fixture(params=["stream", "file"])
-def either_format(request, monkeypatch):
+def either_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(run_file, "_FILE_ROWS_MIN", 0 if request.param == "file" else 10**9)
     return request.param
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_frame_of_every_type_comes_back_as_it_was(either_format, compression):
+def test_a_frame_of_every_type_comes_back_as_it_was(either_format: Any, compression: Any) -> None:
     ref, data = encode_run(EVERY_TYPE, compression)
     assert_frame_equal(decode_run(bytes(data), ref), EVERY_TYPE)
     assert bytes(data).startswith(b"ARROW1") == (either_format == "file")
@@ -48,26 +49,26 @@ def test_a_frame_of_every_type_comes_back_as_it_was(either_format, compression):
 @pytest.mark.parametrize(
     "frame", [EVERY_TYPE.clear(), pl.DataFrame(schema={"a": pl.Int64}), pl.DataFrame({"a": ["x"] * 70_000})]
 )
-def test_frames_without_rows_and_with_many_come_back(compression, frame):
+def test_frames_without_rows_and_with_many_come_back(compression: Any, frame: Any) -> None:
     ref, data = encode_run(frame, compression)
     assert ref.rows == frame.height
     assert_frame_equal(decode_run(bytes(data), ref), frame)
 
 
-def test_the_reference_says_what_the_bytes_are():
+def test_the_reference_says_what_the_bytes_are() -> None:
     ref, data = encode_run(EVERY_TYPE, "zstd")
     assert ref.digest == hashlib.sha256(data).hexdigest()
     assert ref.size_bytes == len(data)
     assert ref.rows == 3
 
 
-def test_a_frame_in_many_small_chunks_gives_the_same_file_as_in_one():
+def test_a_frame_in_many_small_chunks_gives_the_same_file_as_in_one() -> None:
     whole = pl.DataFrame({"n": range(1000), "text": [f"row number {n}" for n in range(1000)]})
     pieces = pl.concat([whole[at : at + 10] for at in range(0, 1000, 10)], rechunk=False)
     assert pieces.n_chunks() == 100
     assert encode_run(pieces, "lz4")[0] == encode_run(whole, "lz4")[0]
 
 
-def test_compression_that_does_not_exist_is_refused():
+def test_compression_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="gzip"):
         encode_run(EVERY_TYPE, "gzip")  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -8,18 +10,19 @@ import pytest
 
 from fordstone.checkpoint.disk import FatalStorageError, OsDisk
 from fordstone.checkpoint.run_store import HOLD_COMMITS
+from fordstone.checkpoint.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, StorageError
 from fordstone.model.manifest import RunRef
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.testing.memory_disk import MemoryDisk
 
 
-def decide(store, *, deep=True):
+def decide(store: CheckpointStore, *, deep: Any = True) -> Any:
     survey = store.survey(deep=deep)
     return decide_recovery(survey.checkpoints, survey.cuts)
 
 
-def files_of(disk, base):
+def files_of(disk: MemoryDisk, base: Any) -> Any:
     """Every file with its bytes."""
     found = {}
     for directory in ("", "/manifests", "/runs", "/aside"):
@@ -30,7 +33,9 @@ def files_of(disk, base):
     return found
 
 
-def test_what_was_committed_is_read_back_by_another_process(disk, store, build):
+def test_what_was_committed_is_read_back_by_another_process(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     manifest = build.commit(store, 1)
     other = build.open(disk)
     assert other.manifest(1) == manifest
@@ -39,7 +44,9 @@ def test_what_was_committed_is_read_back_by_another_process(disk, store, build):
     assert decide(other) == Resume(epoch=1, where="local")
 
 
-def test_two_equal_runs_are_one_file_and_two_contributions(disk, store, build):
+def test_two_equal_runs_are_one_file_and_two_contributions(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     first, second = store.write_run(build.frame(1)), store.write_run(build.frame(1))
     store.commit(build.manifest(1, (first, second)))
     assert first == second
@@ -47,7 +54,7 @@ def test_two_equal_runs_are_one_file_and_two_contributions(disk, store, build):
     assert build.open(disk).manifest(1).states[0].runs == (first, first)
 
 
-def test_a_run_that_is_there_is_not_written_again(disk, store, build):
+def test_a_run_that_is_there_is_not_written_again(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     store.write_run(build.frame(1))
     written = disk.counts["create"]
     store.write_run(build.frame(1))
@@ -55,7 +62,9 @@ def test_a_run_that_is_there_is_not_written_again(disk, store, build):
 
 
 @pytest.mark.parametrize("form", [lambda data: b"", lambda data: data[:-1] + b"?"])
-def test_a_damaged_run_is_written_again_and_heals_older_checkpoints(disk, store, build, form):
+def test_a_damaged_run_is_written_again_and_heals_older_checkpoints(
+    disk: MemoryDisk, store: CheckpointStore, build: Any, form: Any
+) -> None:
     run = store.write_run(build.frame(1))
     store.commit(build.manifest(1, (run,)))
     path = f"{build.base}/runs/{run.digest}"
@@ -65,14 +74,16 @@ def test_a_damaged_run_is_written_again_and_heals_older_checkpoints(disk, store,
     assert store.verify().whole
 
 
-def test_a_run_from_elsewhere_is_checked_before_it_is_stored(disk, store, build):
+def test_a_run_from_elsewhere_is_checked_before_it_is_stored(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     run = build.open(MemoryDisk()).write_run(build.frame(5))
     with pytest.raises(DamagedError, match="has 3 bytes, the manifest says"):
         store.put_run(run, b"abc")
     assert disk.list(f"{build.base}/runs") == []
 
 
-def test_a_sealed_epoch_is_not_sealed_again(store, build):
+def test_a_sealed_epoch_is_not_sealed_again(store: CheckpointStore, build: Any) -> None:
     build.commit(store, 1)
     build.commit(store, 2)
     with pytest.raises(CheckpointError, match="epoch 2 is the newest sealed one, so the next is 3"):
@@ -81,19 +92,21 @@ def test_a_sealed_epoch_is_not_sealed_again(store, build):
         store.commit(build.manifest(4))
 
 
-def test_a_manifest_that_names_a_run_that_is_not_stored_is_refused(store, build):
+def test_a_manifest_that_names_a_run_that_is_not_stored_is_refused(store: CheckpointStore, build: Any) -> None:
     with pytest.raises(CheckpointError, match="names 1 runs that are not stored, aaaaaaaaaaaa"):
         store.commit(build.manifest(1, (RunRef(digest="a" * 64, size_bytes=1, rows=1),)))
     assert store.epochs() == ()
 
 
 @pytest.mark.parametrize("change", [{"pipeline": "other"}, {"node": "other"}, {"epoch": 2}])
-def test_a_manifest_of_something_else_is_refused(store, build, change):
+def test_a_manifest_of_something_else_is_refused(store: CheckpointStore, build: Any, change: Any) -> None:
     with pytest.raises(CheckpointError, match="does not belong into the store"):
         store.commit(msgspec.structs.replace(build.manifest(1), **change))
 
 
-def test_a_damaged_checkpoint_is_set_aside_with_its_damaged_runs_and_nothing_is_deleted(disk, store, build):
+def test_a_damaged_checkpoint_is_set_aside_with_its_damaged_runs_and_nothing_is_deleted(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     for epoch in (1, 2, 3):
         build.commit(store, epoch)
     (run,) = store.manifest(3).segments[0].runs
@@ -109,7 +122,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_its_damaged_runs_and_nothing_is_
     assert decide(build.open(disk)).rebuild == (3,)
 
 
-def test_an_epoch_that_was_set_aside_stays_sealed(disk, store, build):
+def test_an_epoch_that_was_set_aside_stays_sealed(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     build.commit(store, 1)
     manifest = build.commit(store, 2)
     store.set_aside(2, "for a test")
@@ -121,7 +134,9 @@ def test_an_epoch_that_was_set_aside_stays_sealed(disk, store, build):
     build.commit(store, 3)
 
 
-def test_rebuilding_keeps_the_damaged_manifest_for_those_who_want_to_look(disk, store, build):
+def test_rebuilding_keeps_the_damaged_manifest_for_those_who_want_to_look(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     build.commit(store, 1)
     manifest = build.commit(store, 2)
     disk.damage(f"{build.base}/manifests/000000000002.json", b"rotten")
@@ -130,7 +145,7 @@ def test_rebuilding_keeps_the_damaged_manifest_for_those_who_want_to_look(disk, 
     assert store.manifest(2) == manifest
 
 
-def test_setting_aside_twice_keeps_both(disk, store, build):
+def test_setting_aside_twice_keeps_both(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     build.commit(store, 1)
     for _ in range(2):
         manifest = store.manifest(1)
@@ -140,7 +155,9 @@ def test_setting_aside_twice_keeps_both(disk, store, build):
     assert store.verify().whole
 
 
-def test_leftovers_of_a_crash_are_cleaned_at_open_but_not_when_only_looking(disk, store, build):
+def test_leftovers_of_a_crash_are_cleaned_at_open_but_not_when_only_looking(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     build.commit(store, 1)
     disk.create(f"{build.base}/runs/x-1.tmp", b"half")
     disk.create(f"{build.base}/manifests/x-2.tmp", b"half")
@@ -151,7 +168,7 @@ def test_leftovers_of_a_crash_are_cleaned_at_open_but_not_when_only_looking(disk
     assert not [name for name in files_of(disk, build.base) if name.endswith(".tmp")]
 
 
-def test_a_store_for_reading_only_changes_nothing(disk, store, build):
+def test_a_store_for_reading_only_changes_nothing(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     manifest = build.commit(store, 1)
     reader = build.open(disk, read_only=True)
     changes = disk.changes
@@ -171,12 +188,12 @@ def test_a_store_for_reading_only_changes_nothing(disk, store, build):
     assert disk.changes == changes
 
 
-def test_looking_at_a_store_that_does_not_exist_finds_nothing_and_makes_nothing(disk, build):
+def test_looking_at_a_store_that_does_not_exist_finds_nothing_and_makes_nothing(disk: MemoryDisk, build: Any) -> None:
     assert build.open(disk, read_only=True).survey().checkpoints == ()
     assert not disk.exists(build.base)
 
 
-def test_foreign_files_are_passed_over(disk, store, build):
+def test_foreign_files_are_passed_over(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     build.commit(store, 1)
     for name in (
         "manifests/readme.txt",
@@ -195,7 +212,7 @@ def test_foreign_files_are_passed_over(disk, store, build):
 # Retention
 
 
-def test_the_last_n_are_kept_and_every_run_they_name(disk, build):
+def test_the_last_n_are_kept_and_every_run_they_name(disk: MemoryDisk, build: Any) -> None:
     store = build.open(disk, keep=2)
     for epoch in range(1, 9):
         build.commit(store, epoch)
@@ -207,7 +224,7 @@ def test_the_last_n_are_kept_and_every_run_they_name(disk, build):
     assert store.size_bytes() == sum(disk.size(f"{build.base}/runs/{digest}") for digest in named)
 
 
-def test_a_pinned_checkpoint_stays_whole_until_it_is_unpinned_as_often(disk, build):
+def test_a_pinned_checkpoint_stays_whole_until_it_is_unpinned_as_often(disk: MemoryDisk, build: Any) -> None:
     store = build.open(disk, keep=1)
     build.commit(store, 1)
     store.pin(1)
@@ -227,7 +244,7 @@ def test_a_pinned_checkpoint_stays_whole_until_it_is_unpinned_as_often(disk, bui
     assert collected.size_bytes > 0
 
 
-def test_the_newest_acknowledged_checkpoint_stays(build, store):
+def test_the_newest_acknowledged_checkpoint_stays(build: Any, store: CheckpointStore) -> None:
     for epoch in range(1, 9):
         build.commit(store, epoch)
     store.collect(acknowledged=3)
@@ -235,12 +252,14 @@ def test_the_newest_acknowledged_checkpoint_stays(build, store):
     assert store.verify().whole
 
 
-def test_a_checkpoint_that_does_not_exist_cannot_be_pinned(store):
+def test_a_checkpoint_that_does_not_exist_cannot_be_pinned(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="cannot be pinned"):
         store.pin(1)
 
 
-def test_a_run_that_an_attempt_wrote_survives_until_the_next_attempt_names_it(store, build):
+def test_a_run_that_an_attempt_wrote_survives_until_the_next_attempt_names_it(
+    store: CheckpointStore, build: Any
+) -> None:
     build.commit(store, 1)
     run = store.write_run(build.frame(77))
     store.collect()
@@ -250,7 +269,7 @@ def test_a_run_that_an_attempt_wrote_survives_until_the_next_attempt_names_it(st
     assert store.verify().whole
 
 
-def test_a_run_found_again_is_not_collected_before_it_is_named(build, disk):
+def test_a_run_found_again_is_not_collected_before_it_is_named(build: Any, disk: MemoryDisk) -> None:
     """Its old manifests are about to go; `write_run` finds the file and does not write it."""
     store = build.open(disk, keep=1)
     run = store.write_run(build.frame(1))
@@ -262,7 +281,7 @@ def test_a_run_found_again_is_not_collected_before_it_is_named(build, disk):
     assert store.verify().whole
 
 
-def test_a_run_that_nobody_ever_names_goes_in_the_end(build, store, disk):
+def test_a_run_that_nobody_ever_names_goes_in_the_end(build: Any, store: CheckpointStore, disk: MemoryDisk) -> None:
     orphan = store.write_run(build.frame(77))
     for epoch in range(1, HOLD_COMMITS + 3):
         store.commit(build.manifest(epoch))
@@ -270,7 +289,9 @@ def test_a_run_that_nobody_ever_names_goes_in_the_end(build, store, disk):
     assert not disk.exists(f"{build.base}/runs/{orphan.digest}")
 
 
-def test_runs_that_nobody_names_after_a_restart_go_with_the_first_collection(disk, store, build):
+def test_runs_that_nobody_names_after_a_restart_go_with_the_first_collection(
+    disk: MemoryDisk, store: CheckpointStore, build: Any
+) -> None:
     build.commit(store, 1)
     orphan = store.write_run(build.frame(77))
     other = build.open(disk)
@@ -279,7 +300,9 @@ def test_runs_that_nobody_names_after_a_restart_go_with_the_first_collection(dis
     assert other.verify().whole
 
 
-def test_no_run_is_removed_while_a_kept_manifest_cannot_be_read(disk, build, store):
+def test_no_run_is_removed_while_a_kept_manifest_cannot_be_read(
+    disk: MemoryDisk, build: Any, store: CheckpointStore
+) -> None:
     for epoch in (1, 2, 3):
         build.commit(store, epoch)
     store.write_run(build.frame(77))
@@ -290,7 +313,9 @@ def test_no_run_is_removed_while_a_kept_manifest_cannot_be_read(disk, build, sto
     assert disk.list(f"{build.base}/runs") == runs
 
 
-def test_a_damaged_manifest_that_is_no_longer_kept_is_set_aside(disk, build, store):
+def test_a_damaged_manifest_that_is_no_longer_kept_is_set_aside(
+    disk: MemoryDisk, build: Any, store: CheckpointStore
+) -> None:
     for epoch in (1, 2, 3, 4, 5):
         build.commit(store, epoch)
     disk.damage(f"{build.base}/manifests/000000000001.json", b"?")
@@ -300,15 +325,15 @@ def test_a_damaged_manifest_that_is_no_longer_kept_is_set_aside(disk, build, sto
     assert b"?" in files_of(disk, build.base).values()
 
 
-def test_runs_are_removed_only_after_the_removal_of_their_manifest_is_durable(build):
+def test_runs_are_removed_only_after_the_removal_of_their_manifest_is_durable(build: Any) -> None:
     order = []
 
     class Watched(MemoryDisk):
-        def remove(self, path):
+        def remove(self, path: Any) -> None:
             order.append(("remove", path.split("/")[-2]))
             super().remove(path)
 
-        def fsync_dir(self, path):
+        def fsync_dir(self, path: Any) -> None:
             order.append(("sync", path.split("/")[-1]))
             super().fsync_dir(path)
 
@@ -320,12 +345,12 @@ def test_runs_are_removed_only_after_the_removal_of_their_manifest_is_durable(bu
     assert order == [("remove", "manifests"), ("sync", "manifests"), ("remove", "runs"), ("remove", "runs")]
 
 
-def test_collecting_while_others_write_and_commit_never_takes_a_named_run(tmp_path, build):
+def test_collecting_while_others_write_and_commit_never_takes_a_named_run(tmp_path: Path, build: Any) -> None:
     store = build.open(OsDisk(tmp_path), keep=1)
     stop = threading.Event()
     failures = []
 
-    def collect():
+    def collect() -> None:
         try:
             while not stop.is_set():
                 store.collect()
@@ -352,8 +377,8 @@ def test_collecting_while_others_write_and_commit_never_takes_a_named_run(tmp_pa
 @pytest.mark.parametrize(("operation", "after"), [("create", 0), ("create", 1), ("create", 2), ("append", 0)])
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_refused_write_seals_nothing_and_the_same_epoch_can_be_committed_later(
-    disk, store, build, operation, after, fault
-):
+    disk: MemoryDisk, store: CheckpointStore, build: Any, operation: Any, after: Any, fault: Any
+) -> None:
     build.commit(store, 1)
     disk.fail_next(operation, fault, after=after)
     with pytest.raises(StorageError, match="Nothing was acknowledged") as caught:
@@ -368,7 +393,7 @@ def test_a_refused_write_seals_nothing_and_the_same_epoch_can_be_committed_later
     assert build.open(disk).cuts()[2] == manifest.cut
 
 
-def test_a_disk_that_is_full_for_long_and_then_not_goes_on_where_it_stood(build):
+def test_a_disk_that_is_full_for_long_and_then_not_goes_on_where_it_stood(build: Any) -> None:
     disk = MemoryDisk()
     store = build.open(disk)
     build.commit(store, 1)
@@ -382,7 +407,7 @@ def test_a_disk_that_is_full_for_long_and_then_not_goes_on_where_it_stood(build)
 
 
 @pytest.mark.parametrize("room", range(0, 4000, 37))
-def test_however_little_room_there_is_an_epoch_is_sealed_whole_or_not_at_all(build, room):
+def test_however_little_room_there_is_an_epoch_is_sealed_whole_or_not_at_all(build: Any, room: Any) -> None:
     disk = MemoryDisk(room_bytes=room)
     sealed = 0
     try:
@@ -400,7 +425,7 @@ def test_however_little_room_there_is_an_epoch_is_sealed_whole_or_not_at_all(bui
 @pytest.mark.parametrize(
     ("operation", "after"), [("fsync", n) for n in range(4)] + [("fsync_dir", 0), ("fsync_dir", 1)]
 )
-def test_after_a_failed_sync_nothing_is_acknowledged_ever_again(build, operation, after):
+def test_after_a_failed_sync_nothing_is_acknowledged_ever_again(build: Any, operation: Any, after: Any) -> None:
     disk = MemoryDisk()
     store = build.open(disk)
     store.commit(build.manifest(1))
@@ -418,18 +443,18 @@ def test_after_a_failed_sync_nothing_is_acknowledged_ever_again(build, operation
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", ".hidden", "a..b", "-x", "a" * 101])
-def test_names_that_could_lead_elsewhere_are_refused(disk, name, build):
+def test_names_that_could_lead_elsewhere_are_refused(disk: MemoryDisk, name: Any, build: Any) -> None:
     with pytest.raises(PipelineError, match="a name has 1 to 100"):
         type(build.open(disk))(disk, pipeline=name, node="n")
 
 
 @pytest.mark.parametrize("options", [{"keep": 0}, {"keep": -1}, {"compression": "gzip"}])
-def test_options_that_make_no_sense_are_refused(disk, build, options):
+def test_options_that_make_no_sense_are_refused(disk: MemoryDisk, build: Any, options: Any) -> None:
     with pytest.raises(ConfigError):
         build.open(disk, **options)
 
 
-def test_failpoints_are_hit_in_the_order_of_a_commit(disk, build):
+def test_failpoints_are_hit_in_the_order_of_a_commit(disk: MemoryDisk, build: Any) -> None:
     failpoints = build.failpoints()
     store = build.open(disk, failpoints=failpoints, keep=1)
     store.commit(build.manifest(1, (store.write_run(build.frame(1)),)))
@@ -452,7 +477,7 @@ def test_failpoints_are_hit_in_the_order_of_a_commit(disk, build):
     assert failpoints.hits == ["retention.before", "retention.removed-manifest", "retention.removed-run"]
 
 
-def test_a_checkpoint_survives_on_a_real_disk(tmp_path, build):
+def test_a_checkpoint_survives_on_a_real_disk(tmp_path: Path, build: Any) -> None:
     store = build.open(OsDisk(tmp_path))
     for epoch in range(1, 6):
         build.commit(store, epoch)

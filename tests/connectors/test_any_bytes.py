@@ -22,7 +22,7 @@ SCHEMA = Schema.of(
         "d": "timestamp",
         "e": "boolean",
         "f": "decimal(10,2)",
-        "g": "float",
+        "g": "tinyint",
         "h": "array<int>",
     }
 )

@@ -155,21 +155,20 @@ def test_a_disk_that_refuses_leaves_no_part_of_an_epoch_visible(file_format: str
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_full_disk_while_rows_are_let_out_tears_no_later_row(file_format: str) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_full_disk_while_rows_are_let_out_tears_no_later_row(file_format: str, first: bool) -> None:
     disk = MemoryDisk()
     sink = on_disk(disk, file_format)
-    sink.write(frame(1, 2))
-    for operation in ("append", "create"):
-        disk.fail_next(operation, "full")  # type: ignore[arg-type]
-    for _ in range(2):
-        with pytest.raises(StorageError):
-            sink.write(frame(*range(10, 60)))
-            sink.write(frame(*range(10, 60)))
+    sink.write(frame(1, 2)) if not first else sink._claimed()  # type: ignore[attr-defined]
+    disk.fail_next("create" if first or file_format in {"parquet", "arrow"} else "append", "full")
+    with pytest.raises(StorageError):
+        sink.write(frame(*range(10, 60)))
+    assert disk.failures == 1
     sink.write(frame(3))
     found = seen(disk)
-    assert found[:2] == [1, 2]
     assert found[-1] == 3
-    assert disk.failures >= 1
+    if file_format in {"parquet", "arrow"}:
+        assert found == ([3] if first else [1, 2, 3])
 
 
 def test_what_a_crash_left_half_done_is_removed_when_the_sink_is_opened(tmp_path: Path) -> None:
@@ -188,7 +187,8 @@ def test_a_torn_last_line_is_not_read_back(tmp_path: Path) -> None:
         (file,) = (tmp_path / file_format).glob("rows-*")
         whole = file.read_bytes()
         for length in range(len(whole)):
-            file.write_bytes(whole + whole[-20:][:length] if file_format == "jsonl" else whole + b'"torn\nli')
+            record = whole if file_format == "jsonl" else whole.partition(b"\n")[2]
+            file.write_bytes(whole + record[: length % len(record)])
             assert rows(tmp_path / file_format)["n"].to_list() == [1], length
 
 
@@ -269,7 +269,9 @@ def test_the_latest_view_counts_what_was_let_out_at_once_and_null_keys() -> None
     disk = MemoryDisk()
     sink = on_disk(disk, "jsonl", UPSERTS)
     sink.release(1, pl.DataFrame({"device": [None, "a"], "n": [1, 2]}, schema=SCHEMA.polars))
-    sink.write(pl.DataFrame({"device": [None], "n": [3], "__op": ["upsert"]}, schema=SCHEMA.polars | {"__op": pl.String}))
+    sink.write(
+        pl.DataFrame({"device": [None], "n": [3], "__op": ["upsert"]}, schema=SCHEMA.polars | {"__op": pl.String})
+    )
     assert latest_of(disk.list(""), disk.read, where="out").rows() == [("a", 2), (None, 3)]
 
 
@@ -293,7 +295,9 @@ def test_a_view_of_rows_that_are_only_appended_is_an_error(tmp_path: Path) -> No
         (SinkStream(step="results", schema=Schema.of({"n": "bigint", "device": "string"})), "jsonl", "columns"),
     ],
 )
-def test_a_directory_with_the_output_of_another_stream_is_refused(tmp_path: Path, stream: SinkStream, file_format: str, says: str) -> None:
+def test_a_directory_with_the_output_of_another_stream_is_refused(
+    tmp_path: Path, stream: SinkStream, file_format: str, says: str
+) -> None:
     opened(tmp_path / "out")
     with pytest.raises(SinkError, match=f"another stream.*{says}"):
         opened(tmp_path / "out", file_format, stream)
@@ -315,7 +319,7 @@ def test_a_directory_whose_mark_is_gone_or_damaged_is_refused(tmp_path: Path) ->
 
 
 def test_a_damaged_output_file_is_named_when_it_is_read_back(tmp_path: Path) -> None:
-    for file_format in FORMATS:
+    for file_format in ("jsonl", "parquet", "arrow"):
         sink = opened(tmp_path / file_format, file_format)
         sink.release(1, frame(1, 2, 3))
         (file,) = (tmp_path / file_format).glob("epoch-*")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,11 +9,11 @@ from hypothesis import strategies as st
 from fordstone.protocol.recovery import CannotResume, CheckpointFact, Resume, StartEmpty, decide_recovery
 
 
-def local(epoch, problem=None):
+def local(epoch: Any, problem: Any = None) -> Any:
     return CheckpointFact(epoch=epoch, problem=problem)
 
 
-def remote(epoch, problem=None):
+def remote(epoch: Any, problem: Any = None) -> Any:
     return CheckpointFact(epoch=epoch, where="remote", problem=problem)
 
 
@@ -62,7 +64,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("facts", "cuts", "expected"), TABLE.values(), ids=TABLE.keys())
-def test_the_facts_decide(facts, cuts, expected):
+def test_the_facts_decide(facts: Any, cuts: Any, expected: Any) -> None:
     assert decide_recovery(facts, cuts) == expected
     assert decide_recovery(reversed(facts), cuts) == expected
 
@@ -77,7 +79,9 @@ def test_the_facts_decide(facts, cuts, expected):
         ([remote(3, BAD), local(2)], {2}, 2, 3, ((3, 3),)),
     ],
 )
-def test_a_sealed_epoch_that_can_be_neither_read_nor_rebuilt_stops_the_node(facts, cuts, whole, sealed, missing):
+def test_a_sealed_epoch_that_can_be_neither_read_nor_rebuilt_stops_the_node(
+    facts: Any, cuts: Any, whole: Any, sealed: Any, missing: Any
+) -> None:
     decision = decide_recovery(facts, cuts)
     assert isinstance(decision, CannotResume)
     assert (decision.newest_whole, decision.newest_sealed, decision.missing_cuts) == (whole, sealed, missing)
@@ -86,19 +90,19 @@ def test_a_sealed_epoch_that_can_be_neither_read_nor_rebuilt_stops_the_node(fact
     assert BAD in decision.reason
 
 
-def test_new_work_starts_after_what_is_sealed():
+def test_new_work_starts_after_what_is_sealed() -> None:
     assert Resume(epoch=4, where="local").next_epoch == 5
     assert Resume(epoch=4, where="local", rebuild=(5, 6)).next_epoch == 7
 
 
-def test_an_absurd_epoch_costs_neither_time_nor_memory():
+def test_an_absurd_epoch_costs_neither_time_nor_memory() -> None:
     """A stray file named 999999999999.json once made a tuple of as many numbers."""
     decision = decide_recovery([local(3), local(10**12 - 1, BAD)], {4, 5})
     assert isinstance(decision, CannotResume)
     assert decision.missing_cuts == ((6, 10**12 - 1),)
 
 
-def test_many_gaps_are_told_shortly():
+def test_many_gaps_are_told_shortly() -> None:
     decision = decide_recovery([local(1000, BAD)], set(range(0, 1000, 2)))
     assert isinstance(decision, CannotResume)
     assert "492 more stretches" in decision.reason
@@ -117,7 +121,7 @@ FACTS = st.lists(
 
 
 @given(facts=FACTS, cuts=st.sets(st.integers(1, 12)))
-def test_whatever_the_facts_no_sealed_epoch_is_done_anew_and_none_is_skipped(facts, cuts):
+def test_whatever_the_facts_no_sealed_epoch_is_done_anew_and_none_is_skipped(facts: Any, cuts: Any) -> None:
     decision = decide_recovery(facts, cuts)
     sealed = {fact.epoch for fact in facts}
     whole = {(fact.epoch, fact.where) for fact in facts if fact.problem is None}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,19 +29,19 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("options", "kept", "manifests", "runs"), TABLE.values(), ids=TABLE.keys())
-def test_the_facts_decide(options, kept, manifests, runs):
+def test_the_facts_decide(options: Any, kept: Any, manifests: Any, runs: Any) -> None:
     assert decide_retention(FIVE, ALL, **options) == Retention(kept=kept, remove_manifests=manifests, remove_runs=runs)
 
 
-def test_runs_that_no_manifest_names_go():
+def test_runs_that_no_manifest_names_go() -> None:
     assert decide_retention({}, {"x"}, keep=3).remove_runs == ("x",)
 
 
-def test_a_named_run_that_is_not_there_is_not_removed():
+def test_a_named_run_that_is_not_there_is_not_removed() -> None:
     assert decide_retention(FIVE, {"a"}, keep=1).remove_runs == ("a",)
 
 
-def test_at_least_one_is_kept():
+def test_at_least_one_is_kept() -> None:
     with pytest.raises(ValueError, match="at least one"):
         decide_retention(FIVE, ALL, keep=0)
 
@@ -55,7 +57,9 @@ RUNS = st.frozensets(st.sampled_from("abcdefgh"))
     acknowledged=st.none() | st.integers(0, 20),
     held=RUNS,
 )
-def test_nothing_that_is_needed_goes_and_nothing_else_stays(manifests, runs, keep, pinned, acknowledged, held):
+def test_nothing_that_is_needed_goes_and_nothing_else_stays(
+    manifests: Any, runs: Any, keep: Any, pinned: Any, acknowledged: Any, held: Any
+) -> None:
     decision = decide_retention(manifests, runs, keep=keep, pinned=pinned, acknowledged=acknowledged, held=held)
     assert set(decision.kept) | set(decision.remove_manifests) == manifests.keys()
     assert set(decision.kept).isdisjoint(decision.remove_manifests)

@@ -217,3 +217,26 @@ def test_releasing_batch_after_batch_sorts_each_row_a_few_times_only(monkeypatch
         state.add(frame([("a", step + ahead_us, 1.0, 0) for ahead_us in range(100)]))
         assert state.release(step + 1).height == min(step + 1, 100)
     assert folded < 12 * 300 * 100
+
+
+def test_rows_that_tie_come_out_as_they_came_in_however_often_the_rest_was_put_in_order() -> None:
+    state = buffer()
+    for step in range(6):
+        # The first row is released at once; the others tie, and wait through releases that put them in order.
+        state.add(frame([("a", step, 1.0, -1), ("a", 50, 1.0, 2 * step), ("a", 50, 1.0, 2 * step + 1)]))
+        assert state.release(step + 1).get_column("seq").to_list() == [-1]
+        if step == 3:
+            state.add(frame([("a", 60, 1.0, 7)]))
+            state.freeze()
+            state.add(frame([("a", 60, 1.0, 8)]))
+    assert state.release(51).get_column("seq").to_list() == list(range(12))
+    assert state.release(61).get_column("seq").to_list() == [7, 8]
+
+
+def test_rows_put_in_order_by_a_release_are_sealed_before_those_that_came_later() -> None:
+    state = buffer()
+    state.add(frame([("a", 1, 1.0, 0), ("a", 50, 1.0, 1)]))
+    state.release(2)
+    state.add(frame([("a", 50, 1.0, 2)]))
+    (piece,) = state.freeze()
+    assert piece.frame().get_column("seq").to_list() == [1, 2]

@@ -378,3 +378,11 @@ def test_closing_and_freezing_while_another_thread_merges_loses_nothing() -> Non
         for key in range(40):
             wanted[key, step + 1 + key] = wanted.get((key, step + 1 + key), 0) + 1
     assert closed == wanted
+
+
+def test_nothing_is_left_to_seal_when_all_open_rows_were_closed() -> None:
+    state = runs(coalesce_rows_min=3)
+    state.add(rows(*((key, 10, 1) for key in range(5))))
+    assert len(state._ordered) == 1
+    state.close(10)
+    assert state.freeze() == ()

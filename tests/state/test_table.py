@@ -349,3 +349,17 @@ def test_pieces_that_hold_many_times_the_table_are_all_folded() -> None:
     again = table()
     again.load(shelf.pieces([piece.ref]), watermark_us=TIME_MIN_US)
     same_rows(again.scan(), expected)
+
+
+def test_a_null_key_that_went_and_came_back_is_there() -> None:
+    shelf = Shelf()
+    state = table()
+    state.put(rows((None, 1, None), *((f"{number}", number, None) for number in range(50))))
+    state.freeze()
+    state.delete(keys(None))
+    state.put(rows((None, 2, None)))
+    (_, piece) = state.freeze()
+    assert piece.frame().rows() == [(None, 2, None, False)]
+    again = table()
+    again.load(shelf.pieces(shelf.write(state.freeze())), watermark_us=TIME_MIN_US)
+    assert again.get(keys(None)).rows() == [(None, 2, None, True)]

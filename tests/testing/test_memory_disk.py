@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,13 @@ SEEDS = range(200)
 
 
 @pytest.fixture
-def disk():
+def disk() -> Any:
     disk = MemoryDisk()
     disk.make_dirs("d/e")
     return disk
 
 
-def outcomes(prepare, look):
+def outcomes(prepare: Any, look: Any) -> Any:
     """What a look at the disk gives after a crash, over many seeds."""
     found = set()
     for seed in SEEDS:
@@ -30,12 +32,12 @@ def outcomes(prepare, look):
     return found
 
 
-def content(path):
+def content(path: Any) -> Any:
     return lambda disk: disk.read(path) if disk.exists(path) else None
 
 
-def test_what_was_synced_with_its_name_survives_every_crash():
-    def prepare(disk):
+def test_what_was_synced_with_its_name_survives_every_crash() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"abc")
         disk.fsync("d/x")
         disk.fsync_dir("d")
@@ -43,8 +45,8 @@ def test_what_was_synced_with_its_name_survives_every_crash():
     assert outcomes(prepare, content("d/x")) == {b"abc"}
 
 
-def test_unsynced_bytes_may_be_lost_torn_zeroed_or_whole():
-    def prepare(disk):
+def test_unsynced_bytes_may_be_lost_torn_zeroed_or_whole() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"abcd")
         disk.fsync_dir("d")
 
@@ -53,16 +55,16 @@ def test_unsynced_bytes_may_be_lost_torn_zeroed_or_whole():
     assert None not in found
 
 
-def test_an_unsynced_name_may_be_lost_even_when_the_bytes_are_synced():
-    def prepare(disk):
+def test_an_unsynced_name_may_be_lost_even_when_the_bytes_are_synced() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"abc")
         disk.fsync("d/x")
 
     assert outcomes(prepare, content("d/x")) == {None, b"abc"}
 
 
-def test_unsynced_appending_never_hurts_what_was_synced():
-    def prepare(disk):
+def test_unsynced_appending_never_hurts_what_was_synced() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"abc")
         disk.fsync("d/x")
         disk.fsync_dir("d")
@@ -73,8 +75,8 @@ def test_unsynced_appending_never_hurts_what_was_synced():
     assert {b"abc", b"abcd", b"abcde"} <= found
 
 
-def test_a_rename_that_is_not_synced_shows_the_old_or_the_new_and_never_neither():
-    def prepare(disk):
+def test_a_rename_that_is_not_synced_shows_the_old_or_the_new_and_never_neither() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         for name, data in (("x", b"old"), ("y", b"new")):
             disk.create(f"d/{name}", data)
             disk.fsync(f"d/{name}")
@@ -87,8 +89,8 @@ def test_a_rename_that_is_not_synced_shows_the_old_or_the_new_and_never_neither(
     }
 
 
-def test_a_rename_between_directories_may_come_apart():
-    def prepare(disk):
+def test_a_rename_between_directories_may_come_apart() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"1")
         disk.fsync("d/x")
         disk.fsync_dir("d")
@@ -98,8 +100,8 @@ def test_a_rename_between_directories_may_come_apart():
     assert found == {(b"1", None), (None, b"1"), (b"1", b"1"), (None, None)}
 
 
-def test_a_removal_that_is_not_synced_may_be_undone():
-    def prepare(disk):
+def test_a_removal_that_is_not_synced_may_be_undone() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"1")
         disk.fsync("d/x")
         disk.fsync_dir("d")
@@ -108,8 +110,8 @@ def test_a_removal_that_is_not_synced_may_be_undone():
     assert outcomes(prepare, content("d/x")) == {None, b"1"}
 
 
-def test_later_changes_may_survive_without_earlier_ones():
-    def prepare(disk):
+def test_later_changes_may_survive_without_earlier_ones() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         for name in ("x", "y"):
             disk.create(f"d/{name}", b"1")
             disk.fsync(f"d/{name}")
@@ -117,8 +119,8 @@ def test_later_changes_may_survive_without_earlier_ones():
     assert outcomes(prepare, lambda disk: tuple(disk.list("d"))) == {("e",), ("e", "x"), ("e", "y"), ("e", "x", "y")}
 
 
-def test_the_same_seed_gives_the_same_crash():
-    def run():
+def test_the_same_seed_gives_the_same_crash() -> None:
+    def run() -> Any:
         disk = MemoryDisk()
         disk.make_dirs("d")
         for number in range(20):
@@ -129,7 +131,7 @@ def test_the_same_seed_gives_the_same_crash():
     assert run() == run()
 
 
-def test_a_second_crash_changes_nothing_more(disk):
+def test_a_second_crash_changes_nothing_more(disk: MemoryDisk) -> None:
     disk.create("d/x", b"abcdef")
     disk.append("d/y", b"abcdef")
     disk.crash(Random(3))
@@ -138,7 +140,7 @@ def test_a_second_crash_changes_nothing_more(disk):
     assert [(name, disk.read(f"d/{name}")) for name in disk.list("d") if name != "e"] == first
 
 
-def test_a_killed_process_leaves_everything_written(disk):
+def test_a_killed_process_leaves_everything_written(disk: MemoryDisk) -> None:
     disk.create("d/x", b"abc")
     disk.cut_after = disk.changes
     with pytest.raises(PowerCut):
@@ -148,7 +150,7 @@ def test_a_killed_process_leaves_everything_written(disk):
     disk.fsync("d/x")
 
 
-def test_the_power_goes_after_so_many_changes_and_stays_off(disk):
+def test_the_power_goes_after_so_many_changes_and_stays_off(disk: MemoryDisk) -> None:
     disk.cut_after = 2
     disk.create("d/x", b"")
     disk.create("d/y", b"")
@@ -160,7 +162,7 @@ def test_the_power_goes_after_so_many_changes_and_stays_off(disk):
     disk.create("d/z", b"")
 
 
-def test_a_full_disk_takes_a_part_and_has_room_again_after_a_removal():
+def test_a_full_disk_takes_a_part_and_has_room_again_after_a_removal() -> None:
     disk = MemoryDisk(room_bytes=10)
     disk.create("x", b"123456")
     with pytest.raises(StorageError, match="the disk is full"):
@@ -174,7 +176,7 @@ def test_a_full_disk_takes_a_part_and_has_room_again_after_a_removal():
     assert disk.read("y") == b"1234567890"
 
 
-def test_replacing_a_file_gives_its_room_back():
+def test_replacing_a_file_gives_its_room_back() -> None:
     disk = MemoryDisk(room_bytes=8)
     for _ in range(5):
         disk.create("new", b"1234")
@@ -182,7 +184,7 @@ def test_replacing_a_file_gives_its_room_back():
     assert disk.read("old") == b"1234"
 
 
-def test_planned_faults_come_once_in_order_and_are_counted(disk):
+def test_planned_faults_come_once_in_order_and_are_counted(disk: MemoryDisk) -> None:
     disk.fail_next("create", "full")
     disk.fail_next("create", "read-only", after=1)
     with pytest.raises(StorageError, match="full"):
@@ -196,12 +198,19 @@ def test_planned_faults_come_once_in_order_and_are_counted(disk):
 
 
 @pytest.mark.parametrize("operation", ["fsync", "fsync_dir"])
-def test_after_a_failed_sync_all_changes_are_refused_until_the_machine_restarts(disk, operation):
+def test_after_a_failed_sync_all_changes_are_refused_until_the_machine_restarts(
+    disk: MemoryDisk, operation: Any
+) -> None:
     disk.create("d/x", b"abc")
     disk.fail_next(operation, "sync")
     with pytest.raises(FatalStorageError):
         disk.fsync("d/x") if operation == "fsync" else disk.fsync_dir("d")
-    for change in (lambda: disk.create("d/y", b""), lambda: disk.fsync("d/x"), lambda: disk.remove("d/x")):
+    changes: tuple[Callable[[], None], ...] = (
+        lambda: disk.create("d/y", b""),
+        lambda: disk.fsync("d/x"),
+        lambda: disk.remove("d/x"),
+    )
+    for change in changes:
         with pytest.raises(FatalStorageError):
             change()
     assert disk.read("d/x") == b"abc"
@@ -209,8 +218,8 @@ def test_after_a_failed_sync_all_changes_are_refused_until_the_machine_restarts(
     disk.create("d/y", b"")
 
 
-def test_a_failed_sync_makes_nothing_durable():
-    def prepare(disk):
+def test_a_failed_sync_makes_nothing_durable() -> None:
+    def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"abc")
         disk.fsync_dir("d")
         disk.fail_next("fsync", "sync")
@@ -220,7 +229,7 @@ def test_a_failed_sync_makes_nothing_durable():
     assert b"" in outcomes(prepare, content("d/x"))
 
 
-def test_a_bad_sector_fails_one_read(disk):
+def test_a_bad_sector_fails_one_read(disk: MemoryDisk) -> None:
     disk.create("d/x", b"abc")
     disk.fail_next("read", "bad-sector")
     with pytest.raises(DamagedError):
@@ -228,7 +237,7 @@ def test_a_bad_sector_fails_one_read(disk):
     assert disk.read("d/x") == b"abc"
 
 
-def test_damage_is_durable(disk):
+def test_damage_is_durable(disk: MemoryDisk) -> None:
     disk.create("d/x", b"abc")
     disk.fsync_dir("d")
     disk.damage("d/x", b"zzz")

@@ -293,7 +293,7 @@ def _float(value: float) -> exp.Expr:
 
 
 def _decimal(value: Decimal) -> exp.Expr:
-    text = f"{abs(value):f}"
+    text = f"{value.copy_abs():f}"
     if "." in text:
         return _signed(exp.Literal.number(text), negative=value < 0)
     kind = exp.DataType.build(f"decimal({len(text)}, 0)", dialect=DIALECT)

@@ -180,7 +180,10 @@ class OsDisk(Disk):
 
     def exists(self, path: str) -> bool:
         """Ask the file system."""
-        return self._at(path).exists()
+        try:
+            return self._at(path).exists()
+        except OSError as error:
+            self._refuse(error, "look at", path)
 
     def make_dirs(self, path: str) -> None:
         """Make the missing directories from the top, syncing the parent of each."""

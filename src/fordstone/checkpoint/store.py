@@ -183,6 +183,7 @@ class CheckpointStore:
     def survey(self, *, deep: bool = False) -> Survey:
         """Look at everything there is, for `decide_recovery`. `deep` reads every run, else only sizes are compared.
 
+        What only `deep` would have found shows when the run is read: on `DamagedError` then, survey again with `deep`.
         A manifest of a newer version stops the survey with `CheckpointError`: passing over it would unseal an epoch.
         """
         log = self._cuts.read()

@@ -35,7 +35,9 @@ class LiveView:
         self._plain = plain
         self._console = console or Console(stderr=True, highlight=False)
         # Rows of a stdout sink that goes elsewhere than to this terminal must not be caught.
-        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty())
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty()
+        )
         self._next_us = 0
         self._began_us = plain.monotonic_us()
         self._first: tuple[int, float] | None = None

@@ -98,4 +98,6 @@ def _check_stem(path: Path, whole: Path) -> None:
     except (ImportError, ValueError):
         known = None
     if known is not None and known.origin is not None and Path(known.origin).resolve() != whole:
-        raise Misuse(f"{path}: Python has another module named {whole.stem!r} ({known.origin}). Give the file another name.")
+        raise Misuse(
+            f"{path}: Python has another module named {whole.stem!r} ({known.origin}). Give the file another name."
+        )

@@ -1,6 +1,6 @@
 """Logging for the command line: one line a record on standard error, the event first, then its fields.
 
-    12:00:01 WARNING checkpoint damaged epoch=41 problem="run 9f2c… is missing" using=40
+12:00:01 WARNING checkpoint damaged epoch=41 problem="run 9f2c… is missing" using=40
 """
 
 from __future__ import annotations
@@ -60,4 +60,8 @@ def configure_logging(verbosity: int) -> None:
 
 def _value(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(char.isspace() or char in '"=' for char in text) else text
+    return (
+        json.dumps(text, ensure_ascii=False)
+        if not text or any(char.isspace() or char in '"=' for char in text)
+        else text
+    )

@@ -74,7 +74,9 @@ def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> 
         words.append(f"lag {wording.span(max(now_us - mark_us, 0))}")
     words.append(f"epoch {progress.epoch}")
     if progress.checkpoint_us is not None:
-        words.append(f"checkpoint {wording.span(progress.checkpoint_us)}, {wording.size(progress.checkpoint_bytes or 0)}")
+        words.append(
+            f"checkpoint {wording.span(progress.checkpoint_us)}, {wording.size(progress.checkpoint_bytes or 0)}"
+        )
     words.append(f"state {wording.size(progress.state_bytes)}")
     for number, word in (
         (progress.rows_late, "late"),

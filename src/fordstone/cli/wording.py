@@ -52,7 +52,11 @@ def span(span_us: float) -> str:
     seconds = span_us / _SECOND_US
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{_three_digits(seconds)} s"
-    for large, small, large_seconds, small_seconds in (("d", "h", 86_400, 3_600), ("h", "min", 3_600, 60), ("min", "s", 60, 1)):
+    for large, small, large_seconds, small_seconds in (
+        ("d", "h", 86_400, 3_600),
+        ("h", "min", 3_600, 60),
+        ("min", "s", 60, 1),
+    ):
         if seconds >= large_seconds:
             whole, rest = divmod(int(seconds), large_seconds)
             return f"{whole} {large}" + (f" {rest // small_seconds} {small}" if rest >= small_seconds else "")
@@ -77,7 +81,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
     lines = []
     for row in (head, *rows):
-        cells = [cell.rjust(widths[place]) if place in right else cell.ljust(widths[place]) for place, cell in enumerate(row)]
+        cells = [
+            cell.rjust(widths[place]) if place in right else cell.ljust(widths[place]) for place, cell in enumerate(row)
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -24,7 +24,10 @@ TIME_MAX_US: Final = 253_402_300_799_999_999
 SHOWN_MAX: Final = 60
 """How much of a bad value a reason shows."""
 
-_AS_TEXT: Final = frozenset({"string", "timestamp", "date", "decimal", "binary"})
+_JSON_TYPES: Final = {
+    **dict.fromkeys(("string", "timestamp", "date", "decimal", "binary"), pl.String()),
+    **dict.fromkeys(("tinyint", "smallint"), pl.Int32()),  # the parser knows none smaller
+}
 _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -38,19 +41,16 @@ class Cells:
 
 def json_types(schema: Schema) -> pl.Schema:
     """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text. Refuses what it cannot give."""
+    types: dict[str, pl.DataType] = {}
     for name, kind in schema.items():
         innermost = kind
         while innermost.element is not None:
             innermost = innermost.element
         if kind.element is not None and innermost.name in {"decimal", "binary", "null"}:
             raise SchemaError(f"column {name!r}: JSON lines cannot hold {kind}. Use array<string>, parquet or arrow.")
-    return pl.Schema(
-        {
-            name: pl.String() if kind.name in _AS_TEXT else kind.polars
-            for name, kind in schema.items()
-            if kind.name != "null"
-        }
-    )
+        if kind.name != "null":
+            types[name] = _JSON_TYPES.get(kind.name, kind.polars)
+    return pl.Schema(types)
 
 
 def check_flat(schema: Schema, *, where: str) -> None:
@@ -189,6 +189,8 @@ _JSON: Final[dict[str, _Convert]] = {
     "decimal": _cast,
     "binary": _base64,
     "float": _json_float,
+    "tinyint": _cast,
+    "smallint": _cast,
 }
 _CSV: Final[dict[str, _Convert]] = {
     "timestamp": _empty_is_null(timestamps),

@@ -7,6 +7,7 @@ The spec that goes into a plan carries the live object beside its fields, not am
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -168,7 +169,7 @@ class _OpenSource(Source):
 
 
 class _MemoryReader(Reader):
-    """Turns each appended piece into a frame once; hands out slices."""
+    """Turns each appended piece into a frame once; hands out slices. What has been read is let go of: readers never go back."""
 
     def __init__(
         self, live: MemorySource, number: int, position: int, options: SourceOptions, *, with_positions: bool
@@ -179,7 +180,9 @@ class _MemoryReader(Reader):
         self._schema = options.schema
         self._bounded = options.bounded
         self._with_positions = with_positions
-        self._made: list[_Made] = []
+        self._made: deque[_Made] = deque()
+        self._taken = 0
+        """How many pieces were taken over from the source; `_made` holds those of them that are not read yet."""
         self._rows = 0
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
@@ -193,7 +196,7 @@ class _MemoryReader(Reader):
         at_end = ended and stop >= self._rows
         if stop <= self._position and not at_end:
             return None
-        parts = [made.slice(self._position, stop) for made in self._made if made.overlaps(self._position, stop)]
+        parts = self._parts(stop)
         self._position = max(stop, self._position)
         return Chunk(
             frame=pl.concat([part.frame for part in parts]) if parts else self._schema.empty(),
@@ -207,36 +210,52 @@ class _MemoryReader(Reader):
         self._made.clear()
 
     def _take_new(self) -> bool:
-        pieces, ended = self._live.pieces(self._number, len(self._made))
+        pieces, ended = self._live.pieces(self._number, self._taken)
         for rows in pieces:
             made = _Made.of(rows, self._rows, self._schema)
             self._made.append(made)
+            self._taken += 1
             self._rows += made.count
         return ended or self._bounded
+
+    def _parts(self, stop: int) -> list[_Made]:
+        """What lies between the position and `stop`. Costs what it gives, however much was appended in all."""
+        parts = []
+        while self._made and self._made[0].first < stop:
+            made = self._made[0]
+            if made.first + made.count > self._position:
+                parts.append(made.slice(self._position, stop))
+            if made.first + made.count > stop:
+                break
+            self._made.popleft()
+        return parts
 
 
 class _Made:
     """One piece as a frame: the good rows with their numbers, and the rejected ones."""
 
     def __init__(
-        self, first: int, count: int, frame: pl.DataFrame, numbers: pl.Series, rejected: Sequence[Rejected]
+        self,
+        first: int,
+        count: int,
+        frame: pl.DataFrame,
+        numbers: pl.Series | None = None,
+        rejected: Sequence[Rejected] = (),
     ) -> None:
+        """`numbers` are those of the good rows; None: all rows are good."""
         self.first = first
         self.count = count
         self.frame = frame
-        self.numbers = numbers
+        self._numbers = numbers
         self.rejected = tuple(rejected)
 
     @classmethod
     def of(cls, rows: Rows, first: int, schema: Schema) -> _Made:
         if isinstance(rows, pl.DataFrame):
-            return cls(
-                first, rows.height, _fitted(rows, schema), pl.int_range(first, first + rows.height, eager=True), ()
-            )
+            return cls(first, rows.height, _fitted(rows, schema))
         records = [_record(row, schema) for row in rows]
         try:
-            frame = pl.DataFrame(records, schema=schema.polars, orient="row")
-            return cls(first, len(records), frame, pl.int_range(first, first + len(records), eager=True), ())
+            return cls(first, len(records), pl.DataFrame(records, schema=schema.polars, orient="row"))
         except _UNFIT:
             return cls._row_by_row(records, first, schema)
 
@@ -251,15 +270,23 @@ class _Made:
                 rejected.append(Rejected(position=number, text=repr(record), reason=str(error).partition("\n")[0]))
         return cls(first, len(records), pl.concat(frames), pl.Series(numbers, dtype=pl.Int64), rejected)
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        return self.first < stop and start < self.first + self.count
+    @property
+    def numbers(self) -> pl.Series:
+        """The row numbers of the good rows."""
+        if self._numbers is None:
+            return pl.int_range(self.first, self.first + self.count, eager=True)
+        return self._numbers
 
     def slice(self, start: int, stop: int) -> _Made:
-        if start <= self.first and self.first + self.count <= stop:
+        """The rows from `start` to before `stop`, as far as they are here."""
+        start, stop = max(start, self.first), min(stop, self.first + self.count)
+        if stop - start == self.count:
             return self
-        keep = (self.numbers >= start) & (self.numbers < stop)
+        if self._numbers is None:
+            return _Made(start, stop - start, self.frame.slice(start - self.first, stop - start))
+        keep = (self._numbers >= start) & (self._numbers < stop)
         rejected = [one for one in self.rejected if start <= one.position < stop]
-        return _Made(start, stop - start, self.frame.filter(keep), self.numbers.filter(keep), rejected)
+        return _Made(start, stop - start, self.frame.filter(keep), self._numbers.filter(keep), rejected)
 
 
 def _numbers(parts: Iterable[_Made]) -> pl.Series:

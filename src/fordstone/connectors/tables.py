@@ -20,9 +20,12 @@ from fordstone.model.ids import Position
 from fordstone.model.schema import DataType, Schema
 
 SLICE_ROWS: Final = 1 << 19
-"""How many rows are decoded at a time; a Parquet row group is decoded anew for each slice that touches it."""
+"""How many rows are decoded at a time at most; a Parquet row group is decoded anew for each slice that touches it."""
 SLICE_BYTES_MAX: Final = 1 << 26
-_SLICE_ROWS_MIN: Final = 1 << 10
+"""About how much memory a decoded slice may take."""
+_SLICE_ROWS_FIRST: Final = 1 << 14
+_SLICE_ROWS_MIN: Final = 1 << 8
+_SLICE_GROWTH: Final = 8
 _MAGIC: Final = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 _TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
 
@@ -41,7 +44,7 @@ class TableReader(Reader):
         self._with_positions = with_positions
         self._frame: pl.LazyFrame | None = None
         self._rows = 0
-        self._slice_rows = SLICE_ROWS
+        self._slice_rows = _SLICE_ROWS_FIRST
         self._slice = pl.DataFrame()
         self._slice_start = position
 
@@ -135,12 +138,13 @@ class TableReader(Reader):
             if self._frame is None or stop <= start:
                 return self._slice.clear() if self._slice.width else pl.DataFrame()
             try:
-                self._slice = self._frame.slice(start, max(self._slice_rows, stop - start)).collect()
+                self._slice = self._frame.slice(start, self._slice_rows).collect()
             except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
                 raise self._damaged(error) from error
             self._slice_start, offset = start, 0
             row_bytes = int(self._slice.estimated_size()) // max(1, self._slice.height) + 1
-            self._slice_rows = min(SLICE_ROWS, max(_SLICE_ROWS_MIN, SLICE_BYTES_MAX // row_bytes))
+            fitting = max(_SLICE_ROWS_MIN, SLICE_BYTES_MAX // row_bytes)
+            self._slice_rows = min(SLICE_ROWS, self._slice_rows * _SLICE_GROWTH, fitting)
         return self._slice.slice(offset, stop - start)
 
     def _typed(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series | None]:

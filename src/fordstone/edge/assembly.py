@@ -231,7 +231,7 @@ def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> in
         cut = manifest.cut.sources.get(vertex.name)
         return cut.watermark_us if cut is not None else TIME_MIN_US
     times = {
-        known.task: min(known.watermarks_us.values(), default=TIME_MIN_US)
+        known.task: known.watermark_us
         for known in manifest.tasks
         if known.task.rpartition("/")[0] == vertex.name
     }

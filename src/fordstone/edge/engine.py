@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 import polars as pl
@@ -26,6 +26,7 @@ from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
 from fordstone.edge.graph import build_graph, steps_with_ids
+from fordstone.edge.reading import ReadSoFar
 from fordstone.edge.recovery import Resumption, check_plan
 from fordstone.edge.report import Progress
 from fordstone.edge.reservation import Reservations
@@ -43,9 +44,6 @@ from fordstone.operators.factory import Functions, OperatorSetting
 from fordstone.operators.operator import OP
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
-
-
-SHARE_EVERY_US: Final = 500_000
 
 
 class Steppable(Protocol):
@@ -96,8 +94,6 @@ class Engine:
         self._interval_us = config.interval_us or 1_000_000
         self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
         self._began_us = rim.clock.monotonic_us()
-        self._share: tuple[float | None, int | None] = (None, None)
-        self._share_at_us = -SHARE_EVERY_US
         self.step_digests = step_digests(plan, self._types)
         self._load_steps: frozenset[str] = frozenset()
         manifest = resumption.manifest
@@ -115,6 +111,7 @@ class Engine:
         self.sources = {step.name: self._open_source(step) for step in plan.steps if isinstance(step, p.Source)}
         self.writer = self._make_writer(store)
         self.coordinator, self.tasks = self._make_tasks(functions, store)
+        self._read_so_far = ReadSoFar(self.sources, self.tasks, rim.clock)
 
     # What a scheduler and its caller use.
 
@@ -159,7 +156,7 @@ class Engine:
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
-        share, size_bytes = self._read_so_far()
+        share, size_bytes = self._read_so_far.look(anew=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
             epoch=self.writer.epoch,
@@ -183,28 +180,6 @@ class Engine:
             total_bytes=size_bytes,
             stopping=self.coordinator.stopping,
         )
-
-    def _read_so_far(self) -> tuple[float | None, int | None]:
-        """How much of bounded input has been read, and how many bytes it has, if known. Looked at twice a second: there may be many files."""
-        now_us = self._rim.clock.monotonic_us()
-        if not self.config.bounded or (now_us - self._share_at_us < SHARE_EVERY_US and not self.over):
-            return self._share
-        self._share_at_us = now_us
-        shares: list[float | None] = []
-        for name, source in self.sources.items():
-            cuts: dict[str, PartitionCut] = {}
-            for task in self.tasks:
-                if isinstance(task, SourceTask) and task.id.rpartition("/")[0] == name:
-                    cuts |= task.cuts()
-            shares.append(source.share_read(cuts))
-        sizes = [source.size_bytes() for source in self.sources.values()]
-        known, size_bytes = [share for share in shares if share is not None], [size for size in sizes if size is not None]
-        weights = size_bytes if len(size_bytes) == len(shares) and sum(size_bytes) else [1] * len(shares)
-        share = None
-        if len(known) == len(shares):
-            share = sum(part * weight for part, weight in zip(known, weights, strict=True)) / sum(weights)
-        self._share = share, sum(size_bytes) if len(size_bytes) == len(sizes) else None
-        return self._share
 
     # How it is put together.
 

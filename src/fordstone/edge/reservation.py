@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from fordstone.checkpoint.disk import Disk
+from fordstone.errors import StorageError
 from fordstone.model.manifest import PartitionCut
 
 REWRITE_AFTER_LINES: Final = 10_000
@@ -41,7 +42,12 @@ class Reservations:
             if self._lines >= REWRITE_AFTER_LINES:
                 self._rewrite()
                 return
-            self._disk.append(self._path, _line(step, partition, position))
+            try:
+                self._disk.append(self._path, _line(step, partition, position))
+            except StorageError:
+                # A part of the line may be there: the next one must not be glued to it.
+                self._lines = REWRITE_AFTER_LINES
+                raise
             self._disk.fsync(self._path)
 
     def beyond(self, step: str, partitions: dict[str, PartitionCut]) -> dict[str, PartitionCut]:

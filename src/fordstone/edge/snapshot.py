@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fordstone.edge.item import Item
 from fordstone.model.ids import Attempt, TaskId
-from fordstone.model.manifest import PartitionCut
+from fordstone.model.manifest import TIME_MIN_US, PartitionCut
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
 
@@ -42,6 +42,8 @@ class TaskSnapshot:
     states: tuple[FrozenState, ...] = ()
     source: FrozenSource | None = None
     times_us: Mapping[str, int] = field(default_factory=dict)
+    """The watermark of each input channel."""
+    watermark_us: int = TIME_MIN_US
     outputs: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     """Output rows that wait for the seal, by sink: all of them that no earlier seal has released."""
     in_flight: Mapping[str, tuple[Item, ...]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ an epoch can be computed again from its recorded cut (rule 1). Of several partit
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Final, Protocol
 
 import polars as pl
 
+from fordstone.checkpoint.disk import FatalStorageError
 from fordstone.connectors.connector import Chunk, Rejected, Source
 from fordstone.edge.chain import Chain
 from fordstone.edge.channel import Channel
@@ -22,11 +24,13 @@ from fordstone.edge.outlet import Outlet
 from fordstone.edge.partition import Partition
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Output, Reports, Task
-from fordstone.errors import SourceError
+from fordstone.errors import SourceError, StorageError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position, TaskId
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
 from fordstone.operators.operator import ROW_ID
+
+log = logging.getLogger(__name__)
 
 POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
@@ -237,10 +241,27 @@ class SourceTask(Task):
             if partition.target is not None and partition.position >= partition.target:
                 continue
             chunk = self._chunk(partition)
-            if chunk is not None:
-                self._take(partition, chunk)
-                return True
+            if chunk is None:
+                continue
+            if not self._reserved(partition, chunk):
+                partition.stashed = chunk
+                return False
+            self._take(partition, chunk)
+            return True
         return self._look_at_silence()
+
+    def _reserved(self, partition: Partition, chunk: Chunk) -> bool:
+        """For at-most-once: mark the rows as used before they move; False: the disk refuses, so they stay."""
+        if self._setup.reservation is None or chunk.position <= partition.position:
+            return True
+        try:
+            self._setup.reservation.reserve(self._step.name, partition.name, int(chunk.position))
+        except FatalStorageError:
+            raise
+        except StorageError as error:
+            log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
+            return False
+        return True
 
     def _chunk(self, partition: Partition) -> Chunk | None:
         if partition.stashed is not None:
@@ -273,8 +294,6 @@ class SourceTask(Task):
         return False
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
-        if self._setup.reservation is not None and chunk.position > partition.position:
-            self._setup.reservation.reserve(self._step.name, partition.name, int(chunk.position))
         partition.position = int(chunk.position)
         partition.heard_us = self._clock.monotonic_us()
         partition.reads += 1

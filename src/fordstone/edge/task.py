@@ -160,6 +160,7 @@ class Task(ABC):
             states=self.chain.freeze(),
             source=self._freeze_source(),
             times_us=self._times_us(),
+            watermark_us=self.watermark_us,
             outputs=self.chain.freeze_outlets(barrier.attempt, barrier.committed),
             finished=self.finished,
         )

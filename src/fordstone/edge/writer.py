@@ -261,7 +261,8 @@ class Writer:
             for state in snapshot.states
         )
         tasks = tuple(
-            TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.finished) for snapshot in sealing.snapshots
+            TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
+            for snapshot in sealing.snapshots
         )
         identity = self._identity
         return Manifest(

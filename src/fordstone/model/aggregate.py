@@ -174,7 +174,7 @@ def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> 
         known = ", ".join(function.signature for function in AGGREGATES.values())
         raise ExpressionError(f"this is not an aggregate; there are {known}.", text=text, offset=offset_of(body) or 0)
     if term.type.name.startswith("interval"):
-        checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
+        raise checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
     written = render(_written_out(term, [call for call, _ in calls]))
     found = name or alias or written
     return Aggregate(
@@ -192,15 +192,15 @@ def _call(node: exp.Anonymous, rows: Checker) -> tuple[Call, AggregateCall]:
     name = AGGREGATE_ALIASES.get(written, written)
     function, args = AGGREGATES[name], list(node.args.get("expressions") or [])
     if len(args) != 1 and not (function.star and not args):
-        rows.fail(f"{written} is called with {len(args)} arguments; it is written {function.signature}.", node)
+        raise rows.fail(f"{written} is called with {len(args)} arguments; it is written {function.signature}.", node)
     if not args or (function.star and isinstance(args[0], exp.Star)):
         return Call(name, (), BIGINT), AggregateCall(function=name, argument=None, type=BIGINT)
     if isinstance(args[0], exp.Distinct):
-        rows.fail(f"{written}(DISTINCT ...) is not supported.", args[0])
+        raise rows.fail(f"{written}(DISTINCT ...) is not supported.", args[0])
     try:
         argument, kind = function.accepts(rows.check(args[0]))
     except ClashError as clash:
-        rows.fail(clash.message, args[0])
+        raise rows.fail(clash.message, args[0]) from None
     kept = AggregateCall(function=name, argument=expression_of(argument, args[0], None), type=kind)
     return Call(name, (argument,), kind), kept
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from sqlglot import exp
 
@@ -73,18 +73,19 @@ class Checker:
     aggregate: Reader | None = None
     aggregate_names: frozenset[str] = frozenset()
 
-    def fail(self, message: str, node: exp.Expr) -> NoReturn:
-        """Refuse the expression, with the caret under `node`."""
-        raise ExpressionError(message, text=self.text, offset=offset_of(node))
+    def fail(self, message: str, node: exp.Expr) -> ExpressionError:
+        """The error to raise, with the caret under `node`."""
+        return ExpressionError(message, text=self.text, offset=offset_of(node))
 
     def check(self, node: exp.Expr) -> Term:
         """The term that a node of the tree means."""
         if (name := _BINARY.get(type(node))) is not None:
             return self._binary(name, node)
-        handler = _HANDLERS.get(type(node))
-        if handler is None:
-            self._refuse(node)
-        return handler(self, node)
+        method = _METHODS.get(type(node))
+        if method is None:
+            raise self._refuse(node)
+        found: Term = getattr(self, method)(node)
+        return found
 
     def call(self, name: str, nodes: Sequence[exp.Expr], node: exp.Expr) -> Term:
         """A call of a function of the table, its arguments still trees."""
@@ -94,12 +95,12 @@ class Checker:
         """A call of a function of the table, its arguments already terms."""
         function = FUNCTIONS[name]
         if len(args) < function.fewest or (function.most is not None and len(args) > function.most):
-            self.fail(f"{name} is called with {len(args)} arguments; it is written {function.signature}.", node)
+            raise self.fail(f"{name} is called with {len(args)} arguments; it is written {function.signature}.", node)
         try:
             resolved, kind = function.rule(args)
         except ClashError as clash:
             at = clash.argument
-            self.fail(clash.message, nodes[at] if at is not None and at < len(nodes) else node)
+            raise self.fail(clash.message, nodes[at] if at is not None and at < len(nodes) else node) from None
         return Call(name, resolved, kind)
 
     # Operators
@@ -113,12 +114,12 @@ class Checker:
     def _no_loose_operand(self, *nodes: exp.Expr) -> None:
         for node in nodes:
             if isinstance(node, _LOOSE):
-                self.fail("put parentheses around this condition; without them it can be read in two ways.", node)
+                raise self.fail("put parentheses around this condition; without them it can be read in two ways.", node)
 
     def _pipes(self, node: exp.Expr) -> Term:
         for side in (node.args["this"], node.args["expression"]):
             if isinstance(side, (exp.Add, exp.Sub)):
-                self.fail("put parentheses around this sum; || binds as strongly as + and -.", side)
+                raise self.fail("put parentheses around this sum; || binds as strongly as + and -.", side)
         self._no_loose_operand(node.args["this"], node.args["expression"])
         return self.call("concat", [node.args["this"], node.args["expression"]], node)
 
@@ -140,7 +141,7 @@ class Checker:
             return self.call("isnull", [value], node)
         if isinstance(what, exp.Boolean):
             return self.call("<=>", [value, what], node)
-        self._refuse(node)
+        raise self._refuse(node)
 
     def _distinct_from(self, node: exp.Expr) -> Term:
         return self.resolve("not", [self._binary("<=>", node)], node)
@@ -148,14 +149,14 @@ class Checker:
     def _in(self, node: exp.Expr) -> Term:
         options = node.args.get("expressions")
         if not options:
-            self._refuse(node.args.get("query") or node)
+            raise self._refuse(node.args.get("query") or node)
         self._no_loose_operand(node.args["this"])
         return self.call("in", [node.args["this"], *options], node)
 
     def _between(self, node: exp.Expr) -> Term:
         value, low, high = node.args["this"], node.args["low"], node.args["high"]
         if node.args.get("symmetric"):
-            self._refuse(node)
+            raise self._refuse(node)
         self._no_loose_operand(value, low, high)
         return self.resolve("and", [self.call(">=", [value, low], node), self.call("<=", [value, high], node)], node)
 
@@ -165,7 +166,7 @@ class Checker:
         if isinstance(node, exp.Escape):
             like, escape = node.args["this"], [node.args["expression"]]
         if not isinstance(like, exp.Like):
-            self._refuse(like)
+            raise self._refuse(like)
         args = [like.args["this"], like.args["expression"]]
         self._no_loose_operand(*args)
         found = self.call("like", [*args, *escape], node)
@@ -173,7 +174,7 @@ class Checker:
 
     def _rlike(self, node: exp.Expr) -> Term:
         if node.args.get("flag"):
-            self._refuse(node)
+            raise self._refuse(node)
         args = [node.args["this"], node.args["expression"]]
         self._no_loose_operand(*args)
         found = self.call("rlike", args, node)
@@ -202,14 +203,16 @@ class Checker:
 
     def _nullif(self, args: Sequence[exp.Expr], node: exp.Expr) -> Term:
         if len(args) != 2:  # noqa: PLR2004 - two by its meaning
-            self.fail(f"nullif is called with {len(args)} arguments; it is written nullif(a, b).", node)
+            raise self.fail(f"nullif is called with {len(args)} arguments; it is written nullif(a, b).", node)
         value = self.check(args[0])
         equal = self.call("=", args, node)
         return self.resolve("case", [equal, Literal(None, NULL), value], node)
 
     def _nvl2(self, args: Sequence[exp.Expr], node: exp.Expr) -> Term:
         if len(args) != 3:  # noqa: PLR2004 - three by its meaning
-            self.fail(f"nvl2 is called with {len(args)} arguments; it is written nvl2(a, if_not_null, if_null).", node)
+            raise self.fail(
+                f"nvl2 is called with {len(args)} arguments; it is written nvl2(a, if_not_null, if_null).", node
+            )
         test = self.call("isnotnull", args[:1], node)
         return self.resolve("case", [test, self.check(args[1]), self.check(args[2])], node, args)
 
@@ -217,17 +220,17 @@ class Checker:
 
     def _column(self, node: exp.Expr) -> Term:
         if node.args.get("table") is not None:
-            self.fail("columns are named without a table here.", node)
+            raise self.fail("columns are named without a table here.", node)
         inner = node.args["this"]
         if isinstance(inner, exp.Star):
-            self._refuse(inner)
+            raise self._refuse(inner)
         name = str(inner.args["this"])
         if self.aggregate is not None:
-            self.fail(f"column {name!r} stands outside of an aggregate; write for instance max({name}).", node)
+            raise self.fail(f"column {name!r} stands outside of an aggregate; write for instance max({name}).", node)
         for column, kind in self.schema.columns:
             if column == name:
                 return Column(name, kind)
-        self.fail(f"there is no column {name!r}.{self._nearest(name)}", node)
+        raise self.fail(f"there is no column {name!r}.{self._nearest(name)}", node)
 
     def _nearest(self, name: str) -> str:
         from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
@@ -241,11 +244,11 @@ class Checker:
         try:
             return constants.literal(node, self.text)
         except ClashError as clash:
-            self.fail(clash.message, node)
+            raise self.fail(clash.message, node) from None
 
     def _cast(self, node: exp.Expr) -> Term:
         if node.args.get("format") or node.args.get("action"):
-            self._refuse(node)
+            raise self._refuse(node)
         kind = self._type(node.args["to"], node)
         inner = node.args["this"]
         if node.args.get("safe"):
@@ -253,19 +256,19 @@ class Checker:
         try:
             folded = constants.typed_literal(inner, kind, strict=not isinstance(node, exp.TryCast))
         except ClashError as clash:
-            self.fail(clash.message, inner)
+            raise self.fail(clash.message, inner) from None
         return folded if folded is not None else self._cast_to(inner, kind, node)
 
     def _cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr) -> Term:
         term = self.check(inner)
         if not castable(term.type, kind):
-            self.fail(f"{term.type} cannot be cast to {kind}.", node)
+            raise self.fail(f"{term.type} cannot be cast to {kind}.", node)
         return Call("cast", (term,), kind)
 
     def _try_cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr) -> Term:
         term = self.check(inner)
         if not try_castable(term.type, kind):
-            self.fail(f"{term.type} cannot be cast to {kind} by TRY_CAST; write CAST.", node)
+            raise self.fail(f"{term.type} cannot be cast to {kind} by TRY_CAST; write CAST.", node)
         return Call("try_cast", (term,), kind)
 
     def _type(self, to: exp.Expr, node: exp.Expr) -> DataType:
@@ -273,7 +276,7 @@ class Checker:
         try:
             return DataType.parse(name)
         except SchemaError as error:
-            self.fail(str(error), node)
+            raise self.fail(str(error), node) from None
 
     def _paren(self, node: exp.Expr) -> Term:
         return self.check(node.args["this"])
@@ -281,7 +284,7 @@ class Checker:
     def _bracket(self, node: exp.Expr) -> Term:
         indexes = node.args["expressions"]
         if len(indexes) != 1 or node.args.get("offset"):
-            self._refuse(node)
+            raise self._refuse(node)
         return self.call("element", [node.args["this"], indexes[0]], node)
 
     # Functions
@@ -300,7 +303,7 @@ class Checker:
         name = _PARTS.get(part.removesuffix("s"), _PARTS.get(part))
         if name is None:
             hint = " Write second(ts) for whole seconds." if part.startswith("sec") else ""
-            self.fail(f"{part!r} cannot be extracted; there are {', '.join(_PARTS)}.{hint}", node)
+            raise self.fail(f"{part!r} cannot be extracted; there are {', '.join(_PARTS)}.{hint}", node)
         return self.call(name, [node.args["expression"]], node)
 
     def _anonymous(self, node: exp.Expr) -> Term:
@@ -317,18 +320,18 @@ class Checker:
         if name in FUNCTIONS and (name not in SYNTAX or name == "%"):
             return self.call(name, args, node)
         if name in AGGREGATES_ELSEWHERE:
-            self.fail(f"{name} is an aggregate; aggregates belong in agg(...), after group_by and window.", node)
-        self._unknown_function(name, node)
+            raise self.fail(f"{name} is an aggregate; aggregates belong in agg(...), after group_by and window.", node)
+        raise self._unknown_function(name, node)
 
-    def _unknown_function(self, name: str, node: exp.Expr) -> NoReturn:
+    def _unknown_function(self, name: str, node: exp.Expr) -> ExpressionError:
         from difflib import get_close_matches  # noqa: PLC0415 - only on the way to an error
 
         known = sorted({*FUNCTIONS, *ALIASES, "nullif", "nvl2", "if", *self.aggregate_names} - SYNTAX)
         near = get_close_matches(name, known, n=1, cutoff=0.7)
         hint = f"Did you mean {near[0]}?" if near else f"Functions are: {', '.join(known)}."
-        self.fail(f"there is no function {name}. {hint}", node)
+        return self.fail(f"there is no function {name}. {hint}", node)
 
-    def _refuse(self, node: exp.Expr) -> NoReturn:
+    def _refuse(self, node: exp.Expr) -> ExpressionError:
         kinds: tuple[tuple[type[exp.Expr] | tuple[type[exp.Expr], ...], str], ...] = (
             (exp.Window, "window functions (OVER) are not expressions here; use .window(...) on the stream."),
             ((exp.Query, exp.Subquery, exp.Exists), "subqueries are not supported."),
@@ -343,37 +346,38 @@ class Checker:
         )
         for kind, message in kinds:
             if isinstance(node, kind):
-                self.fail(message, node)
-        self.fail(f"{node.sql(dialect=DIALECT)!r} is not supported.", node)
+                return self.fail(message, node)
+        return self.fail(f"{node.sql(dialect=DIALECT)!r} is not supported.", node)
 
 
-_HANDLERS: Final[dict[type[exp.Expr], Callable[[Checker, exp.Expr], Term]]] = {
-    exp.DPipe: Checker._pipes,
-    exp.Not: Checker._not,
-    exp.Neg: Checker._negative,
-    exp.Is: Checker._is,
-    exp.NullSafeNEQ: Checker._distinct_from,
-    exp.In: Checker._in,
-    exp.Between: Checker._between,
-    exp.Like: Checker._like,
-    exp.Escape: Checker._like,
-    exp.RegexpLike: Checker._rlike,
-    exp.Case: Checker._case,
-    exp.If: Checker._if,
-    exp.Column: Checker._column,
-    exp.Literal: Checker._constant,
-    exp.RawString: Checker._constant,
-    exp.Concat: Checker._constant,
-    exp.Boolean: Checker._constant,
-    exp.Null: Checker._constant,
-    exp.HexString: Checker._constant,
-    exp.Interval: Checker._constant,
-    exp.Cast: Checker._cast,
-    exp.TryCast: Checker._cast,
-    exp.Paren: Checker._paren,
-    exp.Bracket: Checker._bracket,
-    exp.Trim: Checker._trim,
-    exp.Substring: Checker._substring,
-    exp.Extract: Checker._extract,
-    exp.Anonymous: Checker._anonymous,
+_METHODS: Final[dict[type[exp.Expr], str]] = {
+    exp.DPipe: "_pipes",
+    exp.Not: "_not",
+    exp.Neg: "_negative",
+    exp.Is: "_is",
+    exp.NullSafeNEQ: "_distinct_from",
+    exp.In: "_in",
+    exp.Between: "_between",
+    exp.Like: "_like",
+    exp.Escape: "_like",
+    exp.RegexpLike: "_rlike",
+    exp.Case: "_case",
+    exp.If: "_if",
+    exp.Column: "_column",
+    exp.Literal: "_constant",
+    exp.RawString: "_constant",
+    exp.Concat: "_constant",
+    exp.Boolean: "_constant",
+    exp.Null: "_constant",
+    exp.HexString: "_constant",
+    exp.Interval: "_constant",
+    exp.Cast: "_cast",
+    exp.TryCast: "_cast",
+    exp.Paren: "_paren",
+    exp.Bracket: "_bracket",
+    exp.Trim: "_trim",
+    exp.Substring: "_substring",
+    exp.Extract: "_extract",
+    exp.Anonymous: "_anonymous",
 }
+"""Which method of `Checker` reads which node."""

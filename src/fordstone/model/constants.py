@@ -102,7 +102,9 @@ def negative_literal(node: exp.Expr) -> Literal | None:
             return None
         found = typed_literal(node.args["this"], kind, strict=False)
         if found is not None and kind.is_numeric and isinstance(found.value, (int, float, Decimal)):
-            return Literal(-found.value, kind)
+            # `-` would round a long decimal to the digits of Python's context.
+            value = found.value.copy_negate() if isinstance(found.value, Decimal) else -found.value
+            return Literal(value, kind)
     return None
 
 

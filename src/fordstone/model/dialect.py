@@ -10,28 +10,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.tokens import TokenType
+from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import TokenType
 
 from fordstone.errors import ExpressionError
 
 _WITH_OWN_SYNTAX: Final = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "POSITION")
 
 
+class _Parser(SparkParser):
+    """Knows the functions that have a grammar of their own; all others are `exp.Anonymous`."""
+
+    FUNCTIONS: ClassVar[dict[str, Any]] = {}
+    FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+        name: parser for name, parser in SparkParser.FUNCTION_PARSERS.items() if name in _WITH_OWN_SYNTAX
+    }
+
+
 class Fordstone(Spark):
     """Spark SQL with function calls left as they stand."""
 
-    class Parser(Spark.Parser):
-        """Knows the functions that have a grammar of their own; all others are `exp.Anonymous`."""
-
-        FUNCTIONS = {}  # noqa: RUF012 - sqlglot reads it as a class attribute
-        FUNCTION_PARSERS = {  # noqa: RUF012 - as above
-            name: parser for name, parser in Spark.Parser.FUNCTION_PARSERS.items() if name in _WITH_OWN_SYNTAX
-        }
+    Parser = _Parser
 
 
 DIALECT: Final = Fordstone()
@@ -56,7 +60,7 @@ _SAFE_WORDS: Final = frozenset(
     }
 )
 """Keywords of sqlglot that are common column names and that both parsers read as such."""
-_READ_AS_SYNTAX: Final = frozenset(Fordstone.Parser.NO_PAREN_FUNCTION_PARSERS)
+_READ_AS_SYNTAX: Final = frozenset(_Parser.NO_PAREN_FUNCTION_PARSERS)
 
 
 @lru_cache(maxsize=1024)

@@ -125,7 +125,7 @@ def _parse_tree(tree: exp.Expr, schema: Schema, text: str) -> Expression:
     checker = Checker(text=text, schema=schema)
     term = checker.check(body)
     if term.type.name.startswith("interval"):
-        checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
+        raise checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
     if alias == "":
-        checker.fail("the name after AS is empty.", body)
+        raise checker.fail("the name after AS is empty.", body)
     return expression_of(term, tree, alias)

@@ -73,10 +73,14 @@ class StateRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a task knew at the barrier beside its state: the watermark of each input channel, and whether it had finished."""
+    """What a task knew at the barrier beside its state: its watermark and that of each input channel, and whether it had finished.
+
+    The task's own may be larger than the least of its channels': idle ones do not hold it back, and it never goes back.
+    """
 
     task: str
     watermarks_us: dict[str, int]
+    watermark_us: int = TIME_MIN_US
     finished: bool = False
 
 

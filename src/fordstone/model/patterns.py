@@ -1,6 +1,6 @@
-"""LIKE patterns and regular expressions: checked when the pipeline is built, translated for the engine on the edge.
+r"""LIKE patterns and regular expressions: checked when the pipeline is built, translated for the engine on the edge.
 
-Spark uses Java's regular expressions, Polars those of Rust. The same text can mean different things to them: `\\w` and
+Spark uses Java's regular expressions, Polars those of Rust. The same text can mean different things to them: `\w` and
 `(?i)` go beyond ASCII only in Rust, `$` stops before a last line break only in Java. `rust_regex` writes Java's meaning
 in Rust's language. What Rust cannot do (looking around, back references, possessive repetition) is refused.
 """

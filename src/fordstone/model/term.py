@@ -121,28 +121,16 @@ def _operand(term: Term, at_least: int) -> str:
 
 
 def _write_call(term: Call) -> tuple[str, int]:
+    if (predicate := _written_predicate(term)) is not None:
+        return predicate
     args = term.args
     match term.function:
-        case "cast":
-            return f"CAST({render(args[0])} AS {str(term.type).upper()})", _ATOM
-        case "try_cast":
-            return f"TRY_CAST({render(args[0])} AS {str(term.type).upper()})", _ATOM
+        case "cast" | "try_cast":
+            return f"{term.function.upper()}({render(args[0])} AS {str(term.type).upper()})", _ATOM
         case "negative":
             # A bare number after a minus sign would read as a negative literal.
             inner = args[0].args[0] if isinstance(args[0], Call) and args[0].implicit else args[0]
-            text = f"({render(inner)})" if isinstance(inner, Literal) else _operand(inner, _ATOM)
-            return f"-{text}", _SIGN
-        case "not":
-            return f"NOT {_operand(args[0], _NOT)}", _NOT
-        case "isnull":
-            return f"{_operand(args[0], _SUM)} IS NULL", _PREDICATE
-        case "isnotnull":
-            return f"{_operand(args[0], _SUM)} IS NOT NULL", _PREDICATE
-        case "in":
-            return f"{_operand(args[0], _SUM)} IN ({', '.join(map(render, args[1:]))})", _PREDICATE
-        case "like":
-            escape = f" ESCAPE {render(args[2])}" if len(args) > 2 else ""  # noqa: PLR2004 - the escape is the third
-            return f"{_operand(args[0], _SUM)} LIKE {_operand(args[1], _SUM)}{escape}", _PREDICATE
+            return f"-{f'({render(inner)})' if isinstance(inner, Literal) else _operand(inner, _ATOM)}", _SIGN
         case "case":
             whens = " ".join(f"WHEN {render(args[i])} THEN {render(args[i + 1])}" for i in range(0, len(args) - 1, 2))
             last = args[-1]
@@ -157,6 +145,24 @@ def _write_call(term: Call) -> tuple[str, int]:
             return f"{_operand(args[0], _ATOM)}[{render(args[1])}]", _ATOM
         case name:
             return f"{name}({', '.join(map(render, args))})", _ATOM
+
+
+def _written_predicate(term: Call) -> tuple[str, int] | None:
+    args = term.args
+    match term.function:
+        case "not":
+            return f"NOT {_operand(args[0], _NOT)}", _NOT
+        case "isnull":
+            return f"{_operand(args[0], _SUM)} IS NULL", _PREDICATE
+        case "isnotnull":
+            return f"{_operand(args[0], _SUM)} IS NOT NULL", _PREDICATE
+        case "in":
+            return f"{_operand(args[0], _SUM)} IN ({', '.join(map(render, args[1:]))})", _PREDICATE
+        case "like":
+            escape = f" ESCAPE {render(args[2])}" if len(args) > 2 else ""  # noqa: PLR2004 - the escape is the third
+            return f"{_operand(args[0], _SUM)} LIKE {_operand(args[1], _SUM)}{escape}", _PREDICATE
+        case _:
+            return None
 
 
 _SUFFIX: Final = {"bigint": "L", "smallint": "S", "tinyint": "Y"}

@@ -163,7 +163,7 @@ def _in(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     return reduce(lambda found, option: found | option, [args[0] == option for option in args[1:]])
 
 
-def _case(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+def _case(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     out = args[-1]
     for at in range(len(args) - 3, -1, -2):
         out = pl.when(args[at]).then(args[at + 1]).otherwise(out)

@@ -6,6 +6,7 @@ Where Polars has no exact counterpart (remainder of floats, logarithm to base 10
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,7 @@ def float_remainder(left: pl.Expr, right: pl.Expr, dtype: pl.DataType) -> pl.Exp
     return pl.when(left.is_not_null() & (right != 0)).then(found)
 
 
-def _fmod(columns: list[pl.Series] | tuple[pl.Series, ...]) -> pl.Series:
+def _fmod(columns: Sequence[pl.Series]) -> pl.Series:
     left, right = (column.to_numpy() for column in columns)
     with np.errstate(all="ignore"):
         return pl.Series(np.fmod(left, right).astype(left.dtype, copy=False))

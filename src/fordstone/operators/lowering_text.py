@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import polars as pl
 
 from fordstone.model.coercion import text_of
 from fordstone.model.patterns import like_regex, plain_text, rust_regex
 from fordstone.model.term import Call, Literal
+
+_LENGTH_MAX: Final = 2**31 - 1
 
 
 def concat(args: Sequence[pl.Expr]) -> pl.Expr:
@@ -34,15 +37,12 @@ def substring(args: Sequence[pl.Expr]) -> pl.Expr:
     text, start = args[0], args[1].cast(pl.Int64)
     size = text.str.len_chars().cast(pl.Int64)
     begin = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(0)
-    if len(args) == 2:  # noqa: PLR2004 - without a length
-        end = size
-    else:
-        # A length is counted from a start before the text, too; the sum is held like Java's.
-        end = pl.when(args[2].cast(pl.Int64) < 0).then(begin).otherwise(begin + args[2].cast(pl.Int64))
+    count = args[2].cast(pl.Int64) if len(args) > 2 else pl.lit(_LENGTH_MAX)  # noqa: PLR2004 - the length is the third
+    # The length is counted from the start even where that lies before the text.
+    end = begin + pl.when(count < 0).then(0).otherwise(count)
     first = begin.clip(lower_bound=0)
     found = text.str.slice(first, (end - first).clip(lower_bound=0))
-    present = start.is_not_null() if len(args) == 2 else start.is_not_null() & args[2].is_not_null()  # noqa: PLR2004 - as above
-    return pl.when(present).then(found)
+    return pl.when(start.is_not_null() & count.is_not_null()).then(found)
 
 
 def length(text: pl.Expr) -> pl.Expr:

@@ -24,6 +24,8 @@ GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly_once", "exactly_once", "exa
 """What seeds draw from: exactly-once has the most to go wrong."""
 SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 WINDOW_S: Final = 10
+IDLE_US: Final = 30_000
+"""In the simulation's time."""
 LATENESS_S: Final = 4
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -62,6 +64,10 @@ class Scenario:
     rescales: bool
     damages: bool
     late_sink: bool
+    fills: bool
+    """The disk is full now and then."""
+    live: bool
+    """Rows and partitions turn up while the pipeline runs; silent partitions fall idle."""
 
     @classmethod
     def of(
@@ -96,6 +102,8 @@ class Scenario:
             rescales=drawn_guarantee == "exactly_once" and drawn_mode != "unaligned" and rng.random() < 0.3,
             damages=drawn_guarantee == "exactly_once" and rng.random() < 0.2,
             late_sink=rng.random() < 0.3,
+            fills=rng.random() < 0.2,
+            live=drawn_guarantee == "exactly_once" and drawn_shape != "loop" and rng.random() < 0.3,
         )
 
     def rows(self) -> list[Row]:
@@ -119,14 +127,21 @@ class World:
 
     plan: Plan
     sinks: dict[str, MemorySink]
-    functions: object
+    sources: list[MemorySource]
 
 
 def build(scenario: Scenario) -> World:
     """The pipeline of a scenario, with its sources and sinks."""
     pipeline = Pipeline(f"sim-{scenario.shape}", guarantee=scenario.guarantee, mode=scenario.mode)
     sinks = {name: MemorySink() for name in ("rows", "running", "windows", "late")}
-    streams = [_source(pipeline, number, partitions) for number, partitions in enumerate(scenario.partitions)]
+    sources = [_rows_of(partitions, live=scenario.live) for partitions in scenario.partitions]
+    idle_after = f"{IDLE_US}us" if scenario.live else None
+    streams = [
+        pipeline.source(
+            f"source{number}", memory(rows), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s", idle_after=idle_after
+        )
+        for number, rows in enumerate(sources)
+    ]
     stream = _shaped(scenario.shape, streams)
     stream.sink("rows", memory(sinks["rows"]))
     stream.group_by("k").agg(name="count_by_k", n="count(*)", top="max(id)").sink("running", memory(sinks["running"]))
@@ -134,14 +149,13 @@ def build(scenario: Scenario) -> World:
         window = tumbling(f"{WINDOW_S}s")
         windows = stream.group_by("k").window(window).agg(name="windows_by_k", n="count(*)", total="sum(id)")
         windows.sink("windows", memory(sinks["windows"]))
-        if scenario.late_sink:
+        if scenario.late_sink or scenario.live:
             windows.late.sink("late", memory(sinks["late"]))
-    return World(pipeline.plan(), sinks, pipeline.functions)
+    return World(pipeline.plan(), sinks, sources)
 
 
-def _source(pipeline: Pipeline, number: int, partitions: Sequence[Sequence[Row]]) -> Stream:
-    rows = MemorySource([[row.record() for row in partition] for partition in partitions])
-    return pipeline.source(f"source{number}", memory(rows), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+def _rows_of(partitions: Sequence[Sequence[Row]], *, live: bool) -> MemorySource:
+    return MemorySource([] if live else [[row.record() for row in partition] for partition in partitions])
 
 
 def _shaped(shape: Shape, streams: Sequence[Stream]) -> Stream:

@@ -1,0 +1,243 @@
+"""`fordstone checkpoints`: list, show, check and merge what is stored.
+
+All but `merge` only read, and may be used while a pipeline runs: what its retention takes away in the meantime is not
+taken for damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from fordstone.cli import wording
+from fordstone.cli.loading import load_pipeline
+from fordstone.cli.logs import configure_logging
+from fordstone.cli.memory import limit_polars
+from fordstone.cli.mistakes import FAILED, Mistake, Misuse
+from fordstone.cli.stores import read_store
+from fordstone.errors import CheckpointError, DamagedError
+
+if TYPE_CHECKING:
+    from fordstone.checkpoint.merge import Combine, Merged
+    from fordstone.checkpoint.report import VerifyReport
+    from fordstone.checkpoint.store import CheckpointStore
+    from fordstone.model.manifest import Manifest
+    from fordstone.model.plan import Plan
+
+VERIFY_ROUNDS: Final = 5
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _which_store(command: _F) -> _F:
+    """The options by which every command finds its store."""
+    command = click.option("--json", "as_json", is_flag=True, help="For machines.")(command)
+    command = click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")(
+        command
+    )
+    command = click.option(
+        "--pipeline", metavar="P", default=None, help="Which pipeline, if the directory holds several."
+    )(command)
+    return click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")(
+        command
+    )
+
+
+@click.group(cls=TaughtGroup, examples=["fordstone checkpoints ls", "fordstone checkpoints show 41 --state /var/lib/cold-chain", "fordstone checkpoints verify", "fordstone checkpoints merge cold_chain.py"])
+def checkpoints() -> None:
+    """List, show, check and merge checkpoints."""
+
+
+@checkpoints.command("ls", examples=["fordstone checkpoints ls", "fordstone checkpoints ls --state /var/lib/cold-chain --json"])
+@_which_store
+def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
+    """List the checkpoints that are kept, oldest first.
+
+    "new" is what a checkpoint added to the one before it.
+    """
+    store = read_store(state, pipeline, node)
+    from fordstone.cli.manifest_text import listing, listing_table
+
+    facts = listing(_manifests(store))
+    if as_json:
+        _print_json({"pipeline": store.pipeline, "node": store.node, "checkpoints": facts})
+    elif not facts:
+        click.echo(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
+    else:
+        click.echo(listing_table(facts))
+
+
+@checkpoints.command(examples=["fordstone checkpoints show", "fordstone checkpoints show 41 --json | jq .cut.sources"])
+@click.argument("epoch", type=click.IntRange(1), required=False)
+@_which_store
+def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
+    """Show one checkpoint: positions, watermarks, state, output. Without EPOCH the newest."""
+    store = read_store(state, pipeline, node)
+    epochs = store.epochs()
+    if not epochs:
+        raise Mistake(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
+    if epoch is not None and epoch not in epochs:
+        raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, epochs))}.")
+    manifest = store.manifest(epochs[-1] if epoch is None else epoch)
+    if as_json:
+        import msgspec
+
+        _print_json(msgspec.to_builtins(manifest))
+        return
+    from fordstone.cli.manifest_text import manifest_text
+
+    click.echo(manifest_text(manifest))
+
+
+@checkpoints.command(examples=["fordstone checkpoints verify", "fordstone checkpoints verify 41 --state /var/lib/cold-chain"])
+@click.argument("epoch", type=click.IntRange(1), required=False)
+@_which_store
+def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
+    """Read every byte of one checkpoint, or of all, and compare it with its digest. Exit code 1 if anything is damaged."""
+
+    def opened() -> CheckpointStore:
+        return read_store(state, pipeline, node)
+
+    store = opened()
+    if epoch is not None and epoch not in store.epochs():
+        raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
+    report = _verified(opened, epoch)
+    if as_json:
+        _print_json(_verify_facts(report))
+    else:
+        click.echo(_verify_text(report, f"{state}/{store.pipeline}/{store.node}"))
+    if not report.whole:
+        raise click.exceptions.Exit(FAILED)
+
+
+@checkpoints.command(examples=["fordstone checkpoints merge cold_chain.py", "fordstone checkpoints merge cold_chain.py --state /var/lib/cold-chain"])
+@click.argument("file", metavar="FILE[:NAME]")
+@click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")
+@click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
+    """Fold the many small runs of the newest checkpoint into few, while nothing runs.
+
+    The pipeline's file says how its state is combined. The checkpoint keeps its epoch and its meaning; older ones are
+    not touched. A running pipeline merges by itself: this is for a checkpoint that is to be copied or kept.
+    """
+    configure_logging(0)
+    limit_polars(1)
+    plan = load_pipeline(file).plan()
+    found = read_store(state, plan.pipeline, node)
+    merged = _merge(plan, state, found.node, keep=max(1, len(found.epochs())))
+    if as_json:
+        _print_json(
+            {"pipeline": plan.pipeline, "node": found.node, "merged": None if merged is None else _slots(merged)}
+        )
+    elif merged is None:
+        click.echo(f"nothing to merge: every state of checkpoint {found.epochs()[-1]} is one run already.")
+    else:
+        click.echo(
+            f"checkpoint {merged.epoch}: {wording.count(merged.runs_before, 'run')} of state became {merged.runs_after}, "
+            f"{wording.size(merged.size_bytes_before)} became {wording.size(merged.size_bytes_after)}."
+        )
+
+
+def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
+    from contextlib import closing
+
+    from fordstone.checkpoint.disk import OsDisk
+    from fordstone.checkpoint.merge import merge_checkpoint
+    from fordstone.checkpoint.store import CheckpointStore
+    from fordstone.edge.engine import step_digests
+    from fordstone.model.stream import stream_types
+    from fordstone.operators.factory import OperatorSetting, make_operator
+    from fordstone.protocol.matching import match_plan
+
+    types = stream_types(plan)
+    with closing(OsDisk(state)) as disk:
+        disk.lock()
+        store = CheckpointStore(disk, pipeline=plan.pipeline, node=node, keep=keep)
+        epochs = store.epochs()
+        if epochs:
+            match = match_plan(store.manifest(epochs[-1]).step_digests, step_digests(plan, types))
+            if not match.whole:
+                raise Mistake(
+                    f"checkpoint {epochs[-1]} of pipeline {plan.pipeline} was made by another plan, so this file does not say how to "
+                    f"combine its state.\n{match.explain().partition('--allow')[0].rstrip()}\nGive the file that the pipeline was run with."
+                )
+        setting = OperatorSetting(plan=plan, types=types)
+
+        def combine_of(step: str, name: str) -> Combine | None:
+            states = make_operator(plan.step(step), setting).states()
+            return states[name].combine if name in states else None
+
+        merged = merge_checkpoint(store, combine_of)
+        store.collect()
+        return merged
+
+
+def _manifests(store: CheckpointStore) -> dict[int, Manifest | str]:
+    found: dict[int, Manifest | str] = {}
+    for epoch in store.epochs():
+        try:
+            found[epoch] = store.manifest(epoch)
+        except DamagedError as error:
+            # A running pipeline may have let it go since it was listed.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                found[epoch] = str(error)
+        except CheckpointError as error:
+            found[epoch] = str(error)
+    return found
+
+
+def _verified(opened: Callable[[], CheckpointStore], epoch: int | None) -> VerifyReport:
+    """Verify until what is found wrong is still in place: a checkpoint that was let go meanwhile is not damaged."""
+    report = opened().verify(epoch)
+    for _ in range(VERIFY_ROUNDS):
+        wrong = {fact.epoch for fact in report.checkpoints if fact.problem is not None}
+        if wrong <= set(opened().epochs()):
+            return report
+        report = opened().verify(epoch)
+    return report
+
+
+def _verify_facts(report: VerifyReport) -> dict[str, Any]:
+    return {
+        "whole": report.whole,
+        "checkpoints": [{"epoch": fact.epoch, "problem": fact.problem} for fact in report.checkpoints],
+        "damaged_runs": [{"run": digest, "problem": problem} for digest, problem in report.damaged_runs],
+        "runs_checked": report.runs_checked,
+        "checked_bytes": report.checked_bytes,
+        "damaged_cut_lines": report.damaged_cut_lines,
+        "aside": list(report.aside),
+    }
+
+
+def _verify_text(report: VerifyReport, place: str) -> str:
+    lines = [
+        f"checkpoint {fact.epoch}: {'whole' if fact.problem is None else fact.problem}" for fact in report.checkpoints
+    ]
+    lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
+    if report.damaged_cut_lines:
+        lines.append(f"damaged: {place}/cuts.jsonl, {wording.count(report.damaged_cut_lines, 'line')}")
+    if report.aside:
+        lines.append(f"set aside earlier: {wording.count(len(report.aside), 'file')} in {place}/aside")
+    read = f"{wording.count(report.runs_checked, 'run')}, {wording.size(report.checked_bytes)} read"
+    verdict = (
+        "Everything is whole"
+        if report.whole
+        else "Damage was found; running the pipeline uses the newest whole checkpoint"
+    )
+    return "\n".join([*lines, f"{verdict} ({read})."])
+
+
+def _slots(value: object) -> dict[str, Any]:
+    from dataclasses import asdict, is_dataclass
+
+    if not is_dataclass(value) or isinstance(value, type):
+        raise AssertionError(f"{value!r} is not a dataclass")
+    return asdict(value)
+
+
+def _print_json(body: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(body).decode())

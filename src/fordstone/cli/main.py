@@ -1,0 +1,62 @@
+"""The command line. `main` is what the `fordstone` script calls.
+
+Command modules import only Click and the standard library at their top: Polars and the rest are loaded by the command
+that needs them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+import fordstone
+from fordstone.cli.checkpoints import checkpoints
+from fordstone.cli.explain import explain
+from fordstone.cli.mistakes import FAILED, as_exit, show_bug
+from fordstone.cli.plan_interval import plan_interval
+from fordstone.cli.run import run
+
+HELP_CHARS_MAX: Final = 100
+
+
+class Commands(click.Group):
+    """The top of all commands: where exceptions become what a person reads."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. What the user can mend is shown as text; a bug keeps its traceback."""
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            # Whoever read our output has gone; Click knows what to do.
+            raise
+        except Exception as error:
+            shown = as_exit(error)
+            if shown is not None:
+                raise shown from error
+            show_bug(error)
+            ctx.exit(FAILED)
+
+
+@click.group(cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_CHARS_MAX},
+
+@click.version_option(fordstone.__version__, prog_name="fordstone")
+def cli() -> None:
+    """Stateful stream processing, exactly once.
+
+    Declare a pipeline in a Python file, then run it. Running it again with the same state directory goes on where it was.
+    """
+
+
+cli.add_command(run)
+cli.add_command(explain)
+cli.add_command(checkpoints)
+cli.add_command(plan_interval)
+
+
+def main() -> None:
+    """Run the command line of this process, and exit with its code."""
+    cli(prog_name="fordstone")

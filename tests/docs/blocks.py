@@ -1,0 +1,175 @@
+"""Read the code blocks of a page and run them.
+
+A page is run from top to bottom in an empty directory:
+
+- `python` runs in one namespace for the whole page. If its first line is a comment with a file's name (`# word_count.py`),
+  the block is also saved under that name.
+- `text` right below a `python` block is what that block prints.
+- `console` holds commands behind `$ ` (continued behind `> `) and what they print; a command without output below it
+  only has to end with 0. With `console fails` the last command must end with something else.
+
+In expected output a line `...` stands for any lines, and `…` for any characters within a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
+COMMAND_SECONDS_MAX = 120
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_SAVED = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block. `line` is where its first line of code stands in the page."""
+
+    info: str
+    body: str
+    line: int
+    printed: str | None = None
+    """What the page says that it prints."""
+
+    @property
+    def kind(self) -> str:
+        return self.info.split(" ")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of a console block, and what is shown below it; None: nothing is."""
+
+    text: str
+    shown: str | None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page in order. A `text` block that shows what the one above prints is part of that one."""
+    found: list[Block] = []
+    end = 0
+    for fence in _FENCE.finditer(page):
+        between, end = page[end : fence.start()], fence.end()
+        block = Block(info=fence["info"].strip(), body=fence["body"], line=page[: fence.start("body")].count("\n") + 1)
+        if block.kind == "text" and found and found[-1].kind == "python" and not between.strip():
+            above = found.pop()
+            block = Block(info=above.info, body=above.body, line=above.line, printed=block.body)
+        found.append(block)
+    return found
+
+
+def commands_of(body: str) -> list[Command]:
+    """The commands of a console block."""
+    commands: list[tuple[list[str], list[str]]] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            commands.append(([line[2:]], []))
+        elif not commands:
+            raise ValueError(f"a console block begins with a command behind '$ ', not with {line!r}")
+        elif line.startswith("> ") and not commands[-1][1]:
+            commands[-1][0].append(line[2:])
+        else:
+            commands[-1][1].append(line)
+    return [Command(text="\n".join(text), shown="\n".join(shown) if shown else None) for text, shown in commands]
+
+
+def fits(shown: str, printed: str) -> bool:
+    """Whether what was printed is what the page shows, its wildcards considered."""
+    pattern = ""
+    for line in shown.strip("\n").splitlines():
+        if line.strip() == "...":
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            pattern += re.escape(line.rstrip()).replace("…", r"[^\n]*?") + r"[ \t]*\n"
+    return re.fullmatch(pattern, printed.strip("\n") + "\n") is not None
+
+
+@dataclass(kw_only=True)
+class Page:
+    """Runs the blocks of one page in a directory."""
+
+    name: str
+    directory: Path
+    namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
+
+    def run(self, block: Block) -> None:
+        """Run one block; raises `AssertionError` that names the page and line if it does not do what the page says."""
+        if block.kind == "python":
+            self._python(block)
+        elif block.kind == "console":
+            self._console(block)
+
+    def _python(self, block: Block) -> None:
+        saved = _SAVED.match(block.body)
+        if saved is not None:
+            (self.directory / saved["name"]).parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / saved["name"]).write_text(block.body)
+        code = compile("\n" * (block.line - 1) + block.body, self.name, "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as out, _working_in(self.directory):
+            exec(code, self.namespace)
+        self._compare(block, block.printed, out.getvalue())
+
+    def _console(self, block: Block) -> None:
+        commands = commands_of(block.body)
+        for command in commands:
+            fails = "fails" in block.info.split(" ")[1:] and command is commands[-1]
+            done = subprocess.run(
+                ["bash", "-c", _stand_in(command.text)],
+                cwd=self.directory,
+                env=_environment(self.directory),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=COMMAND_SECONDS_MAX,
+                check=False,
+            )
+            printed = done.stdout.decode()
+            place = f"{self.name}:{block.line}: `{command.text}`"
+            assert (done.returncode != 0) is fails, f"{place} ended with {done.returncode}:\n{printed}"
+            self._compare(block, command.shown, printed)
+
+    def _compare(self, block: Block, shown: str | None, printed: str) -> None:
+        if shown is not None:
+            assert fits(shown, printed), f"{self.name}:{block.line} shows\n{shown}\nbut it prints\n{printed}"
+
+
+@contextlib.contextmanager
+def _working_in(directory: Path) -> Iterator[None]:
+    """Work in a directory whose modules can be imported; forget them afterwards, for the next page has others."""
+    before, known = Path.cwd(), set(sys.modules)
+    os.chdir(directory)
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+        os.chdir(before)
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(directory)):
+                del sys.modules[name]
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """What a command finds: this environment's programs, and nothing of the person who runs the tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {"PATH": path, "HOME": str(directory), "COLUMNS": "100", "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1"}
+
+
+def _stand_in(command: str) -> str:
+    """The scripts set an environment up and then do this; the tests are the environment."""
+    words = command.split()
+    if words and words[0] == "./scripts/demo":
+        return " ".join([sys.executable, str(REPOSITORY / "scripts" / "demo.py"), "--seconds", "2", *words[1:]])
+    if words and words[0] == "./scripts/test":
+        return "true"  # it is running: it runs this
+    return command.replace("examples/", f"{REPOSITORY}/examples/") if "examples/" in command else command
