@@ -219,6 +219,8 @@ def test_a_run_digest_that_is_no_digest_never_becomes_a_path(build: Any, digest:
     manifest = build.manifest(3, (RunRef(digest=digest, size_bytes=1, rows=1),))
     with pytest.raises(DamagedError, match="impossible run"):
         decode_manifest(encode_manifest(manifest), pipeline=build.pipeline, node=build.node, epoch=3)
+    with pytest.raises(DamagedError, match="impossible run"):
+        decode_cut(encode_cut(build.cut(3, 0, (RunRef(digest=digest, size_bytes=1, rows=1),))))
 
 
 def test_deeply_nested_json_is_damage_and_not_a_crash(build: Any) -> None:

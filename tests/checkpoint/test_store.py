@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -309,7 +310,8 @@ def test_no_run_is_removed_while_a_kept_manifest_cannot_be_read(
     disk.damage(f"{build.base}/manifests/000000000002.json", b"?")
     other = build.open(disk, keep=2)
     runs = disk.list(f"{build.base}/runs")
-    assert other.collect().manifests == (1,)
+    other.collect()
+    assert other.epochs() == (1, 2, 3), "the damaged one counts for none of the last two"
     assert disk.list(f"{build.base}/runs") == runs
 
 
@@ -323,6 +325,51 @@ def test_a_damaged_manifest_that_is_no_longer_kept_is_set_aside(
     assert other.collect().manifests == (2,)
     assert other.epochs() == (3, 4, 5)
     assert b"?" in files_of(disk, build.base).values()
+
+
+def test_a_damaged_newest_manifest_does_not_push_the_last_whole_one_out(disk: MemoryDisk, build: Any) -> None:
+    """It once counted among the last N, so with keep=1 nothing whole was left."""
+    store = build.open(disk, keep=1)
+    build.commit(store, 1)
+    build.commit(store, 2)
+    disk.damage(f"{build.base}/manifests/000000000002.json", b"?")
+    other = build.open(disk, keep=1)
+    other.collect()
+    assert other.epochs() == (1, 2)
+    assert other.verify(1).whole
+
+
+def test_what_an_epoch_let_out_stays_until_it_is_rebuilt(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
+    manifests = [build.commit(store, epoch) for epoch in (1, 2, 3)]
+    store.set_aside(2, "for a test")
+    store.set_aside(3, "for a test")
+    other = build.open(disk)
+    other.collect()
+    for manifest in manifests:
+        for segment in manifest.segments:
+            assert [other.read_run(run).height for run in segment.runs] == [2]
+    build.commit(other, 2, rebuilt=True)
+    other.collect()
+    assert other.read_run(manifests[2].segments[0].runs[0]).height == 2
+    build.commit(other, 3, rebuilt=True)
+    other.collect()
+    assert other.verify().whole
+
+
+def test_a_removal_that_a_refusing_disk_stopped_is_made_durable_before_runs_go(build: Any) -> None:
+    """The second call removes no manifest, but must not take the first one's removal for durable."""
+    for seed in range(20):
+        disk = MemoryDisk()
+        store = build.open(disk, keep=1)
+        for epoch in (1, 2, 3, 4):
+            build.commit(store, epoch)
+        disk.fail_next("remove", "read-only", after=3)
+        with pytest.raises(StorageError):
+            store.collect()
+        assert disk.failures == 1
+        store.collect()
+        disk.crash(Random(seed))
+        assert all(fact.problem is None for fact in build.open(disk).survey(deep=True).checkpoints)
 
 
 def test_runs_are_removed_only_after_the_removal_of_their_manifest_is_durable(build: Any) -> None:

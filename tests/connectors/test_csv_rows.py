@@ -154,7 +154,7 @@ def test_types_are_read_from_text(tmp_path: Path) -> None:
     }
     good = (
         "True,-5,1e3,1.25,2026-01-01,2026-01-01T00:00:00Z,AP8=,inf\n0,+5,NaN,-1,2026-01-01,0,,1e38\n,,,,,,,\n"
-        + '"","","","","","","",""\n'
+        '"","","","","","","",""\n'
     )
     found = read(tmp_path, "a,b,c,d,e,f,g,h\n" + good, kinds)
     assert not found.rejected

@@ -1,6 +1,5 @@
 """A directory of output files: whole epochs or nothing, once, whatever happens in between."""
 
-import os
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -46,7 +45,7 @@ def seen(disk: MemoryDisk) -> list[int]:
 
 
 def visible(path: Path) -> list[str]:
-    return sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
+    return sorted(file.name for file in path.iterdir() if not file.name.startswith((".", "_")))
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -159,7 +158,7 @@ def test_a_disk_that_refuses_leaves_no_part_of_an_epoch_visible(file_format: str
 def test_a_full_disk_while_rows_are_let_out_tears_no_later_row(file_format: str, first: bool) -> None:
     disk = MemoryDisk()
     sink = on_disk(disk, file_format)
-    sink.write(frame(1, 2)) if not first else sink._claimed()  # type: ignore[attr-defined]
+    sink.write(frame(1, 2)) if not first else sink._claimed()
     disk.fail_next("create" if first or file_format in {"parquet", "arrow"} else "append", "full")
     with pytest.raises(StorageError):
         sink.write(frame(*range(10, 60)))

@@ -343,3 +343,13 @@ def test_a_zstandard_file_without_its_package_is_an_error_that_names_it(
     (tmp_path / "1.jsonl.zst").write_bytes(b"")
     with pytest.raises(SourceError, match="zstandard"):
         reader(tmp_path / "1.jsonl.zst", bounded=True)
+
+
+def test_bad_lines_that_only_the_parser_can_tell_are_found_a_bounded_number_at_a_time(tmp_path: Path) -> None:
+    bad = b'{"n":1,"s":"\\ud800}\n'
+    (tmp_path / "1.jsonl").write_bytes((bad + b'{"n":1}\n') * 400)
+    made = source(tmp_path / "1.jsonl")
+    read = read_all(made, made.partitions()[0], SCHEMA)
+    assert read.rows.height == 400
+    assert [one.position for one in read.rejected] == list(range(0, 400 * 28, 28))
+    assert len(read.positions) > 1

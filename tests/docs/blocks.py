@@ -6,7 +6,7 @@ A page is run from top to bottom in an empty directory:
   the block is also saved under that name.
 - `text` right below a `python` block is what that block prints.
 - `console` holds commands behind `$ ` (continued behind `> `) and what they print; a command without output below it
-  only has to end with 0. With `console fails` the last command must end with something else.
+  only has to end with 0. With `console ends 137` the last command must end with that code instead.
 
 In expected output a line `...` stands for any lines, and `…` for any characters within a line.
 """
@@ -44,6 +44,12 @@ class Block:
     @property
     def kind(self) -> str:
         return self.info.split(" ")[0]
+
+    @property
+    def ends_with(self) -> int:
+        """The exit code of the last command of a console block."""
+        _, ends, code = self.info.partition(" ends ")
+        return int(code) if ends else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,7 @@ class Page:
     def _console(self, block: Block) -> None:
         commands = commands_of(block.body)
         for command in commands:
-            fails = "fails" in block.info.split(" ")[1:] and command is commands[-1]
+            wanted = block.ends_with if command is commands[-1] else 0
             done = subprocess.run(
                 ["bash", "-c", _stand_in(command.text)],
                 cwd=self.directory,
@@ -135,7 +141,9 @@ class Page:
             )
             printed = done.stdout.decode()
             place = f"{self.name}:{block.line}: `{command.text}`"
-            assert (done.returncode != 0) is fails, f"{place} ended with {done.returncode}:\n{printed}"
+            # A shell that became the command dies of its signal; people see what a shell makes of that.
+            code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+            assert code == wanted, f"{place} ended with {code}:\n{printed}"
             self._compare(block, command.shown, printed)
 
     def _compare(self, block: Block, shown: str | None, printed: str) -> None:

@@ -46,10 +46,12 @@ def test_a_command_that_fails_fails_the_page(tmp_path):
         run("```console\n$ exit 3\n```\n", tmp_path)
 
 
-def test_a_command_that_should_fail_but_does_not_fails_the_page(tmp_path):
-    run("```console fails\n$ exit 3\n```\n", tmp_path)
+def test_a_command_that_should_end_with_a_code_but_does_not_fails_the_page(tmp_path):
+    run("```console ends 3\n$ exit 3\n```\n", tmp_path)
     with pytest.raises(AssertionError, match="ended with 0"):
-        run("```console fails\n$ true\n```\n", tmp_path)
+        run("```console ends 3\n$ true\n```\n", tmp_path)
+    with pytest.raises(AssertionError, match="ended with 2"):
+        run("```console ends 3\n$ exit 2\n```\n", tmp_path)
 
 
 def test_commands_may_go_over_several_lines():

@@ -10,13 +10,14 @@ Invariants: whatever the bytes are, reading gives the value that was written or 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
 
 from fordstone.checkpoint.run_file import DIGEST_CHARS, is_digest
 from fordstone.errors import CheckpointError, DamagedError
-from fordstone.model.manifest import MANIFEST_VERSION, Cut, Manifest
+from fordstone.model.manifest import MANIFEST_VERSION, Cut, Manifest, RunRef
 
 T = TypeVar("T")
 EPOCH_DIGITS: Final = 12
@@ -58,11 +59,7 @@ def decode_manifest(data: bytes, *, pipeline: str, node: str, epoch: int) -> Man
         raise DamagedError(
             f"it is checkpoint {manifest.epoch} of pipeline {manifest.pipeline} on node {manifest.node} under a wrong name"
         )
-    for run in manifest.runs():
-        if not is_digest(run.digest) or run.size_bytes < 0 or run.rows < 0:
-            raise DamagedError(
-                f"it names an impossible run: {run.digest[:80]!r}, {run.size_bytes} bytes, {run.rows} rows"
-            )
+    _check_runs(manifest.runs())
     return manifest
 
 
@@ -76,6 +73,7 @@ def decode_cut(line: bytes) -> Cut:
     cut = _decode(_CUT, _unseal(b"cut", line))
     if not 1 <= cut.epoch <= EPOCH_MAX:
         raise DamagedError(f"the epoch is {cut.epoch}")
+    _check_runs(run for segment in cut.segments for run in segment.runs)
     return cut
 
 
@@ -114,6 +112,14 @@ def _unseal(kind: bytes, data: bytes) -> bytes:
     if digest.encode() != data[len(_HEAD) : end_of_digest]:
         raise DamagedError(f"the {kind.decode()} does not have the digest that stands beside it")
     return body
+
+
+def _check_runs(runs: Iterable[RunRef]) -> None:
+    for run in runs:
+        if not is_digest(run.digest) or run.size_bytes < 0 or run.rows < 0:
+            raise DamagedError(
+                f"it names an impossible run: {run.digest[:80]!r}, {run.size_bytes} bytes, {run.rows} rows"
+            )
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -265,37 +265,41 @@ class CheckpointStore:
     def collect(self, *, acknowledged: int | None = None) -> Collected:
         """Remove what retention lets go: manifests first, durably, then the runs that no manifest names.
 
-        Called after each commit. While a kept manifest cannot be read nobody knows its runs, so no run is removed; a
-        damaged one that falls out of retention is set aside instead of removed.
+        Called after each commit. What an epoch let out that is still to be rebuilt stays too, to be compared with. While
+        a manifest among the kept ones cannot be read nobody knows its runs, so no run is removed; one that is older than
+        they are is set aside.
         """
         self._check_writable()
         with self._mutex:
             self.failpoints.hit("retention.before")
             unreadable = self._read_names()
             decision = decide_retention(
-                {epoch: digests or frozenset() for epoch, digests in self._named.items()},
+                {epoch: digests for epoch, digests in self._named.items() if digests is not None},
                 self._runs.present(),
                 keep=self._keep,
                 pinned=self._pins.keys(),
                 acknowledged=acknowledged,
-                held=self._runs.held() | self._committing,
+                held=self._runs.held() | self._committing | self._sealed_output(),
             )
-            gone = [epoch for epoch in decision.remove_manifests if epoch not in unreadable]
-            for epoch in gone:
+            for epoch in decision.remove_manifests:
                 self._disk.remove(self._manifest_path(epoch))
                 del self._named[epoch]
                 self.failpoints.hit("retention.removed-manifest")
-            for epoch in unreadable.intersection(decision.remove_manifests):
+            old = {epoch for epoch in unreadable if decision.kept and epoch < decision.kept[0]}
+            for epoch in old:
                 self.set_aside(epoch, "it is damaged and no longer kept")
-            if unreadable.intersection(decision.kept):
-                return Collected(manifests=tuple(gone))
-            if gone and decision.remove_runs:
+            if unreadable - old:
+                return Collected(manifests=decision.remove_manifests)
+            if decision.remove_runs:
+                # Whether or not a manifest went just now: an earlier call may have been stopped before it came here.
                 self._disk.fsync_dir(self._manifests)
             freed_bytes = 0
             for digest in decision.remove_runs:
                 freed_bytes += self._runs.remove(digest)
                 self.failpoints.hit("retention.removed-run")
-            return Collected(manifests=tuple(gone), runs=len(decision.remove_runs), size_bytes=freed_bytes)
+            return Collected(
+                manifests=decision.remove_manifests, runs=len(decision.remove_runs), size_bytes=freed_bytes
+            )
 
     def size_bytes(self) -> int:
         """What the runs take on disk."""
@@ -362,6 +366,14 @@ class CheckpointStore:
             except CheckpointError:
                 unreadable.add(epoch)
         return unreadable
+
+    def _sealed_output(self) -> set[str]:
+        """The runs that epochs beyond the newest manifest in place had let out: those that are to be rebuilt."""
+        newest = max(self._named, default=0)
+        waiting = {epoch for epoch in self._aside_epochs if epoch > newest}
+        cuts = self._cuts.read().cuts if waiting else {}
+        found = (cuts[epoch].segments for epoch in waiting & cuts.keys())
+        return {run.digest for segments in found for segment in segments for run in segment.runs}
 
     def _first_fault(self, manifest: Manifest, faults: dict[RunRef, str | None], *, deep: bool) -> str | None:
         """The first fault among the runs; each run is looked at once, however many manifests name it."""

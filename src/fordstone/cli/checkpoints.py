@@ -17,6 +17,7 @@ from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
 from fordstone.cli.mistakes import FAILED, Mistake, Misuse
 from fordstone.cli.stores import read_store
+from fordstone.cli.teaching import TaughtGroup
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -44,12 +45,22 @@ def _which_store(command: _F) -> _F:
     )
 
 
-@click.group(cls=TaughtGroup, examples=["fordstone checkpoints ls", "fordstone checkpoints show 41 --state /var/lib/cold-chain", "fordstone checkpoints verify", "fordstone checkpoints merge cold_chain.py"])
+@click.group(
+    cls=TaughtGroup,
+    examples=[
+        "fordstone checkpoints ls",
+        "fordstone checkpoints show 41 --state /var/lib/cold-chain",
+        "fordstone checkpoints verify",
+        "fordstone checkpoints merge cold_chain.py",
+    ],
+)
 def checkpoints() -> None:
     """List, show, check and merge checkpoints."""
 
 
-@checkpoints.command("ls", examples=["fordstone checkpoints ls", "fordstone checkpoints ls --state /var/lib/cold-chain --json"])
+@checkpoints.command(
+    "ls", examples=["fordstone checkpoints ls", "fordstone checkpoints ls --state /var/lib/cold-chain --json"]
+)
 @_which_store
 def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
     """List the checkpoints that are kept, oldest first.
@@ -90,11 +101,16 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
     click.echo(manifest_text(manifest))
 
 
-@checkpoints.command(examples=["fordstone checkpoints verify", "fordstone checkpoints verify 41 --state /var/lib/cold-chain"])
+@checkpoints.command(
+    examples=["fordstone checkpoints verify", "fordstone checkpoints verify 41 --state /var/lib/cold-chain"]
+)
 @click.argument("epoch", type=click.IntRange(1), required=False)
 @_which_store
 def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
-    """Read every byte of one checkpoint, or of all, and compare it with its digest. Exit code 1 if anything is damaged."""
+    """Read every byte and say what is damaged.
+
+    Of one checkpoint, or of all. Exit code 1 if anything is damaged.
+    """
 
     def opened() -> CheckpointStore:
         return read_store(state, pipeline, node)
@@ -111,15 +127,20 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
         raise click.exceptions.Exit(FAILED)
 
 
-@checkpoints.command(examples=["fordstone checkpoints merge cold_chain.py", "fordstone checkpoints merge cold_chain.py --state /var/lib/cold-chain"])
+@checkpoints.command(
+    examples=[
+        "fordstone checkpoints merge cold_chain.py",
+        "fordstone checkpoints merge cold_chain.py --state /var/lib/cold-chain",
+    ]
+)
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")
 @click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
-    """Fold the many small runs of the newest checkpoint into few, while nothing runs.
+    """Fold the runs of the newest checkpoint into few.
 
-    The pipeline's file says how its state is combined. The checkpoint keeps its epoch and its meaning; older ones are
+    While nothing runs. The pipeline's file says how its state is combined. The checkpoint keeps its epoch and its meaning; older ones are
     not touched. A running pipeline merges by itself: this is for a checkpoint that is to be copied or kept.
     """
     configure_logging(0)

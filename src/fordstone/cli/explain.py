@@ -6,9 +6,17 @@ import click
 
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.memory import limit_polars
+from fordstone.cli.teaching import TaughtCommand
 
 
-@click.command(cls=TaughtCommand, examples=["fordstone explain cold_chain.py", "fordstone explain cold_chain.py --format mermaid > cold_chain.mmd", "fordstone explain pipelines.py:cold_chain --format json | jq .steps"])
+@click.command(
+    cls=TaughtCommand,
+    examples=[
+        "fordstone explain cold_chain.py",
+        "fordstone explain cold_chain.py --format mermaid > cold_chain.mmd",
+        "fordstone explain pipelines.py:cold_chain --format json | jq .steps",
+    ],
+)
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option(
     "--format",

@@ -7,7 +7,7 @@ meanwhile go above it.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -42,7 +42,7 @@ class LiveView:
         self._began_us = plain.monotonic_us()
         self._first: tuple[int, float] | None = None
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 

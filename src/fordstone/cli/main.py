@@ -16,11 +16,12 @@ from fordstone.cli.explain import explain
 from fordstone.cli.mistakes import FAILED, as_exit, show_bug
 from fordstone.cli.plan_interval import plan_interval
 from fordstone.cli.run import run
+from fordstone.cli.teaching import TaughtGroup
 
 HELP_CHARS_MAX: Final = 100
 
 
-class Commands(click.Group):
+class Commands(TaughtGroup):
     """The top of all commands: where exceptions become what a person reads."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -40,9 +41,16 @@ class Commands(click.Group):
             ctx.exit(FAILED)
 
 
-@click.group(cls=Commands,
+@click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_CHARS_MAX},
-
+    examples=[
+        "fordstone run cold_chain.py --bounded         read all there is, then end",
+        "fordstone run cold_chain.py --state /var/fs   run on, until SIGINT or SIGTERM",
+        "fordstone explain cold_chain.py               what would run, and what it guarantees",
+        "fordstone checkpoints ls                      what is stored",
+    ],
+)
 @click.version_option(fordstone.__version__, prog_name="fordstone")
 def cli() -> None:
     """Stateful stream processing, exactly once.

@@ -65,8 +65,11 @@ def from_store(store: CheckpointStore) -> Measured:
     frames = {run.digest: store.read_run(run) for run in dict.fromkeys(newest.runs())}
     restore_us = (time.monotonic_ns() - began_ns) / 1e3
     costs, sizes = [], []
-    for before, after in [*pairwise(manifests)] or [(None, newest)]:
-        old = frozenset() if before is None else frozenset(run.digest for run in before.runs())
+    for before, after in pairwise([None, *manifests]):
+        if after is None or (before is None and len(manifests) > 1):
+            # What the oldest one had added cannot be told from what it had taken over.
+            continue
+        old = frozenset[str]() if before is None else frozenset(run.digest for run in before.runs())
         new = [run for run in dict.fromkeys(after.runs()) if run.digest not in old]
         rows = [frames[run.digest] if run.digest in frames else store.read_run(run) for run in new]
         began_ns = time.thread_time_ns()

@@ -13,8 +13,9 @@ from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
 from fordstone.cli.mistakes import Misuse
 from fordstone.cli.stores import read_store
+from fordstone.cli.teaching import TaughtCommand
 from fordstone.errors import ConfigError
-from fordstone.model.duration import positive_us
+from fordstone.model.duration import UNIT_US, positive_us
 from fordstone.protocol.interval import IntervalChoice, IntervalFacts, choose, overhead
 
 if TYPE_CHECKING:
@@ -34,7 +35,15 @@ TABLE_US: Final = (
 MEASURED_US: Final = (100_000, 250_000, 1_000_000)
 
 
-@click.command("plan-interval", cls=TaughtCommand, examples=["fordstone plan-interval --state state --failure-every 7d", "fordstone plan-interval --measure cold_chain.py --recovery-goal 10s", "fordstone plan-interval --cost 20ms --failure-every 1d"])
+@click.command(
+    "plan-interval",
+    cls=TaughtCommand,
+    examples=[
+        "fordstone plan-interval --state state --failure-every 7d",
+        "fordstone plan-interval --measure cold_chain.py --recovery-goal 10s",
+        "fordstone plan-interval --cost 20ms --failure-every 1d",
+    ],
+)
 @click.option("--state", metavar="DIR", default=None, help="Measure the checkpoints in this state directory.")
 @click.option("--pipeline", metavar="P", default=None, help="Which pipeline, if the directory holds several.")
 @click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")
@@ -169,4 +178,4 @@ def _text(facts: IntervalFacts, choice: IntervalChoice, measured: Measured, rows
 
 
 def _option(interval_us: int) -> str:
-    return f"{interval_us / 1e6:.3g}s" if interval_us >= 1_000_000 else f"{interval_us / 1e3:.3g}ms"
+    return f"{interval_us / 1e6:.3g}s" if interval_us >= UNIT_US["s"] else f"{interval_us / 1e3:.3g}ms"

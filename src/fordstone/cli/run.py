@@ -13,6 +13,7 @@ from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import give_back, limit_polars
 from fordstone.cli.mistakes import Misuse
+from fordstone.cli.teaching import TaughtCommand
 from fordstone.cli.view import JsonView, LineView, View
 from fordstone.errors import FordstoneError
 
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from fordstone.model.plan import Plan
 
 
-@click.command(cls=TaughtCommand, examples=["fordstone run cold_chain.py --bounded", "fordstone run cold_chain.py --state /var/lib/cold-chain --interval auto --recovery-goal 10s", "fordstone run pipelines.py:cold_chain --parallelism 4 --json"])
+@click.command(
+    cls=TaughtCommand,
+    examples=[
+        "fordstone run cold_chain.py --bounded",
+        "fordstone run cold_chain.py --state /var/lib/cold-chain --interval auto --recovery-goal 10s",
+        "fordstone run pipelines.py:cold_chain --parallelism 4 --json",
+    ],
+)
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option("--bounded", is_flag=True, help="Stop when everything that is there now has been read.")
 @click.option("--state", metavar="DIR", default="state", show_default=True, help="Where checkpoints are kept.")

@@ -14,7 +14,8 @@ class TaughtCommand(click.Command):
     """A command with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, epilog=EXIT_CODES, **kwargs)
+        kwargs.setdefault("epilog", EXIT_CODES)
+        super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -28,8 +29,14 @@ class TaughtGroup(click.Group):
 
     command_class = TaughtCommand
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which one needs them, not by name."""
+        del ctx
+        return list(self.commands)
+
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, epilog=EXIT_CODES, **kwargs)
+        kwargs.setdefault("epilog", EXIT_CODES)
+        super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -40,6 +47,6 @@ class TaughtGroup(click.Group):
 
 def write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
     """Each on a line of its own, however long, so that it can be copied."""
-    with formatter.section("Examples"), formatter.indentation():
+    with formatter.section("Examples"):
         for example in examples:
-            formatter.write(f"{'':{formatter.current_indent - formatter.indent_increment}}{example}\n")
+            formatter.write(f"{'':{formatter.current_indent}}{example}\n")

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import click
 
@@ -31,7 +31,7 @@ ClockUs = Callable[[], int]
 class View(Protocol):
     """Entered before the pipeline starts, left when it is over, however it ended."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -145,7 +145,7 @@ class LineView:
         self._next_us = self._began_us + LINE_EVERY_US
         self._notice: str | None = None
 
-    def __enter__(self) -> LineView:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -180,7 +180,7 @@ class JsonView:
         self._monotonic_us = monotonic_us
         self._next_us = monotonic_us() + JSON_EVERY_US
 
-    def __enter__(self) -> JsonView:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...

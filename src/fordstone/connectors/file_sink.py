@@ -164,10 +164,8 @@ class FileSink(Sink):
     def _append(self, rows: pl.DataFrame) -> None:
         if self._rows_columns != rows.columns:
             self.close()
-        name, self._rows_file = (
-            self._rows_file,
-            None,
-        )  # if this fails, a line may be torn: the next goes into another file
+        name = self._rows_file
+        self._rows_file = None  # if what follows fails, a line may be torn: the next goes into another file
         if name is None:
             self._rows_files += 1
             name = f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._format}"

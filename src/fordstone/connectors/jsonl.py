@@ -67,7 +67,7 @@ class JsonLines(LineFormat):
         except msgspec.ValidationError:
             return None
         except msgspec.DecodeError as error:
-            return None if b"\\u" in record else str(error)
+            return None if b"\\ud" in record.lower() else str(error)  # halves of surrogate pairs
         except RecursionError:
             return None
         if not isinstance(decoded, dict):

@@ -25,6 +25,8 @@ BLOCK_BYTES_MIN: Final = 1 << 12
 BLOCK_BYTES_MAX: Final = 1 << 24
 CLOSE_RECORDS_MAX: Final = 4096
 """How many records one read looks at one by one."""
+CLOSE_PARSES_MAX: Final = 256
+"""How often one read calls the parser to find the bad ones among them."""
 TEXT_MAX: Final = 4096
 """How many characters of rejected input are kept."""
 _LINE_BYTES_GUESS: Final = 128
@@ -183,32 +185,30 @@ class LineReader(Reader):
         """Look at the first records one by one. A malformed one that spans lines ends the look behind its first line."""
         broken: dict[int, str] = {}
         candidates: list[int] = []
-        count = min(len(block.ends), CLOSE_RECORDS_MAX)
-        for number in range(count):
+        stop = min(len(block.ends), CLOSE_RECORDS_MAX)
+        for number in range(stop):
             record = block.record(number)
             if self._format.blank(record):
                 continue
-            why = (
-                self._format.judge(record)
-                if len(record) <= self._line_bytes_max
-                else _too_long_reason(self._line_bytes_max)
-            )
+            too_long = len(record) > self._line_bytes_max
+            why = _too_long_reason(self._line_bytes_max) if too_long else self._format.judge(record)
             if why is None:
                 candidates.append(number)
-            else:
-                broken[number] = why
-                if b"\n" in record:
-                    count = number + 1
-                    break
-        frames, kept = self._halves(block, candidates, broken)
-        spanning = next((number for number in sorted(broken) if b"\n" in block.record(number)), None)
-        length = min(int(block.ends[count - 1]) + 1, len(block.data))
-        if spanning is not None:
+                continue
+            broken[number] = why
+            if b"\n" in record:
+                stop = number + 1
+                break
+        frame, kept, unparsed = self._halves(block, candidates, broken)
+        stop = stop if unparsed is None else unparsed
+        length = min(int(block.ends[stop - 1]) + 1, len(block.data))
+        spanning = next((number for number in sorted(broken) if b"\n" in block.record(number)), stop)
+        if spanning < stop:
             rows = sum(number < spanning for number in kept)
-            frames, kept = frames.head(rows), kept[:rows]
-            broken = {number: why for number, why in broken.items() if number <= spanning}
+            frame, kept, stop = frame.head(rows), kept[:rows], spanning + 1
             length = block.data.index(b"\n", block.starts[spanning]) + 1
-        cells = self._format.finish(frames) if kept else None
+        broken = {number: why for number, why in broken.items() if number < stop}
+        cells = self._format.finish(frame) if kept else None
         bad = broken | ({kept[row]: why for row, why in cells.bad.items()} if cells else {})
         keep = [row for row, number in enumerate(kept) if number not in bad]
         return _Parsed(
@@ -220,12 +220,19 @@ class LineReader(Reader):
             length=length,
         )
 
-    def _halves(self, block: _Block, numbers: list[int], broken: dict[int, str]) -> tuple[pl.DataFrame, list[int]]:
-        """Parse these records together, or else each half for itself, down to the one that is broken."""
+    def _halves(
+        self, block: _Block, numbers: list[int], broken: dict[int, str]
+    ) -> tuple[pl.DataFrame, list[int], int | None]:
+        """Parse these records together, or else each half for itself, down to the one that is broken.
+
+        Gives their rows, which records these are, and the first that was not looked at because it took too long.
+        """
         frames: list[pl.DataFrame] = []
         kept: list[int] = []
         todo = [numbers] if numbers else []
-        while todo:
+        for _ in range(CLOSE_PARSES_MAX):
+            if not todo:
+                break
             part = todo.pop()
             data = b"\n".join([*(block.record(number) for number in part), b""])
             try:
@@ -237,7 +244,7 @@ class LineReader(Reader):
                 else:
                     middle = len(part) // 2
                     todo += [part[middle:], part[:middle]]
-        return (pl.concat(frames) if frames else pl.DataFrame()), kept
+        return (pl.concat(frames) if frames else pl.DataFrame()), kept, todo[-1][0] if todo else None
 
     def _too_long(self, begin: int, head: bytes, limit: int | None) -> _Parsed | None:
         """Reject a line beyond the bound, once its newline is found. Goes on looking where it stopped the last time."""

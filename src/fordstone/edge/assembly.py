@@ -23,7 +23,7 @@ from fordstone.edge.outlet import Outlet
 from fordstone.edge.source_task import Reservation, SourceSetup, SourceTask
 from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task
 from fordstone.model import plan as p
-from fordstone.model.ids import TaskId
+from fordstone.model.ids import PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
 from fordstone.operators.operator import MAIN, Operator
@@ -43,7 +43,9 @@ class Parts:
     setting: OperatorSetting
     sources: Mapping[str, Source]
     partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
-    """For each source, for each of its subtasks."""
+    """For each source, for each of its subtasks: those of the checkpoint."""
+    joining: Mapping[str, Sequence[tuple[PartitionId, ...]]]
+    """Likewise: those that have turned up since."""
     open_sink: Callable[[p.Sink], Sink]
     store: CheckpointStore
     clock: Clock
@@ -179,6 +181,7 @@ def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -
         reservation=parts.reservation,
         pauses_after_barrier=parts.plan.mode == "blocking" and parts.plan.guarantee == "exactly_once",
         partitions=parts.partitions[name][subtask],
+        joining=parts.joining[name][subtask],
         watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
         following=parts.following,
     )
@@ -230,11 +233,7 @@ def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> in
     if vertex.kind is VertexKind.SOURCE:
         cut = manifest.cut.sources.get(vertex.name)
         return cut.watermark_us if cut is not None else TIME_MIN_US
-    times = {
-        known.task: known.watermark_us
-        for known in manifest.tasks
-        if known.task.rpartition("/")[0] == vertex.name
-    }
+    times = {known.task: known.watermark_us for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name}
     return times.get(task, min(times.values(), default=TIME_MIN_US))
 
 

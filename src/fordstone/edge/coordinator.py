@@ -19,7 +19,7 @@ from fordstone.edge.item import Barrier
 from fordstone.edge.snapshot import TaskSnapshot
 from fordstone.edge.source_task import BarrierOrder, SourceTask
 from fordstone.model.ids import Attempt, PartitionId, TaskId
-from fordstone.model.manifest import Cut, PartitionCut
+from fordstone.model.manifest import Cut, SourceCut
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
 
 
@@ -119,8 +119,10 @@ class Coordinator:
             self.over = True
         self._committing = False
         if sealing.rebuilds is not None and not self._follow:
-            for task in self._source_tasks():
-                task.go_live()
+            for share in self._sources.values():
+                joining = self._assign(share)
+                for task in share.tasks:
+                    task.go_live(joining.get(task.id, ()))
         self._resume()
         self.wake()
 
@@ -201,8 +203,10 @@ class Coordinator:
         for name, share in self._sources.items():
             joining = {} if cut is not None or last or self._bounded else self._assign(share)
             for task in share.tasks:
-                follow = None if cut is None else self._share_of(cut, name, task, share)
-                task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ()), follow=follow))
+                if cut is None:
+                    task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
+                else:
+                    task.inject(self._following(barrier, cut.sources.get(name), task, share))
 
     def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
         """Give partitions that are new to the tasks that have fewest."""
@@ -214,14 +218,21 @@ class Coordinator:
             assigned[task.id] = (*assigned.get(task.id, ()), name)
         return assigned
 
-    def _share_of(self, cut: Cut, source: str, task: SourceTask, share: SourceShare) -> Mapping[str, PartitionCut]:
-        """The partitions of a recorded cut that this task reads; those that joined go to the first task."""
-        recorded = cut.sources[source].partitions if source in cut.sources else {}
-        mine = {name: part for name, part in recorded.items() if task.reads(name)}
-        if task is share.tasks[0]:
-            mine |= {name: part for name, part in recorded.items() if name not in share.known}
+    def _following(self, barrier: Barrier, cut: SourceCut | None, task: SourceTask, share: SourceShare) -> BarrierOrder:
+        """The order to compute a recorded epoch again: its partitions that this task reads; new ones go to the first task."""
+        recorded = cut.partitions if cut is not None else {}
+        began = (cut.began or {}) if cut is not None else {}
+        first = task is share.tasks[0]
+        mine = {name for name in (*recorded, *began) if task.reads(name) or (first and name not in share.known)}
+        if task is share.tasks[-1]:
             share.known.update(recorded)
-        return mine
+        return BarrierOrder(
+            barrier=barrier,
+            follow={name: part for name, part in recorded.items() if name in mine},
+            begin=None
+            if cut is None or cut.began is None
+            else {name: part for name, part in cut.began.items() if name in mine},
+        )
 
     def _seal(self) -> None:
         self._running, self._committing = False, True

@@ -7,7 +7,7 @@ It owns the tasks, the coordinator and the writer, and knows nothing of threads:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -36,7 +36,7 @@ from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
 from fordstone.model import plan as p
 from fordstone.model.duration import positive_us
-from fordstone.model.ids import Attempt, TaskId
+from fordstone.model.ids import Attempt, PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
 from fordstone.model.schema import Schema
 from fordstone.model.stream import StreamType, stream_types
@@ -244,13 +244,15 @@ class Engine:
         plan, config, rim = self.plan, self.config, self._rim
         graph = build_graph(plan, config.parallelism)
         setting = OperatorSetting(plan=plan, types=self._types, functions=functions, with_ids=steps_with_ids(plan))
-        shares = {name: self._partitions(name, source) for name, source in self.sources.items()}
+        shares = {name: self._partitions(name) for name in self.sources}
+        joining = {name: self._found(source, shares[name]) for name, source in self.sources.items()}
         reports = _Reports()
         parts = Parts(
             graph=graph,
             setting=setting,
             sources=self.sources,
             partitions=shares,
+            joining=joining,
             open_sink=lambda step: open_sink(step.connector, sink_stream(step, self._types)),
             store=store,
             clock=rim.clock,
@@ -274,7 +276,7 @@ class Engine:
                     for task in tasks
                     if isinstance(task, SourceTask) and graph.home[name] == task.id.rpartition("/")[0]
                 ),
-                known={partition for share in shares[name] for partition in share},
+                known={partition for share in (*shares[name], *joining[name]) for partition in share},
             )
             for name, source in self.sources.items()
         }
@@ -294,23 +296,27 @@ class Engine:
         reports.coordinator = coordinator
         return coordinator, tasks
 
-    def _partitions(self, name: str, source: Source) -> list[dict[str, PartitionCut]]:
-        """Share a source's partitions out to its subtasks: those of the checkpoint, and those that are new."""
+    def _partitions(self, name: str) -> list[dict[str, PartitionCut]]:
+        """Share the partitions of the checkpoint out to a source's subtasks."""
         manifest = self.resumption.manifest
         cut = manifest.cut.sources.get(name) if manifest is not None else None
         known: dict[str, PartitionCut] = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
         if self._reservations is not None:
             known = self._reservations.beyond(name, known)
-        if not self.config.bounded:
-            known = {partition: msgspec.structs.replace(part, done=False) for partition, part in known.items()}
-        if not self.resumption.follow:
-            floor_us = cut.watermark_us if cut is not None else TIME_MIN_US
-            for found in source.partitions():
-                known.setdefault(str(found), PartitionCut(position=0, floor_us=floor_us))
-        shares: list[dict[str, PartitionCut]] = [{} for _ in range(self.config.parallelism)]
-        for index, partition in enumerate(sorted(known)):
-            shares[index % len(shares)][partition] = known[partition]
-        return shares
+        return _dealt(known, self.config.parallelism)
+
+    def _found(self, source: Source, known: Sequence[Mapping[str, PartitionCut]]) -> list[tuple[PartitionId, ...]]:
+        """Share the partitions that have turned up since out as well, to those who have fewest first."""
+        found: list[tuple[PartitionId, ...]] = [() for _ in known]
+        if self.resumption.follow:
+            # They join when what was recorded has been computed again.
+            return found
+        names = {name for share in known for name in share}
+        for name in source.partitions():
+            if name not in names:
+                least = min(range(len(known)), key=lambda index: len(known[index]) + len(found[index]))
+                found[least] = (*found[least], name)
+        return found
 
     def _dead_letters(self, source: str) -> Sink:
         if self._rim.dead_letters is not None:
@@ -318,6 +324,14 @@ class Engine:
         directory = Path(self.config.state) / self._store.pipeline / self._store.node / "dead-letters" / source
         schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
         return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+
+
+def _dealt(partitions: Mapping[str, PartitionCut], hands: int) -> list[dict[str, PartitionCut]]:
+    """Deal partitions out evenly, the same way each time."""
+    shares: list[dict[str, PartitionCut]] = [{} for _ in range(hands)]
+    for index, name in enumerate(sorted(partitions)):
+        shares[index % hands][name] = partitions[name]
+    return shares
 
 
 class _Reports:

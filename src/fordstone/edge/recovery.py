@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from fordstone.checkpoint.report import Survey
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.rebuild import SealedRows, read_sealed
 from fordstone.errors import CheckpointError, PlanMismatchError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut, Manifest
 from fordstone.protocol.matching import match_plan
-from fordstone.protocol.recovery import CannotResume, CheckpointFact, Resume, StartEmpty, decide_recovery
+from fordstone.protocol.recovery import CannotResume, Resume, StartEmpty, decide_recovery
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Resumption:
 class Remote:
     """Checkpoints elsewhere."""
 
-    survey: Callable[[], tuple[CheckpointFact, ...]]
+    survey: Callable[[], Survey]
     fetch: Callable[[int], None]
 
 
@@ -43,8 +44,8 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
     """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
     survey = store.survey()
-    facts = survey.checkpoints + (remote.survey() if remote is not None else ())
-    match decide_recovery(facts, survey.cuts):
+    elsewhere = remote.survey() if remote is not None else Survey(checkpoints=(), cuts=frozenset())
+    match decide_recovery(survey.checkpoints + elsewhere.checkpoints, survey.cuts | elsewhere.cuts):
         case StartEmpty():
             return Resumption()
         case CannotResume(reason=reason):
@@ -61,14 +62,15 @@ def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remo
             log.warning(
                 "checkpoint damaged", extra={"epoch": fact.epoch, "problem": fact.problem, "using": decision.epoch}
             )
+    if decision.where == "remote" and remote is not None:
+        # Brings the cuts along.
+        remote.fetch(decision.epoch)
     follow = tuple(store.cut(epoch) for epoch in decision.rebuild) if plan.guarantee == "exactly_once" else ()
     # Read before anything is set aside or collected: this is what the epochs are compared with.
     sealed = {cut.epoch: read_sealed(store, cut) for cut in follow}
     for fact in decision.damaged:
         if fact.where == "local" and fact.epoch > decision.epoch:
             store.set_aside(fact.epoch, fact.problem or "damaged")
-    if decision.where == "remote" and remote is not None:
-        remote.fetch(decision.epoch)
     manifest = store.manifest(decision.epoch) if decision.epoch else None
     return Resumption(manifest=manifest, next_epoch=decision.next_epoch, follow=follow, sealed=sealed)
 

@@ -31,6 +31,8 @@ class FrozenSource:
     step: str
     partitions: Mapping[str, PartitionCut]
     watermark_us: int
+    began: Mapping[str, PartitionCut] | None = None
+    """As the epoch began with them, if it was the first after a start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,8 @@ class BarrierOrder:
     barrier: Barrier
     joining: tuple[PartitionId, ...] = ()
     follow: Mapping[str, PartitionCut] | None = None
+    begin: Mapping[str, PartitionCut] | None = None
+    """With `follow`: the partitions as the recorded epoch began with them, if it was the first after a start."""
 
 
 class Reservation(Protocol):
@@ -69,6 +71,8 @@ class SourceSetup:
     pauses_after_barrier: bool = False
     """Blocking mode: read nothing until the attempt is over."""
     partitions: Mapping[str, PartitionCut] = field(default_factory=dict)
+    joining: tuple[PartitionId, ...] = ()
+    """Partitions that were found at the start."""
     watermark_us: int = TIME_MIN_US
     following: bool = False
 
@@ -95,12 +99,16 @@ class SourceTask(Task):
             name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()
         }
         self._orders: deque[BarrierOrder] = deque()
+        self._begun: BarrierOrder | None = None
         self._watermark_us = setup.watermark_us
         self._idle = False
         self._announced = False
+        self._began: dict[str, PartitionCut] | None = None
+        self._joining: tuple[PartitionId, ...] = setup.joining
         self._paused = False
         self._held = setup.following
         self._asked = False
+        self._refused = False
         self._poll_us = POLL_FIRST_US
         self.rejected_rows = 0
 
@@ -116,8 +124,10 @@ class SourceTask(Task):
         self._paused = paused
         self.wake()
 
-    def go_live(self) -> None:
-        """The recorded cuts have been followed to their end: read on freely."""
+    def go_live(self, joining: tuple[PartitionId, ...]) -> None:
+        """The recorded cuts have been followed to their end: read on freely, these partitions too."""
+        self._joining = joining
+        self._announced = False
         self._held = False
         self.wake()
 
@@ -149,18 +159,23 @@ class SourceTask(Task):
     def step(self) -> bool:
         """Pass queued output on, take up a barrier, or read a chunk."""
         blocked = not self._flush()
-        if self._orders and (not blocked or self._orders[0].barrier.overtakes) and self._reached(self._orders[0]):
+        if not self._announced and not blocked and (self._orders or not self._held):
+            # Before anything else, barriers too: how an epoch begins must not depend on who was quicker.
+            self._start()
+            self._flush()
+            return True
+        if (
+            self._orders
+            and self._announced
+            and (not blocked or self._orders[0].barrier.overtakes)
+            and self._reached(self._orders[0])
+        ):
             self._take_order(self._orders.popleft())
             self._flush()
             return True
         if blocked or self.ended:
             return False
-        if not self._announced:
-            self._announced = True
-            self._tell_time()
-            self._flush()
-            return True
-        if self._paused or (self._held and not self._orders):
+        if self._paused or not self._announced or (self._held and not self._orders):
             return False
         did = self._read()
         self._poll_us = POLL_FIRST_US if did else min(self._poll_us * 2, POLL_MAX_US)
@@ -181,6 +196,7 @@ class SourceTask(Task):
         """Whether what the cut demands has been read."""
         if order.follow is None:
             return True
+        self._begin_again(order)
         # Partitions that are not known yet joined behind this very barrier: nothing of them was read before it.
         known = {name: cut for name, cut in order.follow.items() if name in self._partitions}
         for name, cut in known.items():
@@ -201,6 +217,34 @@ class SourceTask(Task):
         self._asked = False
         self._cut(order.barrier, logging=False)
         self._tell_time()
+
+    def _start(self) -> None:
+        """Begin reading: from here on, after a restart or when recorded cuts have been followed to their end."""
+        if self._held:
+            self._begin_again(self._orders[0])
+        else:
+            for partition in self._partitions.values():
+                # What ended when input was bounded may grow now; and of bounded input nothing is waited for.
+                changed = partition.idle if self._setup.bounded else partition.done
+                if changed:
+                    partition.idle = partition.done = False
+                    partition.floor_us = max(partition.floor_us, self._watermark_us)
+            self._join(self._joining)
+            self._began = {name: partition.cut() for name, partition in self._partitions.items()}
+        self._tell_time()
+        self._announced = True
+
+    def _begin_again(self, order: BarrierOrder) -> None:
+        """Take the partitions up as the recorded epoch began with them."""
+        if order.begin is None or order is self._begun:
+            return
+        self._begun = order
+        now_us = self._clock.monotonic_us()
+        for name, cut in order.begin.items():
+            partition = self._partitions.setdefault(name, Partition.restored(name, cut, now_us=now_us))
+            partition.idle, partition.done, partition.floor_us = cut.idle, cut.done, cut.floor_us
+        if self._announced:
+            self._tell_time()
 
     def _join(self, names: Sequence[PartitionId]) -> None:
         now_us = self._clock.monotonic_us()
@@ -259,8 +303,11 @@ class SourceTask(Task):
         except FatalStorageError:
             raise
         except StorageError as error:
-            log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
+            if not self._refused:
+                log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
+            self._refused = True
             return False
+        self._refused = False
         return True
 
     def _chunk(self, partition: Partition) -> Chunk | None:
@@ -304,7 +351,8 @@ class SourceTask(Task):
             frame = frame.with_columns(pl.format("{}:{}:0", pl.lit(partition.name), chunk.row_positions).alias(ROW_ID))
         if frame.height:
             self._judge_and_push(partition, frame)
-        if chunk.ended:
+        if chunk.ended and not self._held:
+            # While a recorded cut is followed, it says which partitions had ended by then.
             partition.done = True
         self._tell_time()
 
@@ -367,12 +415,20 @@ class SourceTask(Task):
 
     def _freeze_source(self) -> FrozenSource:
         partitions = {name: q.cut() for name, q in self._partitions.items()}
-        return FrozenSource(step=self._step.name, partitions=partitions, watermark_us=self._watermark_us)
+        began, self._began = self._began, None
+        return FrozenSource(step=self._step.name, partitions=partitions, watermark_us=self._watermark_us, began=began)
 
 
 def source_cut(parts: Sequence[FrozenSource]) -> SourceCut:
     """One source's cut, from all its tasks' shares."""
     partitions: dict[str, PartitionCut] = {}
+    began: dict[str, PartitionCut] = {}
     for part in parts:
         partitions |= part.partitions
-    return SourceCut(dict(sorted(partitions.items())), min((part.watermark_us for part in parts), default=TIME_MIN_US))
+        began |= part.began or {}
+    first = any(part.began is not None for part in parts)
+    return SourceCut(
+        partitions=dict(sorted(partitions.items())),
+        watermark_us=min((part.watermark_us for part in parts), default=TIME_MIN_US),
+        began=dict(sorted(began.items())) if first else None,
+    )

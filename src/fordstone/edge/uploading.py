@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from fordstone.checkpoint.fetch import fetch_checkpoint, survey_remote
+from fordstone.checkpoint.report import Survey
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.checkpoint.upload import Uploader
 from fordstone.edge.clock import Clock
 from fordstone.edge.recovery import Remote
-from fordstone.protocol.recovery import CheckpointFact
 
 LOOK_EVERY_US: Final = 100_000
 FINISH_UNITS_MAX: Final = 100_000
@@ -56,8 +56,8 @@ class Upload:
 def remote_checkpoints(url: str, store: CheckpointStore) -> Remote:
     """What recovery needs to know of the copies at a URL."""
 
-    def survey() -> tuple[CheckpointFact, ...]:
-        return survey_remote(url, store).checkpoints
+    def survey() -> Survey:
+        return survey_remote(url, store)
 
     def fetch(epoch: int) -> None:
         fetch_checkpoint(url, store, epoch)

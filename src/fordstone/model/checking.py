@@ -52,6 +52,9 @@ _LOOSE: Final = (*_PREDICATES, exp.Not, exp.And, exp.Or)
 _TYPE_NAMES: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "binary", "date", "timestamp"}
 )  # fmt: skip
+_CLOCK: Final = frozenset(
+    {"now", "current_timestamp", "current_date", "curdate", "localtimestamp", "rand", "random", "uuid"}
+)
 _PARTS: Final = {
     "year": "year", "quarter": "quarter", "month": "month", "week": "weekofyear", "day": "day", "dow": "dayofweek",
     "dayofweek": "dayofweek", "doy": "dayofyear", "hour": "hour", "minute": "minute",
@@ -303,7 +306,8 @@ class Checker:
         name = _PARTS.get(part.removesuffix("s"), _PARTS.get(part))
         if name is None:
             hint = " Write second(ts) for whole seconds." if part.startswith("sec") else ""
-            raise self.fail(f"{part!r} cannot be extracted; there are {', '.join(_PARTS)}.{hint}", node)
+            message = f"{part!r} cannot be extracted; there are {', '.join(_PARTS)}.{hint}"
+            raise ExpressionError(message, text=self.text, offset=max(self.text.lower().find(part), 0))
         return self.call(name, [node.args["expression"]], node)
 
     def _anonymous(self, node: exp.Expr) -> Term:
@@ -316,9 +320,14 @@ class Checker:
             return self._cast_to(args[0], DataType.parse(name), node)
         if name in {"ltrim", "rtrim"}:
             args.reverse()  # the characters come first in the call, the text first in the term
+        if name in _CLOCK:
+            raise self.fail("the clock and chance have no place in an expression; results must repeat.", node)
         name = ALIASES.get(name, name)
         if name in FUNCTIONS and (name not in SYNTAX or name == "%"):
             return self.call(name, args, node)
+        if name in AGGREGATES_ELSEWHERE and self.aggregate is not None:
+            there_are = ", ".join(sorted(self.aggregate_names))
+            raise self.fail(f"{name} is not one of the aggregates here, which are {there_are}.", node)
         if name in AGGREGATES_ELSEWHERE:
             raise self.fail(f"{name} is an aggregate; aggregates belong in agg(...), after group_by and window.", node)
         raise self._unknown_function(name, node)

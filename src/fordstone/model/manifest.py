@@ -43,6 +43,9 @@ class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     partitions: dict[str, PartitionCut]
     watermark_us: int = TIME_MIN_US
+    began: dict[str, PartitionCut] | None = None
+    """The partitions as the epoch began with them, where that is not how the one before left them: after a start,
+    when partitions may have joined or come back."""
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

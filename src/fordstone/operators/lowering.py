@@ -22,6 +22,7 @@ from fordstone.operators import lowering_decimal as decimal
 from fordstone.operators import lowering_numbers as numbers
 from fordstone.operators import lowering_text as text
 from fordstone.operators import lowering_time as time
+from fordstone.operators.lowering_let import let
 
 Lowered = Callable[[Call, Sequence[pl.Expr]], pl.Expr]
 
@@ -46,7 +47,26 @@ def lower(term: Term) -> pl.Expr:
         return pl.col(term.name)
     if isinstance(term, Literal):
         return _literal(term)
-    return LOWERED[term.function](term, [lower(arg) for arg in term.args])
+    lowered = LOWERED[term.function]
+    args = [lower(arg) for arg in term.args]
+    computed = {f"arg{at}": args[at] for at, arg in enumerate(term.args) if isinstance(arg, Call)}
+    if not computed or _mentions_once(term):
+        return lowered(term, args)
+    # What is computed is bound, so that it is computed once however often the function mentions it.
+    literals = [isinstance(arg, Literal) for arg in term.args]
+    bound = {f"arg{at}": arg for at, arg in enumerate(args) if not literals[at]}
+
+    def body(**fields: pl.Expr) -> pl.Expr:
+        return lowered(term, [fields.get(f"arg{at}", arg) for at, arg in enumerate(args)])
+
+    return let(body, **bound)
+
+
+def _mentions_once(call: Call) -> bool:
+    """Whether the lowered function mentions each argument only once."""
+    if call.function in {"+", "-", "*"}:
+        return call.type.is_integer or call.type.is_float
+    return call.function in _ONCE
 
 
 def _literal(literal: Literal) -> pl.Expr:
@@ -126,7 +146,7 @@ def _whole(*, up: bool) -> Lowered:
     def lowered(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
         kind = call.args[0].type
         if kind.name == "decimal":
-            return decimal.downwards(args[0], kind, call.type, up=up)
+            return (decimal.ceil if up else decimal.floor)(args[0], kind, call.type)
         if kind.is_integer:
             return args[0].cast(pl.Int64)
         return numbers.saturated(args[0].ceil() if up else args[0].floor())
@@ -190,6 +210,16 @@ def _unit(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 _DATE_PARTS: Final = (
     "year", "quarter", "month", "weekofyear", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second",
 )  # fmt: skip
+
+_ONCE: Final = frozenset(
+    {
+        "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "coalesce", "case", "cast",
+        "try_cast", "concat", "lower", "upper", "length", "replace", "like", "rlike", "size", "negative", "abs", "sqrt", "exp",
+        "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
+        "ceil", "/",
+    }
+)  # fmt: skip
+"""Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""
 
 LOWERED: Final[dict[str, Lowered]] = {
     **{name: _arithmetic(name) for name in ("+", "-", "*", "/", "%")},

@@ -8,9 +8,10 @@ import polars as pl
 
 from fordstone.model.schema import DataType
 from fordstone.operators import lowering_time as time
-from fordstone.operators.lowering_decimal import negated, rescaled, scaled, unscaled, whole
-from fordstone.operators.lowering_digits import EDGE_SPACE, decimal_text, digits_of, float_text, to_decimal
-from fordstone.operators.lowering_numbers import divided, saturated
+from fordstone.operators.lowering_decimal import cut_off, rescaled, scaled, unscaled, whole
+from fordstone.operators.lowering_digits import EDGE_SPACE, decimal_text, float_text, to_decimal
+from fordstone.operators.lowering_let import let
+from fordstone.operators.lowering_numbers import divided_by, saturated
 
 _TRUE: Final = ["t", "true", "y", "yes", "1"]
 _FALSE: Final = ["f", "false", "n", "no", "0"]
@@ -57,21 +58,25 @@ def try_cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
         return value.list.eval(try_cast(pl.element(), source.element, to.element))
     if to.is_integer and source.name == "string":
         text = value.str.strip_chars(EDGE_SPACE)
-        return _text_to_integer(pl.when(text.str.contains(_ONLY_DIGITS)).then(text), to)
+        strict = let(lambda text: pl.when(text.str.contains(_ONLY_DIGITS)).then(text), text=text)
+        return _text_to_integer(strict, to)
     if to.is_integer and source.is_float:
-        double, limit = value.cast(pl.Float64), float(2 ** (_BITS[to.name] - 1))
-        # Spark compares with the largest value as a double, which for a bigint is one more than it.
-        below = (double.floor() <= limit - 1) if to.name != "bigint" else (double.floor() <= limit)
-        inside = pl.when(below & (double.ceil() >= -limit)).then(double)
-        return cast(inside, DataType("double"), to)
+        return cast(_inside(value.cast(pl.Float64), to), DataType("double"), to)
     if to.is_integer and source.name == "decimal":
-        wide, limit = _cut_off(value, source), 2 ** (_BITS[to.name] - 1)
-        return pl.when((wide >= whole(-limit)) & (wide < whole(limit))).then(wide).cast(to.polars)
+        return cut_off(unscaled(value), 10**source.scale).cast(to.polars, strict=False)
     if to.is_integer and source.is_integer:
         return value.cast(to.polars, strict=False)
     if to.name == "string" and source.name == "decimal":
         return value.cast(pl.String)
     return cast(value, source, to)
+
+
+def _inside(value: pl.Expr, to: DataType) -> pl.Expr:
+    """A double, or null if it is beyond an integer type."""
+    limit = float(2 ** (_BITS[to.name] - 1))
+    # Spark compares with the largest value as a double, which for a bigint is one more than it.
+    most = limit if to.name == "bigint" else limit - 1
+    return let(lambda value: pl.when((value.floor() <= most) & (value.ceil() >= -limit)).then(value), value=value)
 
 
 def _to_text(value: pl.Expr, source: DataType) -> pl.Expr:
@@ -97,41 +102,52 @@ def _from_text(value: pl.Expr, to: DataType) -> pl.Expr:
         return value.cast(pl.Binary)
     text = value.str.strip_chars(EDGE_SPACE)
     if to.name == "boolean":
-        low = text.str.to_lowercase()
-        return pl.when(low.is_in(_TRUE)).then(True).when(low.is_in(_FALSE)).then(False)  # noqa: FBT003 - a literal
+        return let(_truth, low=text.str.to_lowercase())
     if to.name == "decimal":
-        return to_decimal(digits_of(text), to)
+        return to_decimal(text, to)
     if to.is_float:
         return _text_to_float(text, to.polars)
     return _text_to_integer(text, to)
 
 
+def _truth(low: pl.Expr) -> pl.Expr:
+    return pl.when(low.is_in(_TRUE)).then(True).when(low.is_in(_FALSE)).then(False)  # noqa: FBT003 - literals
+
+
 def _text_to_integer(text: pl.Expr, to: DataType) -> pl.Expr:
     """Digits after a point are checked and dropped; a lone point is 0, as in Spark."""
-    parts = pl.when(text.str.contains("[0-9.]")).then(text).str.extract_groups(_WHOLE)
-    digits = parts.struct.field("2").str.strip_chars_start("0").str.pad_start(1, "0")
-    sign = parts.struct.field("1").str.replace("+", "", literal=True)
-    wide = (sign + digits).cast(pl.Int128, strict=False)
-    limit = 2 ** (_BITS[to.name] - 1)
-    return pl.when((wide >= whole(-limit)) & (wide < whole(limit))).then(wide).cast(to.polars)
+
+    def matched(text: pl.Expr) -> pl.Expr:
+        return pl.when(text.str.contains("[0-9.]")).then(text).str.extract_groups(_WHOLE)
+
+    def joined(parts: pl.Expr) -> pl.Expr:
+        digits = parts.struct.field("2").str.strip_chars_start("0").str.pad_start(1, "0")
+        return parts.struct.field("1").str.replace("+", "", literal=True) + digits
+
+    return let(joined, parts=let(matched, text=text)).cast(to.polars, strict=False)
 
 
 def _text_to_float(text: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    number = pl.when(text.str.contains(_FLOAT)).then(text.str.strip_chars_end("dDfF"))
-    low = text.str.to_lowercase()
-    infinite = low.str.extract(_INFINITE, 1)
-    return (
-        pl.when(low == "nan").then(pl.lit(float("nan"), dtype=dtype))
-        .when(infinite == "-").then(pl.lit(float("-inf"), dtype=dtype))
-        .when(infinite.is_not_null()).then(pl.lit(float("inf"), dtype=dtype))
-        .otherwise(number.cast(dtype, strict=False))
-    )  # fmt: skip
+    def read(text: pl.Expr) -> pl.Expr:
+        number = pl.when(text.str.contains(_FLOAT)).then(text.str.strip_chars_end("dDfF"))
+        low = text.str.to_lowercase()
+        return let(spelled, number=number.cast(dtype, strict=False), low=low, infinite=low.str.extract(_INFINITE, 1))
+
+    def spelled(number: pl.Expr, low: pl.Expr, infinite: pl.Expr) -> pl.Expr:
+        return (
+            pl.when(low == "nan").then(pl.lit(float("nan"), dtype=dtype))
+            .when(infinite == "-").then(pl.lit(float("-inf"), dtype=dtype))
+            .when(infinite.is_not_null()).then(pl.lit(float("inf"), dtype=dtype))
+            .otherwise(number)
+        )  # fmt: skip
+
+    return let(read, text=text)
 
 
 def _to_boolean(value: pl.Expr, source: DataType) -> pl.Expr:
     if source.name == "decimal":
         return unscaled(value) != whole(0)
-    return time.micros(value) != 0 if source.name == "timestamp" else value != 0
+    return (time.micros(value) if source.name == "timestamp" else value) != 0
 
 
 def _to_timestamp(value: pl.Expr, source: DataType) -> pl.Expr:
@@ -140,15 +156,14 @@ def _to_timestamp(value: pl.Expr, source: DataType) -> pl.Expr:
     if source.name == "boolean":
         return time.stamp(value.cast(pl.Int64))
     if source.is_float:
-        double = value.cast(pl.Float64)
-        return time.stamp(pl.when(double.is_nan().not_() & double.is_infinite().not_()).then(saturated(double * 1e6)))
+        finite = let(lambda value: pl.when(value.is_finite()).then(value), value=value.cast(pl.Float64))
+        return time.stamp(saturated(finite * 1e6))
     if source.name == "decimal":
         wide = unscaled(value)
         if source.scale < 6:  # noqa: PLR2004 - microseconds have six places
             wide = rescaled(wide, source.scale, 6)
         elif source.scale > 6:  # noqa: PLR2004 - as above
-            size = wide.abs() // whole(10 ** (source.scale - 6))
-            wide = pl.when(wide < 0).then(negated(size)).otherwise(size)
+            wide = cut_off(wide, 10 ** (source.scale - 6))
         return time.stamp(wide.cast(pl.Int64, wrap_numerical=True))
     wide = value.cast(pl.Int128) * whole(_SECOND_US)
     held = wide.clip(whole(-(2**63)), whole(2**63 - 1))
@@ -162,12 +177,12 @@ def _from_timestamp(value: pl.Expr, to: DataType) -> pl.Expr:
         return seconds.cast(to.polars, strict=False)
     if to.name == "decimal":
         return scaled(rescaled(micros.cast(pl.Int128), 6, to.scale), to)
-    return divided(micros.cast(pl.Float64), pl.lit(1e6)).cast(to.polars)
+    return divided_by(micros.cast(pl.Float64), 1e6).cast(to.polars)
 
 
 def _to_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     if source.is_float:
-        return to_decimal(digits_of(value.cast(pl.Float64).cast(pl.String)), to)
+        return to_decimal(value.cast(pl.Float64).cast(pl.String), to)
     if source.name == "decimal":
         return scaled(rescaled(unscaled(value), source.scale, to.scale), to)
     return scaled(rescaled(value.cast(pl.Int128), 0, to.scale), to)
@@ -177,14 +192,7 @@ def _from_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     if to.is_float:
         # By way of the digits, which gives the nearest float; dividing the stored integer would round twice.
         return value.cast(pl.String).cast(to.polars, strict=False)
-    return _cut_off(value, source).cast(to.polars, wrap_numerical=True)
-
-
-def _cut_off(value: pl.Expr, source: DataType) -> pl.Expr:
-    """A decimal without what stands after the point, as 128 bits."""
-    wide = unscaled(value)
-    size = wide.abs() // whole(10**source.scale)
-    return pl.when(wide < 0).then(negated(size)).otherwise(size)
+    return cut_off(unscaled(value), 10**source.scale).cast(to.polars, wrap_numerical=True)
 
 
 def _to_integer(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:

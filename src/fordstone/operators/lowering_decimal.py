@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
+from fordstone.operators.lowering_let import let
 
 _SAFE_PRODUCT: Final = 1.5e38
 """Beyond 38 digits and still far from where 128 bits wrap (1.7e38)."""
@@ -28,6 +29,21 @@ def negated(value: pl.Expr) -> pl.Expr:
     return whole(0) - value
 
 
+def signed(size: pl.Expr, minus: pl.Expr) -> pl.Expr:
+    """A 128-bit integer with the given sign."""
+    return size * pl.when(minus).then(whole(-1)).otherwise(whole(1))
+
+
+def one_if(condition: pl.Expr) -> pl.Expr:
+    """1 where the condition holds, 0 elsewhere (also where it is null), in 128 bits."""
+    return pl.when(condition).then(whole(1)).otherwise(whole(0))
+
+
+def within(value: pl.Expr, limit: int) -> pl.Expr:
+    """The 128-bit integer, or null if its size is beyond the limit."""
+    return let(lambda value: pl.when(value.is_between(whole(-limit), whole(limit))).then(value), value=value)
+
+
 def unscaled(value: pl.Expr) -> pl.Expr:
     """The integer that a decimal stores."""
     return value.to_physical()
@@ -35,9 +51,7 @@ def unscaled(value: pl.Expr) -> pl.Expr:
 
 def scaled(value: pl.Expr, kind: DataType) -> pl.Expr:
     """The decimal that stores an integer; null if it has too many digits."""
-    limit = 10**kind.precision - 1
-    fits = pl.when((value >= whole(-limit)) & (value <= whole(limit))).then(value)
-    found = fits.cast(pl.Decimal(DECIMAL_DIGITS_MAX, 0))
+    found = within(value, 10**kind.precision - 1).cast(pl.Decimal(DECIMAL_DIGITS_MAX, 0))
     if kind.scale:
         unit = pl.lit(Decimal(1).scaleb(-kind.scale), dtype=pl.Decimal(DECIMAL_DIGITS_MAX, kind.scale))
         found = found * unit
@@ -49,25 +63,33 @@ def rescaled(value: pl.Expr, before: int, after: int) -> pl.Expr:
     if after == before:
         return value
     if after < before:
-        return rounded_quotient(value, whole(10 ** (before - after)))
+        return rounded_quotient(value, 10 ** (before - after))
     factor = 10 ** (after - before)
-    limit = (10**DECIMAL_DIGITS_MAX - 1) // factor
-    return pl.when((value >= whole(-limit)) & (value <= whole(limit))).then(value * whole(factor))
+    return within(value, (10**DECIMAL_DIGITS_MAX - 1) // factor) * whole(factor)
 
 
-def rounded_quotient(value: pl.Expr, by: pl.Expr) -> pl.Expr:
+def rounded_quotient(value: pl.Expr, by: pl.Expr | int) -> pl.Expr:
     """Integer division rounded half away from zero; null if `by` is zero."""
-    size, unit = value.abs(), by.abs()
+    if isinstance(by, int):
+        unit = whole(by)
+        return let(lambda value: signed(_rounded(value.abs(), unit), value < 0), value=value)
+    return let(lambda value, by: signed(_rounded(value.abs(), by.abs()), (value < 0) != (by < 0)), value=value, by=by)
+
+
+def _rounded(size: pl.Expr, unit: pl.Expr) -> pl.Expr:
     rest = size % unit
     # rest >= unit - rest, and not 2 * rest >= unit, which could wrap
-    quotient = size // unit + pl.when(rest >= unit - rest).then(whole(1)).otherwise(whole(0))
-    return pl.when((value < 0) != (by < 0)).then(negated(quotient)).otherwise(quotient)
+    return size // unit + one_if(rest >= unit - rest)
 
 
-def truncated_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
+def cut_off(value: pl.Expr, unit: int) -> pl.Expr:
+    """Integer division towards zero."""
+    return let(lambda value: signed(value.abs() // whole(unit), value < 0), value=value)
+
+
+def _remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     """The remainder with the sign of `left`; null if `right` is zero."""
-    rest = left.abs() % right.abs()
-    return pl.when(left < 0).then(negated(rest)).otherwise(rest)
+    return let(lambda left, right: signed(left.abs() % right.abs(), left < 0), left=left, right=right)
 
 
 def arithmetic(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, DataType, DataType]) -> pl.Expr:
@@ -75,33 +97,40 @@ def arithmetic(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, 
     one, two, result = kinds
     a, b = unscaled(left), unscaled(right)
     if name == "*":
-        product = a * b
-        if one.precision + two.precision > DECIMAL_DIGITS_MAX:
-            estimate = a.cast(pl.Float64) * b.cast(pl.Float64)
-            product = pl.when(estimate.abs() < _SAFE_PRODUCT).then(product)
-        return scaled(product, result)
+        needs_guard = one.precision + two.precision > DECIMAL_DIGITS_MAX
+        return scaled(let(_guarded_product, a=a, b=b) if needs_guard else a * b, result)
     if name == "/":
-        shift = result.scale - one.scale + two.scale
-        if shift < 0:
-            return scaled(rounded_quotient(a, b * whole(10**-shift)), result)
-        if one.precision + shift <= DECIMAL_DIGITS_MAX:
-            return scaled(rounded_quotient(a * whole(10**shift), b), result)
-        return scaled(_long_quotient(a, b, shift), result)
+        return scaled(_quotient(a, b, one, result.scale - one.scale + two.scale), result)
     scale = max(one.scale, two.scale)
     a, b = rescaled(a, one.scale, scale), rescaled(b, two.scale, scale)
     if name == "%":
-        return scaled(rescaled(truncated_remainder(a, b), scale, result.scale), result)
+        return scaled(rescaled(_remainder(a, b), scale, result.scale), result)
     b = b if name == "+" else negated(b)
     if result.scale == scale:
         return scaled(a + b, result)
-    return scaled(_narrowed_sum(a, b, 10 ** (scale - result.scale)), result)
+    unit = 10 ** (scale - result.scale)
+    return scaled(let(lambda a, b: _narrowed_sum(a, b, unit), a=a, b=b), result)
 
 
-def _long_quotient(a: pl.Expr, b: pl.Expr, shift: int) -> pl.Expr:
-    """A * 10**shift / b, where a * 10**shift may not fit into 128 bits: the whole part first, then the rest."""
-    size, unit = a.abs(), b.abs()
-    total = rescaled(size // unit, 0, shift) + rounded_quotient(size % unit * whole(10**shift), unit)
-    return pl.when((a < 0) != (b < 0)).then(negated(total)).otherwise(total)
+def _guarded_product(a: pl.Expr, b: pl.Expr) -> pl.Expr:
+    estimate = a.cast(pl.Float64) * b.cast(pl.Float64)
+    return pl.when(estimate.abs() < _SAFE_PRODUCT).then(a * b)
+
+
+def _quotient(a: pl.Expr, b: pl.Expr, one: DataType, shift: int) -> pl.Expr:
+    """A * 10**shift / b, rounded half away from zero."""
+    if shift < 0:
+        return rounded_quotient(a, b * whole(10**-shift))
+    if one.precision + shift <= DECIMAL_DIGITS_MAX:
+        return rounded_quotient(a * whole(10**shift), b)
+
+    def in_two_steps(a: pl.Expr, b: pl.Expr) -> pl.Expr:
+        # a * 10**shift may not fit into 128 bits: the whole part first, then the rest, which is smaller than b.
+        size, unit = a.abs(), b.abs()
+        total = rescaled(size // unit, 0, shift) + rounded_quotient(size % unit * whole(10**shift), unit)
+        return signed(total, (a < 0) != (b < 0))
+
+    return let(in_two_steps, a=a, b=b)
 
 
 def _narrowed_sum(a: pl.Expr, b: pl.Expr, unit: int) -> pl.Expr:
@@ -112,7 +141,7 @@ def _narrowed_sum(a: pl.Expr, b: pl.Expr, unit: int) -> pl.Expr:
     total = a // size + b // size + rest // size
     # `total` is rounded down and `low` is what was cut off, so below zero a half stays where it is.
     half_up = pl.when(total < 0).then(low * 2 > unit).otherwise(low * 2 >= unit)
-    return total + pl.when(half_up).then(whole(1)).otherwise(whole(0))
+    return total + one_if(half_up)
 
 
 def rounded(value: pl.Expr, kind: DataType, places: int, result: DataType) -> pl.Expr:
@@ -122,12 +151,15 @@ def rounded(value: pl.Expr, kind: DataType, places: int, result: DataType) -> pl
     cut = kind.scale - places
     if cut > DECIMAL_DIGITS_MAX:
         return pl.when(value.is_not_null()).then(pl.lit(Decimal(0), dtype=result.polars))
-    kept = rounded_quotient(unscaled(value), whole(10**cut))
+    kept = rounded_quotient(unscaled(value), 10**cut)
     return scaled(kept * whole(10 ** max(-places, 0)), result)
 
 
-def downwards(value: pl.Expr, kind: DataType, result: DataType, *, up: bool) -> pl.Expr:
-    """Floor, or ceiling with `up`."""
-    unit = whole(10**kind.scale)
-    floor = unscaled(value) // unit
-    return scaled(negated(negated(unscaled(value)) // unit) if up else floor, result)
+def floor(value: pl.Expr, kind: DataType, result: DataType) -> pl.Expr:
+    """The next whole number downwards."""
+    return scaled(unscaled(value) // whole(10**kind.scale), result)
+
+
+def ceil(value: pl.Expr, kind: DataType, result: DataType) -> pl.Expr:
+    """The next whole number upwards."""
+    return scaled(negated(negated(unscaled(value)) // whole(10**kind.scale)), result)

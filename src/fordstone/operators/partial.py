@@ -212,8 +212,11 @@ _KEPT: Final = {
 
 
 def _normalised(name: str, kind: DataType) -> pl.Expr:
-    # -0.0 + 0.0 is 0.0: both zeros are one key, and it is shown without a sign.
-    return (pl.col(name) + 0.0).cast(kind.polars).alias(name) if kind.is_float else pl.col(name)
+    # Both zeros are one key, shown without a sign. (Adding 0.0 would say so too, but the optimiser takes that away.)
+    if not kind.is_float:
+        return pl.col(name)
+    zero = pl.lit(0.0, dtype=kind.polars)
+    return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
 
 
 def _summand(value: pl.Expr, kind: DataType) -> pl.Expr:

@@ -159,7 +159,8 @@ class Timeline(State):
             return
         if self._empty is None:
             self._empty = frame.clear()
-        elif frame.schema != self._empty.schema:
+        # Column by column: comparing two Polars schemas takes longer than the rest of this function.
+        elif frame.columns != self._empty.columns or frame.dtypes != self._empty.dtypes:
             raise TypeError(
                 f"rows of one state have the same columns: so far {self._empty.schema}, now {frame.schema}."
             )

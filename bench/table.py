@@ -1,0 +1,140 @@
+"""What a benchmark found, as rows of a table and as JSON. Whether a target is reached is worked out here, from the numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+NOTE_CHARS_MAX = 140
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A number to reach."""
+
+    bound: float
+    is_least: bool
+    """Whether more is better."""
+
+    def reached_by(self, measured: float) -> bool:
+        return measured >= self.bound if self.is_least else measured <= self.bound
+
+
+def at_least(bound: float) -> Target:
+    return Target(bound=bound, is_least=True)
+
+
+def at_most(bound: float) -> Target:
+    return Target(bound=bound, is_least=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One row of the table."""
+
+    section: str
+    case: str
+    measured: float
+    unit: str
+    target: Target | None = None
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    """For the JSON: what the number was worked out from."""
+
+    @property
+    def reached(self) -> bool | None:
+        return None if self.target is None else self.target.reached_by(self.measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        bound = None if self.target is None else {"bound": self.target.bound, "at_least": self.target.is_least}
+        return {
+            "section": self.section,
+            "case": self.case,
+            "measured": self.measured,
+            "unit": self.unit,
+            "target": bound,
+            "reached": self.reached,
+            "note": self.note,
+            "details": self.details,
+        }
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print the rows of one section."""
+    header = ("case", "measured", "target", "reached", "")
+    rows = [header, *(_cells(found) for found in findings)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)) + "  " + row[4])
+    print(flush=True)
+
+
+def _cells(found: Finding) -> tuple[str, str, str, str, str]:
+    target = ""
+    if found.target is not None:
+        target = f"{'>=' if found.target.is_least else '<='} {number(found.target.bound)}"
+    reached = {None: "", True: "yes", False: "NO"}[found.reached]
+    return found.case, f"{number(found.measured)} {found.unit}", target, reached, found.note[:NOTE_CHARS_MAX]
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def middle(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """From the least to the most, so that a noisy machine is seen to be one."""
+    return f"{number(min(values))} to {number(max(values))}"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return float(np.percentile(np.asarray(values, dtype=np.float64), share)) if len(values) else float("nan")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers belong to."""
+    import polars as pl
+
+    import fordstone
+
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "memory_mb": int(memory["MemTotal"].split()[0]) // 1024,
+        "load_before": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "polars": pl.__version__,
+        "numpy": np.__version__,
+        "fordstone": fordstone.__version__,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def write_json(
+    path: Path, *, size: Literal["full", "quick", "tiny"], facts: dict[str, Any], findings: Sequence[Finding]
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": facts, "size": size, "findings": [found.to_dict() for found in findings]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

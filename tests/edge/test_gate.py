@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import polars as pl
+
+from fordstone.edge.channel import Channel
+from fordstone.edge.gate import CutHere, Gate, InFlight, Moved, Probed, Rows, TimeMoved
+from fordstone.edge.item import Barrier, Batch, Probe, Watermark
+from fordstone.model.ids import Attempt
+from fordstone.model.manifest import TIME_MAX_US
+
+ROW = Batch(pl.DataFrame({"x": [1]}))
+
+
+def barrier(attempt: int, *, overtakes: bool = False) -> Barrier:
+    return Barrier(attempt=Attempt(attempt), committed=Attempt(0), overtakes=overtakes)
+
+
+def gate_of(count: int, **options) -> tuple[Gate, list[Channel]]:
+    channels = [Channel(f"c{index}") for index in range(count)]
+    return Gate(channels, hold=True, **options), channels
+
+
+def events(gate: Gate) -> list[object]:
+    found = []
+    while (event := gate.next()) is not None:
+        found.append(event)
+    return found
+
+
+def test_time_is_the_least_over_the_channels_and_never_goes_back():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(10))
+    assert events(gate) == [Moved()]
+    two.offer(Watermark(7))
+    assert events(gate) == [TimeMoved(7, idle=False)]
+    two.offer(Watermark(3))
+    assert events(gate) == [Moved()]
+    assert gate.watermark_us == 7
+
+
+def test_an_idle_channel_holds_nothing_back_until_it_is_busy_again():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(10))
+    two.offer(Watermark(2, idle=True))
+    assert [event for event in events(gate) if event != Moved()] == [TimeMoved(10, idle=False)]
+    two.offer(Watermark(4))
+    events(gate)
+    one.offer(Watermark(20))
+    assert events(gate) == [Moved()]
+    assert gate.watermark_us == 10
+
+
+def test_a_gate_whose_channels_are_all_idle_is_idle():
+    gate, (one,) = gate_of(1)
+    one.offer(Watermark(5, idle=True))
+    assert events(gate) == [TimeMoved(gate.watermark_us, idle=True)]
+
+
+def test_a_restored_gate_keeps_time_that_idleness_had_let_pass():
+    gate, (one, two) = gate_of(2)
+    gate.restore({"c0": 10, "c1": 2}, 10)
+    assert gate.watermark_us == 10
+    two.offer(Watermark(5))
+    assert events(gate) == [Moved()]
+    one.offer(Watermark(11))
+    assert events(gate) == [Moved()]
+
+
+def test_rows_behind_a_barrier_wait_for_the_other_channels_barrier():
+    gate, (one, two) = gate_of(2)
+    one.offer(barrier(1))
+    one.offer(ROW)
+    assert events(gate) == [Moved()]
+    two.offer(ROW)
+    assert events(gate) == [Rows(ROW)]
+    two.offer(barrier(1))
+    assert events(gate) == [CutHere(barrier(1), logging=False), Rows(ROW)]
+
+
+def test_unaligned_what_is_in_flight_is_logged_until_each_channels_barrier():
+    gate, (one, two) = gate_of(2)
+    one.offer(ROW)
+    one.overtake(barrier(1, overtakes=True))
+    two.offer(Watermark(3))
+    assert gate.next() == CutHere(barrier(1, overtakes=True), logging=True)
+    events(gate)
+    two.offer(ROW)
+    events(gate)
+    two.overtake(barrier(1, overtakes=True))
+    assert gate.next() == InFlight(Attempt(1), {"c0": (ROW,), "c1": (Watermark(3), ROW)})
+
+
+def test_unaligned_rows_behind_the_barrier_are_not_logged():
+    gate, (one, two) = gate_of(2)
+    one.overtake(barrier(1, overtakes=True))
+    gate.next()
+    one.offer(ROW)
+    events(gate)
+    two.overtake(barrier(1, overtakes=True))
+    assert gate.next() == InFlight(Attempt(1), {})
+
+
+def test_a_loop_logs_what_comes_back_between_the_cut_and_the_barriers_return():
+    gate, (forward, back) = gate_of(2, back=frozenset({1}))
+    back.offer(ROW)
+    events(gate)
+    forward.offer(barrier(1))
+    assert gate.next() == CutHere(barrier(1), logging=True)
+    back.offer(ROW)
+    back.offer(barrier(1))
+    back.offer(ROW)
+    assert events(gate) == [Rows(ROW, back=True), InFlight(Attempt(1), {"c1": (ROW,)}), Rows(ROW, back=True)]
+
+
+def test_what_a_checkpoint_had_logged_in_a_loop_goes_before_new_input():
+    channels = [Channel("forward"), Channel("back")]
+    channels[1].preload([ROW] * 9)
+    gate = Gate(channels, hold=True, back=frozenset({1}))
+    channels[0].offer(Batch(pl.DataFrame({"x": [2]})))
+    order = [event.back for event in events(gate) if isinstance(event, Rows)]
+    assert order == [True] * 9 + [False]
+
+
+def test_a_busy_loop_lets_input_in_now_and_then():
+    gate, (forward, back) = gate_of(2, back=frozenset({1}))
+    forward.offer(barrier(1))
+    for _ in range(20):
+        back.offer(ROW)
+    first = [gate.next() for _ in range(8)]
+    assert CutHere(barrier(1), logging=True) in first
+
+
+def test_a_probe_is_passed_on_when_it_has_come_on_every_channel():
+    gate, (one, two) = gate_of(2)
+    one.offer(Probe(1))
+    assert events(gate) == [Moved()]
+    two.offer(Probe(1))
+    assert events(gate) == [Probed(Probe(1))]
+
+
+def test_the_end_of_a_loops_input_does_not_count_what_comes_back():
+    gate, (forward, back) = gate_of(2, back=frozenset({1}))
+    back.offer(Watermark(TIME_MAX_US))
+    events(gate)
+    assert not gate.forward_ended
+    forward.offer(Watermark(TIME_MAX_US))
+    events(gate)
+    assert gate.forward_ended

@@ -1,0 +1,79 @@
+"""The process that the faults happen to: runs a job in the working directory, through the public API.
+
+Prints a line of JSON for each change of what stalls it, and its report at the end. A user's mistake is one text on
+standard error and exit code 1, as on the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+
+import msgspec
+from tests.faults.job import NODE, PIPELINE, Job, build
+
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.failpoint import parse_failpoints
+from fordstone.checkpoint.merge import Combine, merge_checkpoint
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.cli.logs import configure_logging
+from fordstone.edge.report import Progress
+from fordstone.edge.run import FAILPOINT_VARIABLE
+from fordstone.errors import FordstoneError
+from fordstone.model.stream import stream_types
+from fordstone.operators.factory import OperatorSetting, make_operator
+from fordstone.protocol.restart import RestartPolicy
+
+
+def main() -> int:
+    job = msgspec.json.decode(sys.argv[1], type=Job)
+    configure_logging(0)
+    try:
+        if job.task == "merge":
+            merge(job)
+        else:
+            run(job)
+    except FordstoneError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(job: Job) -> None:
+    stalled: list[str | None] = [None]
+
+    def on_progress(progress: Progress) -> None:
+        if progress.stalled != stalled[-1]:
+            stalled.append(progress.stalled)
+            print(json.dumps({"stalled": progress.stalled, "epoch": progress.epoch}), flush=True)
+
+    options = dict(job.options)
+    if "restart" in options:
+        options["restart"] = RestartPolicy(**options["restart"])
+    report = build(job).run(on_progress=on_progress, **options)
+    print(msgspec.json.encode(report).decode(), flush=True)
+
+
+def merge(job: Job) -> None:
+    """Fold the newest checkpoint while nothing runs, as `fordstone checkpoints merge` does."""
+    plan = build(job).plan()
+    setting = OperatorSetting(plan=plan, types=stream_types(plan))
+
+    def combine_of(step: str, state: str) -> Combine | None:
+        return make_operator(plan.step(step), setting).states()[state].combine
+
+    with closing(OsDisk("state")) as disk:
+        disk.lock()
+        failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+        store = CheckpointStore(disk, pipeline=PIPELINE, node=NODE, failpoints=failpoints)
+        merged = merge_checkpoint(store, combine_of)
+        store.collect()
+    if merged is None:
+        raise FordstoneError("there was nothing to merge.")
+    print(json.dumps({"before": merged.runs_before, "after": merged.runs_after}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

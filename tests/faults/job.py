@@ -1,0 +1,82 @@
+"""The pipeline that the faults are aimed at: what a test says about it, as text for the child, and how it is built.
+
+Paths are relative: a job runs in a folder of its own, with `in/`, `out/`, `state/` and `remote/` below it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import polars as pl
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files
+from fordstone.model.plan import Mode, OnError
+
+PIPELINE = "faults"
+NODE = "node"
+SCHEMA = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
+LATENESS_S = 4
+WINDOW_S = 10
+QUICK: dict[str, Any] = {"interval": "1ms", "batch_rows": 20}
+"""As many epochs as the disk allows, from little input."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run it."""
+
+    mode: Mode = "aligned"
+    window: str = f"{WINDOW_S}s"
+    per_key: bool = True
+    """Whether the running aggregate is there."""
+    per_n: bool = False
+    """Whether another aggregate is there."""
+    column: str = "id"
+    """What the filter reads."""
+    on_error: OnError = "keep"
+    failing: int = 0
+    """How many times in all, counted across processes, the user's function raises."""
+    task: Literal["run", "merge"] = "run"
+    options: dict[str, Any] = {}
+    """Of `Pipeline.run`."""
+
+
+def build(job: Job) -> Pipeline:
+    """Plain rows, running upserts, windows and what was late for them, each to files."""
+    pipeline = Pipeline(PIPELINE, mode=job.mode)
+    rows = pipeline.source(
+        "rows", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s", on_error=job.on_error
+    )
+    kept = rows.filter(f"{job.column} % 7 <> 3")
+    if job.failing:
+        kept = kept.map_batches(_Flaky(job.failing), name="flaky")
+    kept.sink("kept", files("out/kept", format="jsonl"))
+    if job.per_key:
+        per_key = kept.group_by("k").agg(name="count_by_k", n="count(*)", total="sum(id)", top="max(n)")
+        per_key.sink("per_key", files("out/per_key", format="jsonl"))
+    if job.per_n:
+        kept.group_by("n").agg(name="count_by_n", c="count(*)").sink("per_n", files("out/per_n", format="jsonl"))
+    windows = kept.group_by("k").window(tumbling(job.window)).agg(name="windows_by_k", n="count(*)", total="sum(id)")
+    windows.sink("windows", files("out/windows", format="parquet"))
+    windows.late.sink("late", files("out/late", format="arrow"))
+    return pipeline
+
+
+class _Flaky:
+    """A user's function that raises in its third batch, until it has done so often enough. A file counts."""
+
+    def __init__(self, failures: int) -> None:
+        self._failures = failures
+        self._batches = 0
+        self._count = Path("raised")
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        self._batches += 1
+        raised = len(self._count.read_bytes()) if self._count.exists() else 0
+        if self._batches % 3 == 0 and raised < self._failures:
+            with self._count.open("ab") as file:
+                file.write(b"x")
+            raise RuntimeError("the sensor table is locked")
+        return frame

@@ -1,0 +1,138 @@
+"""The input, and what must come of it, worked out row by row in plain Python: it shares nothing with the engine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.faults.job import LATENESS_S, WINDOW_S
+
+from fordstone.connectors import latest, rows
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+Row = tuple[int, int, int, int]
+"""id, key, second, n"""
+
+
+@dataclass(kw_only=True)
+class Feed:
+    """Files of rows that may grow. Each file's rows move on in time, with some disorder, and a few come too late."""
+
+    folder: Path
+    seed: int
+    files: int = 3
+    keys: int = 5
+    written: dict[str, list[Row]] = field(default_factory=dict)
+    """What stands in each file, in order."""
+
+    def __post_init__(self) -> None:
+        self._rng = Random(self.seed)
+        self._seconds = [0] * self.files
+        self._next_id = 0
+        (self.folder / "in").mkdir(parents=True, exist_ok=True)
+        for number in range(self.files):
+            name = f"part-{number}.jsonl"
+            self.written[name] = []
+            (self.folder / "in" / name).touch()
+
+    def write(self, count: int) -> None:
+        """Append so many rows, shared between the files."""
+        lines: dict[str, list[str]] = {name: [] for name in self.written}
+        for number in range(count):
+            name = f"part-{number % self.files}.jsonl"
+            row = self._row(number % self.files)
+            self.written[name].append(row)
+            lines[name].append(line_of(row))
+        for name, texts in lines.items():
+            with (self.folder / "in" / name).open("a") as file:
+                file.writelines(texts)
+
+    def _row(self, file: int) -> Row:
+        rng = self._rng
+        self._seconds[file] += rng.choice((0, 0, 1, 1, 2))
+        back = rng.choice((0, 0, 0, 1, 3, LATENESS_S, LATENESS_S + 1, 25))
+        self._next_id += 1
+        return (self._next_id, rng.randrange(self.keys), self._seconds[file] - back, rng.randrange(100))
+
+
+def line_of(row: Row) -> str:
+    """A row as it stands in a file."""
+    id_, k, second, n = row
+    ts = (EPOCH + timedelta(seconds=second)).isoformat().replace("+00:00", "Z")
+    return json.dumps({"id": id_, "k": k, "ts": ts, "n": n}) + "\n"
+
+
+@dataclass(kw_only=True)
+class Expected:
+    """What must come out."""
+
+    kept: Counter[Row] = field(default_factory=Counter)
+    per_key: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    windows: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    late: Counter[Row] = field(default_factory=Counter)
+
+
+def expect(written: Mapping[str, Sequence[Row]], *, window_s: int = WINDOW_S) -> Expected:
+    """Go through the files row by row."""
+    found = Expected()
+    for part in written.values():
+        newest: int | None = None
+        for row in part:
+            id_, k, second, n = row
+            is_late = newest is not None and second < newest - LATENESS_S
+            newest = second if newest is None else max(newest, second)
+            if id_ % 7 == 3:
+                continue
+            found.kept[row] += 1
+            count, total, top = found.per_key.get(k, (0, 0, n))
+            found.per_key[k] = (count + 1, total + id_, max(top, n))
+            if is_late:
+                found.late[row] += 1
+                continue
+            window = (k, second // window_s * window_s)
+            count, total = found.windows.get(window, (0, 0))
+            found.windows[window] = (count + 1, total + id_)
+    return found
+
+
+def judge(folder: Path, written: Mapping[str, Sequence[Row]]) -> None:
+    """Read what the sinks hold and compare: nothing lost, nothing doubled, nothing wrong."""
+    wanted = expect(written)
+    out = folder / "out"
+    _same("plain rows", Counter(_rows(out / "kept")), wanted.kept)
+    _same("late rows", Counter(_rows(out / "late")), wanted.late)
+    windows = [((k, _second(start)), (n, total)) for k, start, _, n, total in rows(out / "windows").iter_rows()]
+    _same("windows, each once", Counter(windows), Counter(wanted.windows.items()))
+    per_key = {k: (n, total, top) for k, n, total, top in latest(out / "per_key").iter_rows()}
+    _same("running aggregates", per_key, wanted.per_key)
+    counts: dict[int, int] = {}
+    for k, n in rows(out / "per_key").select("k", "n").iter_rows():
+        assert n > counts.get(k, 0), f"the running count of key {k} went from {counts[k]} to {n}"
+        counts[k] = n
+
+
+def _rows(directory: Path) -> Iterable[Row]:
+    for id_, k, ts, n in rows(directory).iter_rows():
+        yield (id_, k, _second(ts), n)
+
+
+def _second(time: datetime) -> int:
+    return int((time - EPOCH).total_seconds())
+
+
+def _same(what: str, got: Any, wanted: Any) -> None:
+    if got == wanted:
+        return
+    lost = {key: value for key, value in wanted.items() if got.get(key) != value}
+    more = {key: value for key, value in got.items() if wanted.get(key) != value}
+    raise AssertionError(f"{what}: {len(lost)} lost or wrong, such as {_few(lost)}; {len(more)} too many, such as {_few(more)}")
+
+
+def _few(found: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in list(found.items())[:3]) or "none"

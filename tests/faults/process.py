@@ -1,0 +1,127 @@
+"""Real processes: start them in a folder, wait for what they do, end them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.faults.job import NODE, PIPELINE, Job
+
+from fordstone.edge.run import FAILPOINT_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_SECONDS_MAX = 120.0
+POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a process left."""
+
+    code: int
+    lines: list[dict[str, Any]]
+    """What it printed."""
+    errors: str
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Of a run that came to its end."""
+        assert self.code == 0, self.errors
+        return self.lines[-1]
+
+
+class Process:
+    """One running child. Its output goes to files in its folder."""
+
+    def __init__(self, folder: Path, job: Job, *, failpoint: str = "") -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
+        command = [sys.executable, "-m", "tests.faults.child_pipeline", msgspec.json.encode(job).decode()]
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has printed so far, whole lines only."""
+        text = self._out.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Wait for something to happen while it runs."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not met():
+            assert self.running, f"it ended before {what}:\n{self._err.read_text()}"
+            assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self._err.read_text()}"
+            time.sleep(POLL_SECONDS)
+
+    def kill(self) -> Ended:
+        """SIGKILL, which nobody can catch."""
+        self._process.kill()
+        return self.ended()
+
+    def stop(self) -> Ended:
+        """SIGTERM: finish the epoch and end."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> Ended:
+        """Wait for its end."""
+        try:
+            code = self._process.wait(WAIT_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"it did not end within {WAIT_SECONDS_MAX:.0f} s:\n{self._err.read_text()}") from None
+        return Ended(code=code, lines=self.lines(), errors=self._err.read_text())
+
+
+@contextmanager
+def started(folder: Path, job: Job, *, failpoint: str = "") -> Iterator[Process]:
+    """A process that does not outlive the test."""
+    process = Process(folder, job, failpoint=failpoint)
+    try:
+        yield process
+    finally:
+        if process.running:
+            process.kill()
+
+
+def run_to_end(folder: Path, job: Job, *, failpoint: str = "") -> Ended:
+    """Start it and wait."""
+    with started(folder, job, failpoint=failpoint) as process:
+        return process.ended()
+
+
+def store_of(folder: Path, state: str = "state") -> Path:
+    """Where the checkpoints of a job lie."""
+    return folder / state / PIPELINE / NODE
+
+
+def sealed(folder: Path, state: str = "state") -> int:
+    """The newest epoch with a manifest."""
+    return max((int(file.stem) for file in (store_of(folder, state) / "manifests").glob("*.json")), default=0)
+
+
+def released(folder: Path) -> int:
+    """The newest epoch that any sink shows."""
+    return max((int(file.stem.partition("-")[2]) for file in folder.glob("out/*/epoch-*")), default=0)

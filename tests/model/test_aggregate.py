@@ -1,0 +1,108 @@
+"""Aggregate expressions: calls that are kept, and the finish that is worked out of them."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from fordstone.errors import ExpressionError
+from fordstone.model.aggregate import AGGREGATES, parse_aggregate
+from fordstone.model.schema import DataType, Schema
+from fordstone.operators.lowering import to_polars
+
+SCHEMA = Schema.of(
+    {"temp": "double", "n": "int", "b": "tinyint", "big": "bigint", "f": "float", "s": "string", "ok": "boolean", "ts": "timestamp",
+     "price": "decimal(10,2)", "wide": "decimal(35,2)", "words": "array<string>", "raw": "binary"}
+)  # fmt: skip
+
+
+def test_a_plain_call_is_one_call_and_its_result():
+    found = parse_aggregate("avg(temp)", SCHEMA, "mean")
+    assert [(call.function, call.argument.sql if call.argument else None) for call in found.calls] == [("mean", "temp")]
+    assert found.finish.sql == "__a0 AS mean"
+    assert found.finish.columns == ("__a0",)
+    assert found.sql == "mean(temp) AS mean"
+    assert found.columns == ("temp",)
+
+
+def test_count_star_has_no_argument():
+    for text in ("count(*)", "count()", "COUNT( * )"):
+        found = parse_aggregate(text, SCHEMA, "n")
+        assert found.calls[0].argument is None
+        assert found.sql == "count(*) AS n"
+        assert found.columns == ()
+
+
+def test_expressions_of_calls_are_finished_from_their_results():
+    found = parse_aggregate("sum(n * 2) / count(*)", SCHEMA, "r")
+    assert [call.sql for call in found.calls] == ["sum(n * 2)", "count(*)"]
+    assert found.finish.sql == "__a0 / __a1 AS r"
+    frame = pl.DataFrame({"__a0": [7, 5], "__a1": [2, 0]})
+    assert frame.select(to_polars(found.finish, found.results)).to_dict(as_series=False) == {"r": [3.5, None]}
+
+
+def test_the_name_is_given_or_said_or_the_text():
+    assert parse_aggregate("max(temp) - min(temp) AS spread", SCHEMA).name == "spread"
+    assert parse_aggregate("max(temp) - min(temp) AS spread", SCHEMA, "spread").name == "spread"
+    assert parse_aggregate("max(temp)", SCHEMA, "top").name == "top"
+    assert parse_aggregate("max( temp )", SCHEMA).name == "max(temp)"
+    with pytest.raises(ExpressionError, match="also AS spread"):
+        parse_aggregate("max(temp) AS spread", SCHEMA, "top")
+
+
+def test_the_same_call_twice_is_kept_once():
+    found = parse_aggregate("avg(temp) + mean(temp) * max(n)", SCHEMA)
+    assert [call.sql for call in found.calls] == ["mean(temp)", "max(n)"]
+    assert found.finish.sql.startswith("__a0 + __a0 * __a1")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("count(*)", "bigint"), ("count(s)", "bigint"), ("sum(n)", "bigint"), ("sum(b)", "bigint"), ("sum(big)", "bigint"), ("sum(temp)", "double"), ("sum(f)", "double"),
+        ("sum(price)", "decimal(20,2)"), ("sum(wide)", "decimal(38,2)"), ("avg(n)", "double"), ("avg(price)", "double"), ("mean(temp)", "double"), ("min(s)", "string"), ("max(ts)", "timestamp"), ("min(b)", "tinyint"),
+        ("max(price)", "decimal(10,2)"), ("max(ok)", "boolean"), ("max(temp) > 3", "boolean"), ("sum(n) + 1", "bigint"), ("sum(price) / count(*)", "decimal(38,20)"), ("round(avg(temp), 1)", "double"),
+        ("CASE WHEN count(*) > 0 THEN sum(n) END", "bigint"), ("count(CASE WHEN temp > 3 THEN 1 END)", "bigint"), ("date_trunc('hour', max(ts))", "timestamp"),
+    ],
+)  # fmt: skip
+def test_results_have_sparks_types_and_read_back(text: str, kind: str):
+    found = parse_aggregate(text, SCHEMA, "r")
+    assert found.type == DataType.parse(kind)
+    assert found.finish.type == found.type
+    again = parse_aggregate(found.sql, SCHEMA, found.name)
+    assert again == found
+    assert hash(again) == hash(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        ("n", "n", "stands outside of an aggregate"),
+        ("sum(n) + big", "big", "write for instance max(big)"),
+        ("1 + 1", "1", "not an aggregate; there are count(*)"),
+        ("sum(s)", "s)", "a number is needed here, but this is string"),
+        ("avg(ok)", "ok", "a number is needed"),
+        ("sum(zzz)", "zzz", "no column 'zzz'"),
+        ("sum(sum(n))", "sum(n))", "is an aggregate"),
+        ("sum(*)", "*", ""),
+        ("sum(n, big)", "sum", "called with 2 arguments; it is written sum(x)"),
+        ("max(words)", "words", "arrays have no"),
+        ("count(DISTINCT n)", "n)", "DISTINCT"),
+        ("sum(n) FILTER (WHERE ok)", "sum", "FILTER"),
+        ("sum(n) OVER ()", "sum", "window functions"),
+        ("median(temp)", "median", "which are avg, count, max, mean, min, sum"),
+        ("summ(temp)", "summ", "Did you mean sum?"),
+    ],
+)
+def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, says: str):
+    with pytest.raises(ExpressionError) as caught:
+        parse_aggregate(text, SCHEMA, "r")
+    assert says in caught.value.message
+    assert caught.value.offset is not None
+    assert text.startswith(place, caught.value.offset), caught.value
+
+
+def test_every_aggregate_has_a_line_and_an_example_for_the_docs():
+    for function in AGGREGATES.values():
+        assert parse_aggregate(function.example, SCHEMA).calls[0].function == function.name
+        assert function.about.endswith(".")
