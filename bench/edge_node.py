@@ -190,9 +190,11 @@ def latency(size: Size, directory: str | None) -> list[Finding]:
 
 def memory(size: Size, directory: str | None) -> list[Finding]:
     """What a whole `fordstone run` process takes."""
-    idle = _resident_mb(_IDLE, ["--interval", "1s"], size.idle_seconds, directory)
+    interval = ["--interval", size.process_interval]
+    idle = _resident_mb(_IDLE, interval, size.idle_seconds, directory)
     busy = {
-        count: _resident_mb(_BUSY, ["--parallelism", str(count)], size.load_seconds, directory) for count in (1, CORES)
+        count: _resident_mb(_BUSY, [*interval, "--parallelism", str(count)], size.load_seconds, directory)
+        for count in size.process_parallelism
     }
     findings = [
         Finding(

@@ -34,6 +34,9 @@ class Size:
     pause_interval: str
     table_keys: tuple[int, ...]
     latency_seconds: float
+    process_interval: str
+    """Between the checkpoints of whole processes."""
+    process_parallelism: tuple[int, ...]
     idle_seconds: float
     load_seconds: float
     starts: int
@@ -63,6 +66,8 @@ SIZES: dict[SizeName, Size] = {
         pause_interval="100ms",
         table_keys=(1_000, 100_000, 1_000_000),
         latency_seconds=20.0,
+        process_interval="1s",
+        process_parallelism=(1, 2),
         idle_seconds=3.0,
         load_seconds=8.0,
         starts=15,
@@ -90,6 +95,8 @@ SIZES: dict[SizeName, Size] = {
         pause_interval="100ms",
         table_keys=(1_000, 100_000),
         latency_seconds=6.0,
+        process_interval="1s",
+        process_parallelism=(1, 2),
         idle_seconds=3.0,
         load_seconds=4.0,
         starts=7,
@@ -112,6 +119,8 @@ SIZES: dict[SizeName, Size] = {
         pause_interval="20ms",
         table_keys=(100,),
         latency_seconds=0.4,
+        process_interval="50ms",
+        process_parallelism=(1,),
         idle_seconds=0.3,
         load_seconds=0.5,
         starts=1,

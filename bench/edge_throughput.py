@@ -91,7 +91,14 @@ def _tumbling_findings(rows: int, keys: int, batch_rows: int, runs: Mapping[str,
                 # A user chooses the parallelism, so the better one is judged.
                 target=POLARS_SHARE if is_goal and name == best else None,
                 note=f"{number(medians[name])} M rows/s ({spread(values)}), {checkpoints:.0f} checkpoints; {peers}",
-                details={"rows": rows, "keys": keys, "batch_rows": batch_rows, "m_rows_per_s": rates, "shares": values, "cpu_ns_per_row": cpu_ns},
+                details={
+                    "rows": rows,
+                    "keys": keys,
+                    "batch_rows": batch_rows,
+                    "m_rows_per_s": rates,
+                    "shares": values,
+                    "cpu_ns_per_row": cpu_ns,
+                },
             )
         )
     return findings

@@ -64,7 +64,9 @@ class View:
 
 def verdicts_table(jobs: list[tuple[Job, list[Verdict]]]) -> Table:
     """All that was compared, a line each."""
-    table = Table(title="Compared with the oracle", title_justify="left", box=box.SIMPLE)
+    table = Table(
+        title="Compared with the oracle", title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("output")
     for column in ("produced", "counted", "lost", "doubled", "wrong", "kills", "epochs"):
         table.add_column(column, justify="right")
@@ -73,7 +75,7 @@ def verdicts_table(jobs: list[tuple[Job, list[Verdict]]]) -> Table:
             numbers = (verdict.produced, verdict.counted, verdict.lost, verdict.doubled, verdict.wrong)
             run = (str(job.kills), str(job.epochs())) if at == 0 else ("", "")
             style = "" if verdict.good else "bold red"
-            table.add_row(f"{job.name}: {verdict.output}", *(f"{n:,}" for n in numbers), *run, style=style)
+            table.add_row(verdict.output, *(f"{n:,}" for n in numbers), *run, style=style)
     return table
 
 

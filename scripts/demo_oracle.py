@@ -48,7 +48,7 @@ def judge_words(rows: Iterable[dict[str, Any]], out: Path) -> list[Verdict]:
     """Compare the newest count of each word with a count of our own."""
     expected = word_counts(rows)
     found = Counter({row["word"]: row["n"] for row in json_rows(out / "counts", "epoch-*.jsonl")})
-    return [_verdict("words", expected, found)]
+    return [_verdict("words counted", expected, found)]
 
 
 def judge_readings(gateways: Iterable[list[dict[str, Any]]], out: Path) -> list[Verdict]:
@@ -98,7 +98,9 @@ def _judge_windows(in_time: pl.DataFrame, directory: Path) -> Verdict:
         counted[key] += row["n"]
         _, *values = windows.get(key, (0, None, None, None))
         wrong += not all(_near(row[name], value) for name, value in zip(("mean", "low", "top"), values, strict=True))
-    return _verdict("windows", Counter({key: values[0] for key, values in windows.items()}), counted, wrong=wrong)
+    return _verdict(
+        "rows in windows", Counter({key: values[0] for key, values in windows.items()}), counted, wrong=wrong
+    )
 
 
 def _judge_rows(output: str, expected: pl.DataFrame, found: Iterable[dict[str, Any]], *, again: int = 0) -> Verdict:
@@ -111,7 +113,7 @@ def _judge_alarms(expected: pl.DataFrame, directory: Path) -> Verdict:
     """A receiver keeps the first alarm of each id."""
     sent = list(json_rows(directory, "rows-*.jsonl"))
     by_id = {row["__id"]: row for row in reversed(sent)}
-    return _judge_rows("alarms", expected, by_id.values(), again=len(sent) - len(by_id))
+    return _judge_rows("alarms at once", expected, by_id.values(), again=len(sent) - len(by_id))
 
 
 def _judge_totals(plausible: pl.DataFrame, directory: Path) -> Verdict:
@@ -119,7 +121,9 @@ def _judge_totals(plausible: pl.DataFrame, directory: Path) -> Verdict:
     expected = {row[0]: row[1:] for row in plausible.group_by("device").agg(pl.len(), pl.col("temp").max()).iter_rows()}
     wrong = sum(not _near(latest[device]["top"], top) for device, (_, top) in expected.items() if device in latest)
     wanted: Counter[Hashable] = Counter({device: n for device, (n, _) in expected.items()})
-    return _verdict("totals", wanted, Counter({device: row["n"] for device, row in latest.items()}), wrong=wrong)
+    return _verdict(
+        "running totals", wanted, Counter({device: row["n"] for device, row in latest.items()}), wrong=wrong
+    )
 
 
 def _verdict(output: str, wanted: Counter[Any], got: Counter[Any], *, wrong: int = 0, again: int = 0) -> Verdict:

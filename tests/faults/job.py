@@ -20,8 +20,10 @@ NODE = "node"
 SCHEMA = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 LATENESS_S = 4
 WINDOW_S = 10
-QUICK: dict[str, Any] = {"interval": "1ms", "batch_rows": 20}
-"""As many epochs as the disk allows, from little input."""
+LIVE: dict[str, Any] = {"interval": "2ms"}
+"""Waits for more input, and seals as often as the disk allows."""
+BOUNDED: dict[str, Any] = {"bounded": True}
+"""Ends with the input."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,9 +68,13 @@ class Process:
 
     def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait for something to happen while it runs."""
+        self.until_dead_or(met, what)
+        assert self.running or met(), f"it ended before {what}:\n{self._err.read_text()}"
+
+    def until_dead_or(self, met: Callable[[], bool], what: str) -> None:
+        """Wait for something to happen, or for its end."""
         deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not met():
-            assert self.running, f"it ended before {what}:\n{self._err.read_text()}"
+        while self.running and not met():
             assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self._err.read_text()}"
             time.sleep(POLL_SECONDS)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DRAW_EVERY_US: Final = 200_000
 BAR_CHARS: Final = 30
+MINUTE: Final = 60
 _SHARE_MIN: Final = 0.01
 """Below this, what is left cannot be guessed."""
 
@@ -98,4 +99,5 @@ class LiveView:
         done = share - began
         if done < _SHARE_MIN or share >= 1.0:
             return None
-        return f"{wording.span(round((now_us - since_us) * (1 - share) / done / 1e6) * 1e6)} left"
+        seconds = round((now_us - since_us) * (1 - share) / done / 1e6)
+        return f"{seconds} s left" if seconds < MINUTE else f"{wording.span(seconds * 1e6)} left"

@@ -132,7 +132,7 @@ def manifest_text(manifest: Manifest) -> str:
     tasks = [
         [
             task.task,
-            _time(min(task.watermarks_us.values(), default=-_TIME_EDGE_US)),
+            _time(min(task.watermarks_us.values())) if task.watermarks_us else "",
             "finished" if task.finished else "",
         ]
         for task in manifest.tasks

@@ -104,8 +104,11 @@ def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
     how = {
         "ended": "ended: all input was read",
         "stopped": "stopped: the epoch was finished, and running again goes on from here",
-        "already_ended": "had ended already: nothing was left to read",
+        "already_ended": "had ended already: there is nothing left to read",
     }[report.outcome]
+    origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
+    if report.outcome == "already_ended":
+        return f"{report.pipeline} {how} (at {origin}). To read it all again, use another state directory and other sinks."
     rows = [
         ("rows in", wording.count(progress.rows_in)),
         ("rows out", wording.count(progress.rows_out)),
@@ -121,7 +124,6 @@ def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
     }
     width = max(len(value) for _, value in rows)
     lines = [f"  {name:<9} {value:>{width}}  {notes.get(name, '')}".rstrip() for name, value in rows]
-    origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
     return "\n".join([f"{report.pipeline} {how}.", *lines, f"  began at {origin}, took {wording.span(took_us)}"])
 
 

@@ -26,8 +26,9 @@ class StdoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def stdout_spec(*, format: str, stream: TextIO | None, rows_max: int | None) -> ConnectorSpec:  # noqa: A002 - as in the plan
     """Check the options and make the spec."""
     options: dict[str, Any] = {"format": format} | ({} if rows_max is None else {"rows_max": rows_max})
-    _options(ConnectorSpec(kind="stdout", options=options))
-    return LiveSpec.around(stream, kind="stdout", options=options)
+    spec = ConnectorSpec(kind="stdout", options=options)
+    _options(spec)
+    return spec if stream is None else LiveSpec.around(stream, kind="stdout", options=options)
 
 
 def _options(spec: ConnectorSpec) -> StdoutOptions:

@@ -64,8 +64,8 @@ def lower(term: Term) -> pl.Expr:
 
 def _mentions_once(call: Call) -> bool:
     """Whether the lowered function mentions each argument only once."""
-    if call.function in {"+", "-", "*"}:
-        return call.type.is_integer or call.type.is_float
+    if call.function in {"+", "-", "*", "/"}:
+        return call.type.is_numeric  # moving a time by months looks at it several times
     return call.function in _ONCE
 
 
@@ -216,7 +216,7 @@ _ONCE: Final = frozenset(
         "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "coalesce", "case", "cast",
         "try_cast", "concat", "lower", "upper", "length", "replace", "like", "rlike", "size", "negative", "abs", "sqrt", "exp",
         "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
-        "ceil", "/",
+        "ceil",
     }
 )  # fmt: skip
 """Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""

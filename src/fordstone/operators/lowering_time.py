@@ -13,6 +13,7 @@ import polars as pl
 from fordstone.model.constants import DATE_PATTERN, TIMESTAMP_PATTERN
 from fordstone.model.schema import DataType
 from fordstone.operators.lowering_digits import EDGE_SPACE
+from fordstone.operators.lowering_let import let
 
 DAY_US: Final = 86_400_000_000
 _STAMP: Final = pl.Datetime("us", "UTC")
@@ -83,27 +84,28 @@ def _months(value: pl.Expr) -> pl.Expr:
 
 def truncate(unit: str, value: pl.Expr) -> pl.Expr:
     """Cut a timestamp down to a unit."""
-    time = micros(value)
     if unit in _FIXED_US:
-        return stamp(time // _FIXED_US[unit] * _FIXED_US[unit])
+        return stamp(micros(value) // _FIXED_US[unit] * _FIXED_US[unit])
     if unit == "week":
-        day = time // DAY_US
-        return stamp((day - (day + 3) % 7) * DAY_US)  # 1970-01-01 was a Thursday
+        # 1970-01-01 was a Thursday.
+        return stamp(let(lambda day: (day - (day + 3) % 7) * DAY_US, day=micros(value) // DAY_US))
     months = _months(value) // _MONTHS[unit] * _MONTHS[unit]
     first = pl.lit(1, dtype=pl.Int64())
-    return stamp(days_of(months // 12, months % 12 + 1, first) * DAY_US)
+    return stamp(let(lambda months: days_of(months // 12, months % 12 + 1, first), months=months) * DAY_US)
 
 
 def shift_months(value: pl.Expr, count: pl.Expr, kind: DataType) -> pl.Expr:
     """A date or timestamp some months on; the day is held at the end of the month."""
-    months = _months(value) + count
-    year, month = months // 12, months % 12 + 1
-    day = pl.min_horizontal(value.dt.day().cast(pl.Int64), days_in_month(year, month))
-    # min_horizontal passes over nulls; the other parts are null wherever the value is.
-    found = days_of(year, month, day)
-    if kind.name == "date":
-        return date(found)
-    return stamp(found * DAY_US + micros(value) % DAY_US)
+
+    def held(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
+        # min_horizontal passes over nulls; the other parts are null wherever the value is.
+        return days_of(year, month, pl.min_horizontal(day, days_in_month(year, month)))
+
+    def moved(months: pl.Expr, day: pl.Expr) -> pl.Expr:
+        return let(held, year=months // 12, month=months % 12 + 1, day=day)
+
+    found = let(moved, months=_months(value) + count, day=value.dt.day().cast(pl.Int64))
+    return date(found) if kind.name == "date" else stamp(found * DAY_US + micros(value) % DAY_US)
 
 
 def shift(value: pl.Expr, by: pl.Expr, kind: DataType, *, whole_days: bool) -> pl.Expr:
@@ -133,31 +135,62 @@ def part(name: str, value: pl.Expr) -> pl.Expr:
 
 def timestamp_text(value: pl.Expr) -> pl.Expr:
     """A timestamp as Spark writes it: without a fraction if it is zero, else without zeros at its end."""
-    time = micros(value)
-    writable = stamp(pl.when(time.is_between(-_WRITABLE_DAYS * DAY_US, _WRITABLE_DAYS * DAY_US)).then(time))
-    fraction = (time % 1_000_000).cast(pl.String).str.zfill(6).str.strip_chars_end("0")
-    tail = pl.when(fraction == "").then(pl.lit("")).otherwise("." + fraction)
-    return writable.dt.strftime("%Y-%m-%d %H:%M:%S") + tail
+
+    def written(time: pl.Expr) -> pl.Expr:
+        writable = stamp(pl.when(time.is_between(-_WRITABLE_DAYS * DAY_US, _WRITABLE_DAYS * DAY_US)).then(time))
+        fraction = (time % 1_000_000).cast(pl.String).str.zfill(6).str.strip_chars_end("0")
+        tail = pl.when(fraction == "").then(pl.lit("")).otherwise("." + fraction)
+        return writable.dt.strftime("%Y-%m-%d %H:%M:%S") + tail
+
+    return let(written, time=micros(value))
 
 
 def date_text(value: pl.Expr) -> pl.Expr:
     """A date as Spark writes it."""
-    day = days(value)
-    return date(pl.when(day.is_between(-_WRITABLE_DAYS, _WRITABLE_DAYS)).then(day)).dt.strftime("%Y-%m-%d")
+
+    def written(day: pl.Expr) -> pl.Expr:
+        return date(pl.when(day.is_between(-_WRITABLE_DAYS, _WRITABLE_DAYS)).then(day)).dt.strftime("%Y-%m-%d")
+
+    return let(written, day=days(value))
 
 
 def read_timestamp(text: pl.Expr) -> pl.Expr:
     """Text as a timestamp; null if it is none. Named zones other than UTC are not known here."""
     parts = text.str.strip_chars(EDGE_SPACE).str.extract_groups(TIMESTAMP_PATTERN)
+    return stamp(let(_numbered, parts=parts).cast(pl.Int64, strict=False))
+
+
+def _numbered(parts: pl.Expr) -> pl.Expr:
     year, month, day, hour, minute, second = (_number(parts, at) for at in range(1, 7))
-    month, day = month.fill_null(1), day.fill_null(1)
-    hour, minute, second = hour.fill_null(0), minute.fill_null(0), second.fill_null(0)
-    fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6).cast(pl.Int64, strict=False)
-    zone = _zone_seconds(parts)
+    fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6)
+    return let(
+        _moment,
+        year=year,
+        month=month.fill_null(1),
+        day=day.fill_null(1),
+        hour=hour.fill_null(0),
+        minute=minute.fill_null(0),
+        second=second.fill_null(0),
+        fraction=fraction.cast(pl.Int64, strict=False),
+        zone=_zone_seconds(parts),
+    )
+
+
+def _moment(
+    year: pl.Expr,
+    month: pl.Expr,
+    day: pl.Expr,
+    hour: pl.Expr,
+    minute: pl.Expr,
+    second: pl.Expr,
+    fraction: pl.Expr,
+    zone: pl.Expr,
+) -> pl.Expr:
+    """Microseconds in 128 bits, or null if there is no such moment."""
     valid = _valid_day(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)  # noqa: PLR2004 - the clock
     seconds = days_of(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second
     time = (seconds - zone).cast(pl.Int128) * 1_000_000 + fraction
-    return stamp(pl.when(valid & (zone.abs() <= _ZONE_SECONDS_MAX)).then(time).cast(pl.Int64, strict=False))
+    return pl.when(valid & (zone.abs() <= _ZONE_SECONDS_MAX)).then(time)
 
 
 def _zone_seconds(parts: pl.Expr) -> pl.Expr:
@@ -167,15 +200,21 @@ def _zone_seconds(parts: pl.Expr) -> pl.Expr:
     )
     size = hours * 3600 + minutes * 60 + seconds
     broken = (minutes > 59) | (seconds > 59)  # noqa: PLR2004 - the clock
-    signed = pl.when(parts.struct.field("8") == "-").then(-size).otherwise(size)
-    return pl.when(broken).then(_ZONE_SECONDS_MAX + 1).otherwise(signed)
+    sign = pl.when(parts.struct.field("8") == "-").then(-1).otherwise(1)
+    return pl.when(broken).then(_ZONE_SECONDS_MAX + 1).otherwise(size * sign)
 
 
 def read_date(text: pl.Expr) -> pl.Expr:
     """Text as a date; what follows a space or a T is passed over."""
-    parts = text.str.strip_chars(EDGE_SPACE).str.extract_groups(DATE_PATTERN)
-    year, month, day = _number(parts, 1), _number(parts, 2).fill_null(1), _number(parts, 3).fill_null(1)
-    return date(pl.when(_valid_day(year, month, day)).then(days_of(year, month, day)))
+
+    def numbered(parts: pl.Expr) -> pl.Expr:
+        month, day = _number(parts, 2).fill_null(1), _number(parts, 3).fill_null(1)
+        return let(counted, year=_number(parts, 1), month=month, day=day)
+
+    def counted(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
+        return pl.when(_valid_day(year, month, day)).then(days_of(year, month, day))
+
+    return date(let(numbered, parts=text.str.strip_chars(EDGE_SPACE).str.extract_groups(DATE_PATTERN)))
 
 
 def _number(parts: pl.Expr, at: int) -> pl.Expr:
@@ -183,4 +222,5 @@ def _number(parts: pl.Expr, at: int) -> pl.Expr:
 
 
 def _valid_day(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
-    return year.is_not_null() & month.is_between(1, 12) & (day >= 1) & (day <= days_in_month(year, month.clip(1, 12)))
+    in_month = (day >= 1) & (day <= days_in_month(year, month.clip(1, 12)))
+    return year.is_not_null() & month.is_between(1, 12) & in_month

@@ -1,0 +1,97 @@
+"""Kill -9 at every failpoint of the way to a commit, in real processes: nothing is lost and nothing is doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import BOUNDED, LIVE, Job
+from tests.faults.oracle import Feed, judge
+from tests.faults.process import Process, released, run_to_end, sealed, started
+
+from fordstone.checkpoint.failpoint import FAILPOINTS
+
+REMOTE = {"remote": "file://remote"}
+ROUNDS_MAX = 300
+FEED_ROWS = 24
+COUNTS = {
+    "run.created": (2, 9),
+    "run.synced": (1, 12),
+    "run.renamed": (3, 7),
+    "runs.dir-synced": (1, 4),
+    "cut.appended": (1, 3),
+    "cut.synced": (1, 3, 2),
+    "manifest.created": (1, 4),
+    "manifest.synced": (1, 3),
+    "manifest.renamed": (1, 3, 2),
+    "manifest.dir-synced": (1, 3, 2),
+    "sink.before-release": (1, 8, 3),
+    "sink.released": (1, 7, 13),
+    "retention.before": (1, 5),
+    "retention.removed-manifest": (1, 3),
+    "retention.removed-run": (1, 5),
+    "upload.run": (2, 5),
+    "upload.manifest": (1, 2),
+    "merge.written": (1, 1),
+}
+"""At which hit each process of a chain is killed: the next one starts on what the one before has left."""
+
+
+def feed_until_killed(process: Process, feed: Feed) -> None:
+    """Let the input grow with the epochs, until the failpoint has ended the process."""
+    for _ in range(ROUNDS_MAX):
+        before = sealed(feed.folder)
+        feed.write(FEED_ROWS)
+        process.until_dead_or(lambda before=before: sealed(feed.folder) > before, "another epoch")  # type: ignore[misc]
+        if not process.running:
+            return
+    pytest.fail(f"the failpoint did not fire in {ROUNDS_MAX} epochs")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_pipeline_killed_at_a_failpoint_loses_and_doubles_nothing(
+    name: str, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    feed = Feed(folder=tmp_path, seed=FAILPOINTS.index(name))
+    feed.write(FEED_ROWS)
+    for life, count in enumerate(COUNTS[name]):
+        hits = tmp_path / f"hits-{life}"
+        with started(tmp_path, Job(options=LIVE | REMOTE), failpoint=f"{name}:{count}@{hits}") as process:
+            feed_until_killed(process, feed)
+            ended = process.ended()
+        assert ended.killed, ended.errors
+        assert hits.read_text().splitlines() == [name] * count
+        assert released(tmp_path) <= sealed(tmp_path), "rows were let out before their epoch was sealed"
+        faults(kills=1)
+    ended = run_to_end(tmp_path, Job(options=BOUNDED | REMOTE))
+    assert ended.report["outcome"] == "ended"
+    judge(tmp_path, feed.written)
+
+
+@pytest.mark.parametrize("name", ["run.renamed", "merge.written", "manifest.renamed", "merge.replaced"])
+def test_a_merge_killed_at_a_failpoint_leaves_the_checkpoint_as_it_was_or_merged(
+    name: str, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    feed = Feed(folder=tmp_path, seed=1)
+    with started(tmp_path, Job(options=LIVE)) as process:
+        while sealed(tmp_path) < 4:
+            before = sealed(tmp_path)
+            feed.write(FEED_ROWS)
+            process.until(lambda before=before: sealed(tmp_path) > before, "another epoch")  # type: ignore[misc]
+        assert process.stop().code == 0
+    hits = tmp_path / "hits"
+    killed = run_to_end(tmp_path, Job(task="merge"), failpoint=f"{name}@{hits}")
+    assert killed.killed, killed.errors
+    assert hits.read_text().splitlines() == [name]
+    faults(kills=1)
+    merged = name in {"manifest.renamed", "merge.replaced"}
+    again = run_to_end(tmp_path, Job(task="merge"))
+    assert again.code == (1 if merged else 0), again.errors
+    feed.write(FEED_ROWS)
+    assert run_to_end(tmp_path, Job(options=BOUNDED)).report["outcome"] == "ended"
+    judge(tmp_path, feed.written)
+
+
+def test_every_failpoint_is_covered() -> None:
+    assert {*COUNTS, "merge.replaced"} == set(FAILPOINTS)

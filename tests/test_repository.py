@@ -1,0 +1,196 @@
+"""What holds for the repository as a whole: sizes, what never stands in it, and that the examples run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import fordstone
+from fordstone.api.pipeline import Pipeline
+from fordstone.api.stream import Grouped, Stream
+from fordstone.checkpoint.failpoint import FAILPOINTS
+from fordstone.connectors import latest, rows
+from fordstone.connectors.file_settings import FileSettings
+from fordstone.connectors.generator import GeneratorOptions
+from fordstone.edge.config import RunConfig
+from fordstone.model.manifest import Manifest, PartitionCut
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE_LINES_MAX = 420
+PROGRAMS = Path(sys.executable).parent
+EXAMPLE_SECONDS_MAX = 120
+
+SHELL = ["scripts/bootstrap", "scripts/demo", "scripts/test", ".ci/run"]
+FOLDERS = ["src", "tests", "bench", "docs", "examples", "scripts", ".ci"]
+_OURS_ALONE = re.compile("|".join(["/" + "work/", "/" + "farm/", "/" + "root/", "/" + "tmp/brief"]))
+_PICKLES = re.compile(r"^\s*(?:import|from)\s+(?:c?pickle|cloudpickle|dill|marshal|shelve)\b", re.MULTILINE)
+
+
+def files_of(*endings: str) -> list[Path]:
+    """The repository's own text files."""
+    found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file()]
+    found += [file for file in ROOT.iterdir() if file.is_file() and file.name != "uv.lock"]
+    kept = [
+        file
+        for file in found
+        if "__pycache__" not in file.parts and not file.is_relative_to(ROOT / "bench" / "results")
+    ]
+    return sorted(file for file in kept if not endings or file.suffix in endings)
+
+
+def named(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def test_modules_stay_small():
+    long = {named(file): len(file.read_text().splitlines()) for file in (ROOT / "src").rglob("*.py")}
+    assert {name: lines for name, lines in long.items() if lines > MODULE_LINES_MAX} == {}
+
+
+def test_nothing_is_pickled():
+    assert [named(file) for file in files_of(".py") if _PICKLES.search(file.read_text())] == []
+
+
+def test_no_path_of_one_machine_stands_in_the_tree():
+    text = [file for file in files_of() if file.suffix not in {".arrow", ".parquet", ".gz", ".zst", ".png"}]
+    assert [named(file) for file in text if _OURS_ALONE.search(file.read_text(errors="replace"))] == []
+
+
+def test_scripts_can_be_run_and_are_plain_shell():
+    for name in SHELL:
+        assert os.access(ROOT / name, os.X_OK), f"{name} is not executable"
+        subprocess.run(["sh", "-n", str(ROOT / name)], check=True)
+
+
+def test_the_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fordstone.__version__
+    assert f"## {fordstone.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_tables_of_functions_in_the_docs_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "function_table.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", [Pipeline, Stream, Grouped])
+def test_every_public_method_is_in_the_reference(kind: type):
+    internal = {"add", "add_loop", "aggregate", "building", "has", "name_for", "register", "type_of"}
+    public = [name for name, _ in inspect.getmembers(kind) if not name.startswith("_") and name not in internal]
+    text = page("reference/pipeline.md")
+    assert [name for name in public if f"`{name}`" not in text and f"`{name}(" not in text] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    text = page("reference/pipeline.md") + page("reference/expressions.md")
+    assert [name for name in fordstone.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_argument_of_a_source_is_in_the_reference():
+    arguments = inspect.signature(Pipeline.source).parameters
+    (signature,) = re.findall(r"`source\((.*?)\)`", page("reference/pipeline.md"))
+    documented = [part.strip(" *").partition("=")[0] for part in signature.split(",")]
+    assert [name for name in documented if name] == [name for name in arguments if name != "self"]
+
+
+def test_every_option_of_a_run_is_in_the_reference():
+    text = page("reference/configuration.md")
+    assert [field.name for field in dataclasses.fields(RunConfig) if f"| `{field.name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("options", [FileSettings, GeneratorOptions])
+def test_every_option_of_a_connector_is_in_the_reference(options: type):
+    text = page("reference/connectors.md")
+    names = [name for name in options.__struct_fields__ if name != "path"]  # type: ignore[attr-defined]
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_every_field_of_a_manifest_is_in_the_reference():
+    text = page("reference/checkpoint.md")
+    fields = [*Manifest.__struct_fields__, *PartitionCut.__struct_fields__]
+    assert [name for name in fields if f"`{name}`" not in text] == []
+
+
+def test_failpoints_named_in_the_docs_exist():
+    named_there = re.findall(
+        r"FORDSTONE_FAILPOINT=([\w.-]+)", "".join(file.read_text() for file in (ROOT / "docs").rglob("*.md"))
+    )
+    assert named_there
+    assert set(named_there) <= set(FAILPOINTS)
+
+
+def run_example(name: str, directory: Path) -> None:
+    command = [str(PROGRAMS / "fordstone"), "run", str(ROOT / "examples" / name), "--bounded"]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=EXAMPLE_SECONDS_MAX, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def make_data(what: str, directory: Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "examples" / "make_data.py"), what], cwd=directory, check=True)
+
+
+def test_every_example_is_tried_here():
+    tried = set(re.findall(r"run_example\(\"(\w+\.py)\"", Path(__file__).read_text()))
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == {*tried, "make_data.py"}
+
+
+def test_example_word_count_counts_every_word(tmp_path):
+    make_data("words", tmp_path)
+    run_example("word_count.py", tmp_path)
+    words = "".join(file.read_text() for file in (tmp_path / "in" / "words").iterdir()).replace('"line":', "")
+    assert latest(tmp_path / "out" / "counts")["n"].sum() == len(re.findall(r"[a-z]+", words))
+
+
+def test_example_cold_chain_loses_no_reading(tmp_path):
+    make_data("readings", tmp_path)
+    run_example("cold_chain_edge.py", tmp_path)
+    out = tmp_path / "out"
+    total = latest(out / "totals")["n"].sum()
+    assert 5900 < total < 6000, "some readings are implausible and left out"
+    assert rows(out / "per_device")["n"].sum() + rows(out / "late").height == total
+    assert rows(out / "late").height > 0
+    assert rows(out / "alarms")["__id"].n_unique() == rows(out / "alarms").height > 0
+
+
+def test_example_late_rows_counts_all_rows(tmp_path):
+    run_example("late_rows.py", tmp_path)
+    late = rows(tmp_path / "out" / "late").height
+    assert late > 0
+    assert rows(tmp_path / "out" / "windows")["n"].sum() + late == 40_000
+
+
+def test_example_upserts_deletes_devices_that_are_no_longer_steady(tmp_path):
+    run_example("upserts.py", tmp_path)
+    steady = latest(tmp_path / "out" / "steady")
+    assert steady.height > 0
+    assert steady.filter(pl.col("span") >= 32).is_empty()
+    assert (rows(tmp_path / "out" / "steady")["__op"] == "delete").any()
+
+
+def test_example_loop_counts_the_steps_of_each_number(tmp_path):
+    run_example("loop.py", tmp_path)
+    for start, steps in rows(tmp_path / "out" / "steps").iter_rows():
+        number, count = start, 0
+        while number != 1:
+            number, count = (number // 2 if number % 2 == 0 else 3 * number + 1), count + 1
+        assert steps == count
