@@ -11,11 +11,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 HERE = Path(__file__).parent
+ANSWER_SECONDS_MAX = 900.0
+"""A process that says nothing for so long hangs, and is ended."""
 
 
 class WorkerError(Exception):
@@ -78,7 +81,10 @@ class Worker:
         assert process.stdout is not None
         process.stdin.write(json.dumps([function, arguments]) + "\n")
         process.stdin.flush()
+        hangs = threading.Timer(ANSWER_SECONDS_MAX, process.kill)
+        hangs.start()
         line = process.stdout.readline()
+        hangs.cancel()
         if not line:
             raise WorkerError(f"{function} failed in a process of its own, which ended with {process.wait()}.")
         return json.loads(line)

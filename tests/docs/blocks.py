@@ -177,7 +177,7 @@ def _stand_in(command: str) -> str:
     """The scripts set an environment up and then do this; the tests are the environment."""
     words = command.split()
     if words and words[0] == "./scripts/demo":
-        return " ".join([sys.executable, str(REPOSITORY / "scripts" / "demo.py"), "--seconds", "2", *words[1:]])
+        return " ".join([sys.executable, str(REPOSITORY / "scripts" / "demo.py"), "--seconds", "1", *words[1:]])
     if words and words[0] == "./scripts/test":
         return "true"  # it is running: it runs this
     return command.replace("examples/", f"{REPOSITORY}/examples/") if "examples/" in command else command

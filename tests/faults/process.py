@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 from tests.faults.job import NODE, PIPELINE, Job
 
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.run import FAILPOINT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +126,11 @@ def store_of(folder: Path, state: str = "state") -> Path:
 def sealed(folder: Path, state: str = "state") -> int:
     """The newest epoch with a manifest."""
     return max((int(file.stem) for file in (store_of(folder, state) / "manifests").glob("*.json")), default=0)
+
+
+def opened_store(folder: Path) -> CheckpointStore:
+    """The checkpoints of a job, for looking at."""
+    return CheckpointStore(OsDisk(folder / "state"), pipeline=PIPELINE, node=NODE, read_only=True)
 
 
 def released(folder: Path) -> int:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from tests.faults.job import BOUNDED, LIVE, Job
 from tests.faults.oracle import Feed, judge
-from tests.faults.process import Process, released, run_to_end, sealed, started
+from tests.faults.process import Process, opened_store, released, run_to_end, sealed, started
 
 from fordstone.model.plan import Mode
 
@@ -54,3 +54,5 @@ def test_a_pipeline_killed_again_and_again_is_exact(mode: Mode, tmp_path: Path, 
     ended = run_to_end(tmp_path, Job(mode=mode, options=BOUNDED | {"parallelism": 3}))
     assert ended.report["outcome"] == "ended"
     judge(tmp_path, feed.written)
+    cuts = opened_store(tmp_path).cuts().values()
+    assert any(cut.overtaking for cut in cuts) == (mode == "unaligned"), "no checkpoint had rows in flight"

@@ -233,9 +233,7 @@ def _verify_facts(report: VerifyReport) -> dict[str, Any]:
 
 
 def _verify_text(report: VerifyReport, place: str) -> str:
-    lines = [
-        f"checkpoint {fact.epoch}: {'whole' if fact.problem is None else fact.problem}" for fact in report.checkpoints
-    ]
+    lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
     if report.damaged_cut_lines:
         lines.append(f"damaged: {place}/cuts.jsonl, {wording.count(report.damaged_cut_lines, 'line')}")

@@ -6,17 +6,20 @@ meanwhile go above it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
-from typing import TYPE_CHECKING, Final, Self
+import threading
+from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fordstone.cli import wording
-from fordstone.cli.view import LineView, notice_of, words_of
+from fordstone.cli.view import LineView, notices_of, words_of
 
 if TYPE_CHECKING:
     from fordstone.edge.report import Progress, Report
@@ -34,20 +37,29 @@ class LiveView:
     def __init__(self, plain: LineView, *, console: Console | None = None) -> None:
         """`plain` prints the summary, and knows the clock."""
         self._plain = plain
-        self._console = console or Console(stderr=True, highlight=False)
-        # Rows of a stdout sink that goes elsewhere than to this terminal must not be caught.
+        self._console = console or Console(file=sys.stderr, highlight=False)
         self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty()
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
+        self._replaced: tuple[TextIO, TextIO] | None = None
         self._next_us = 0
         self._began_us = plain.monotonic_us()
         self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
+        self._replaced = sys.stdout, sys.stderr
         self._live.start()
+        # A second signal ends the process on the spot, and nobody would bring a hidden cursor back.
+        self._console.show_cursor(show=True)
+        # Rows of a sink that prints elsewhere than to this terminal must not be caught.
+        if sys.stdout.isatty():
+            sys.stdout = cast("TextIO", _Above(self._console))
+        sys.stderr = cast("TextIO", _Above(self._console))
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._replaced is not None:
+            sys.stdout, sys.stderr = self._replaced
         self._live.stop()
 
     def show(self, progress: Progress) -> None:
@@ -57,11 +69,13 @@ class LiveView:
         if now_us < self._next_us:
             return
         self._next_us = now_us + DRAW_EVERY_US
-        line = self._line(progress, rate)
+        style = "bold red" if progress.stalled else "bold yellow"
+        parts: list[RenderableType] = [Text(notice, style=style) for notice in notices_of(progress)]
         if self._plain.bounded and progress.share is not None:
-            self._live.update(Group(self._bar(progress.share, progress, now_us), line), refresh=True)
-        else:
-            self._live.update(line, refresh=True)
+            parts.append(self._bar(progress.share, progress, now_us))
+        # A terminal that was closed is no reason to stop a pipeline.
+        with contextlib.suppress(OSError):
+            self._live.update(Group(*parts, self._line(progress, rate)), refresh=True)
 
     def report(self, report: Report) -> None:
         """Print the summary below."""
@@ -74,11 +88,8 @@ class LiveView:
         words = words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded)
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(progress.pipeline, style="bold")
-        notice = notice_of(progress)
-        if notice is not None:
-            text.append("  ").append(notice, style="bold red" if progress.stalled else "bold yellow")
         for place, word in enumerate(words):
-            text.append(" · " if place or notice else "  ", style="dim").append(word)
+            text.append(" · " if place else "  ", style="dim").append(word)
         return text
 
     def _bar(self, share: float, progress: Progress, now_us: int) -> Table:
@@ -101,3 +112,24 @@ class LiveView:
             return None
         seconds = round((now_us - since_us) * (1 - share) / done / 1e6)
         return f"{seconds} s left" if seconds < MINUTE else f"{wording.span(seconds * 1e6)} left"
+
+
+class _Above(io.TextIOBase):
+    """Prints whole lines above what is drawn, as they are: not wrapped, so that they can be copied."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rest = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Keep what has no end of line yet."""
+        with self._lock:
+            lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        if newline:
+            self._console.print(Text(lines), soft_wrap=True)
+        return len(text)
+
+    def isatty(self) -> bool:
+        """It stands for a terminal."""
+        return True

@@ -38,8 +38,12 @@ def load_pipeline(target: str) -> Pipeline:
     if name is not None:
         if name in found:
             return found[name]
-        what = f"is a {type(getattr(module, name)).__name__}" if hasattr(module, name) else "is not there"
-        raise Misuse(f"{path}: {name} {what}, not a pipeline. {_offer(path, found)}")
+        what = (
+            f"{name} is a {type(getattr(module, name)).__name__}, not a pipeline"
+            if hasattr(module, name)
+            else f"there is no {name}"
+        )
+        raise Misuse(f"{path}: {what}. {_offer(path, found)}")
     if len({id(pipeline) for pipeline in found.values()}) == 1:
         return next(iter(found.values()))
     if found:
@@ -49,7 +53,7 @@ def load_pipeline(target: str) -> Pipeline:
 
 def _offer(path: Path, found: dict[str, Pipeline]) -> str:
     if not found:
-        return "There is none in this file."
+        return "The file has no pipeline."
     lines = [f"    {path}:{label}    (pipeline {pipeline.name})" for label, pipeline in found.items()]
     return "\n".join(["Say which one:", *lines])
 

@@ -61,9 +61,7 @@ def from_store(store: CheckpointStore) -> Measured:
     if not manifests:
         raise Mistake(f"pipeline {store.pipeline} on node {store.node} has no readable checkpoint to measure.")
     newest = manifests[-1]
-    began_ns = time.monotonic_ns()
-    frames = {run.digest: store.read_run(run) for run in dict.fromkeys(newest.runs())}
-    restore_us = (time.monotonic_ns() - began_ns) / 1e3
+    restore_us = _reading_us(store, newest)
     costs, sizes = [], []
     for before, after in pairwise([None, *manifests]):
         if after is None or (before is None and len(manifests) > 1):
@@ -71,7 +69,7 @@ def from_store(store: CheckpointStore) -> Measured:
             continue
         old = frozenset[str]() if before is None else frozenset(run.digest for run in before.runs())
         new = [run for run in dict.fromkeys(after.runs()) if run.digest not in old]
-        rows = [frames[run.digest] if run.digest in frames else store.read_run(run) for run in new]
+        rows = [store.read_run(run) for run in new]
         began_ns = time.thread_time_ns()
         for frame in rows:
             encode_run(frame, "lz4")
@@ -110,13 +108,20 @@ class Sample:
 
     rows: int
     seconds: float
+    cpu_seconds: float
     costs_us: tuple[int, ...]
     """Of each checkpoint but the last: the writer's work, and the pause of the slowest task."""
+    restore_us: float
 
     @property
     def rate(self) -> float:
         """Rows a second."""
         return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def work_rate(self) -> float:
+        """Rows a second of processor time: what else the machine does hardly changes it."""
+        return self.rows / self.cpu_seconds if self.cpu_seconds else 0.0
 
 
 def from_runs(
@@ -156,7 +161,8 @@ def from_runs(
             for interval_us in intervals
         }
         without.append(sample("without checkpoints again", NEVER, seconds))
-    base = statistics.mean(found.rate for found in without)
+    base = statistics.mean(found.work_rate for found in without)
+    apart = abs(without[0].work_rate - without[1].work_rate) / base if base else 0.0
     costs = [cost for found in having.values() for cost in found.costs_us]
     if min(found.rows for found in (*without, *having.values())) < ROWS_MIN or not costs:
         raise Mistake(
@@ -166,12 +172,13 @@ def from_runs(
 
     return Measured(
         cost_us=statistics.median(costs),
-        restore_us=0.0,
+        restore_us=statistics.median(found.restore_us for found in having.values()),
         how=(
             f"cost: the median of {wording.count(len(costs), 'checkpoint')} of this pipeline, run here",
-            f"speed: {wording.rate(base)} without checkpoints ({' and '.join(wording.rate(found.rate) for found in without)})",
+            f"measured: by how much fewer rows a second of processor time there were than the {wording.rate(base)} without",
+            f"  checkpoints; two such runs were {wording.share(apart)} apart, so differences smaller than that mean nothing",
         ),
-        lost={interval_us: 1 - found.rate / base for interval_us, found in having.items()},
+        lost={interval_us: 1 - found.work_rate / base for interval_us, found in having.items()},
     )
 
 
@@ -185,16 +192,19 @@ def run_for(
     disk, clock = OsDisk(config.state), SystemClock()
     store = CheckpointStore(disk, pipeline=plan.pipeline, node=config.node)
     engine = Engine(plan, functions, config, Rim(clock=clock, disk=disk), store, Resumption())
-    began_us = clock.monotonic_us()
+    began_us, began_ns = clock.monotonic_us(), time.process_time_ns()
     costs: dict[int, int] = {}
-    reached: list[tuple[int, int]] = []
+    reached: list[tuple[int, int, int]] = []
+
+    def stand() -> tuple[int, int, int]:
+        return engine.progress().rows_in, clock.monotonic_us() - began_us, time.process_time_ns() - began_ns
 
     def tick() -> None:
         last, now_us = engine.writer.last, clock.monotonic_us()
         if last is not None and not reached:
             costs[last.epoch] = last.cpu_us + last.pause_us
         if not reached and (now_us - began_us >= seconds * 1e6 or engine.ended):
-            reached.append((engine.progress().rows_in, now_us - began_us))
+            reached.append(stand())
             engine.stop()
 
     try:
@@ -202,8 +212,22 @@ def run_for(
     finally:
         engine.close()
         disk.close()
-    rows, took_us = reached[0] if reached else (engine.progress().rows_in, clock.monotonic_us() - began_us)
-    return Sample(rows=rows, seconds=took_us / 1e6, costs_us=tuple(costs.values()))
+    rows, took_us, cpu_ns = reached[0] if reached else stand()
+    return Sample(
+        rows=rows,
+        seconds=took_us / 1e6,
+        cpu_seconds=cpu_ns / 1e9,
+        costs_us=tuple(costs.values()),
+        restore_us=_reading_us(store, store.manifest(store.epochs()[-1])),
+    )
+
+
+def _reading_us(store: CheckpointStore, manifest: Manifest) -> float:
+    """How long it takes to read and check everything that a checkpoint names."""
+    began_ns = time.monotonic_ns()
+    for run in dict.fromkeys(manifest.runs()):
+        store.read_run(run)
+    return (time.monotonic_ns() - began_ns) / 1e3
 
 
 def _scratched(step: p.Step, scratch: Path) -> p.Step:

@@ -64,14 +64,14 @@ def show_bug(error: BaseException) -> None:
 
 
 def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The frames below our last one, if any of them is in code that is neither ours nor a library's.
+    """Those of the frames below our last one that are in code that is neither ours nor a library's.
 
     An exception is the user's if it rose in a function of theirs that we had called, whatever that called in turn.
     """
     frames = list(traceback.extract_tb(trace))
     ours = [place for place, frame in enumerate(frames) if _is_ours(frame.filename)]
     below = frames[ours[-1] + 1 :] if ours else frames
-    return below if any(_is_users(frame.filename) for frame in below) else []
+    return [frame for frame in below if _is_users(frame.filename)]
 
 
 def in_file(error: BaseException, path: Path) -> Mistake:
@@ -84,10 +84,11 @@ def in_file(error: BaseException, path: Path) -> Mistake:
         return Mistake(f"{error}{at}")
     if isinstance(error, SyntaxError) and not places:
         return Mistake(f"{path} is not valid Python.\n\n{''.join(traceback.format_exception_only(error)).rstrip()}")
-    theirs = frames[places[0] :] if places else []
-    text = _shown(error, theirs)
-    inside = bool(theirs) and _is_ours(theirs[-1].filename)
-    return Mistake(f"{path} raised an exception while it was loaded.\n\n{text}" + (f"\n\n{_BUG}" if inside else ""))
+    below = frames[places[0] :] if places else []
+    if below and _is_ours(below[-1].filename):
+        return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, below)}\n\n{_BUG}")
+    theirs = [frame for frame in below if _is_users(frame.filename)]
+    return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, theirs)}")
 
 
 def _shown(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:

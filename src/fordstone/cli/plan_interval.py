@@ -15,7 +15,7 @@ from fordstone.cli.mistakes import Misuse
 from fordstone.cli.stores import read_store
 from fordstone.cli.teaching import TaughtCommand
 from fordstone.errors import ConfigError
-from fordstone.model.duration import UNIT_US, positive_us
+from fordstone.model.duration import UNIT_US, human_us, positive_us
 from fordstone.protocol.interval import IntervalChoice, IntervalFacts, choose, overhead
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _text(facts: IntervalFacts, choice: IntervalChoice, measured: Measured, rows
         f"A checkpoint costs {wording.span(facts.cost_us)}{loading}; something fails every {wording.span(facts.failure_every_us)}."
     ]
     lines += [f"  {text}" for text in measured.how]
-    head = ["", "interval", "for checkpoints", "for failures", "together", "back at worst after"]
+    head = ["", "interval", "for checkpoints", "for failures", "together", "caught up within"]
     cells = []
     for row in rows:
         mark = "*" if row["chosen"] else "now" if row["now"] else ""
@@ -163,7 +163,7 @@ def _text(facts: IntervalFacts, choice: IntervalChoice, measured: Measured, rows
         cells.append(
             [
                 mark,
-                wording.span(row["interval_us"]),
+                option(row["interval_us"]),
                 *(wording.share(max(part, 0.0)) for part in parts),
                 wording.span(row["recovery_us"]),
             ]
@@ -171,11 +171,15 @@ def _text(facts: IntervalFacts, choice: IntervalChoice, measured: Measured, rows
         if measured.lost:
             cells[-1].append("" if row["measured"] is None else wording.share(row["measured"]))
     if measured.lost:
-        head.append("measured for checkpoints")
+        head.append("measured")
     table = wording.table(head, cells, right=range(1, len(head)))
-    chosen = f"* {wording.span(choice.interval_us)}: {choice.because}. Use it with --interval {_option(choice.interval_us)}, or let --interval auto follow the cost."
+    chosen = f"* {option(choice.interval_us)}: {choice.because}. Use it with --interval {option(choice.interval_us)}, or let --interval auto follow the cost."
     return "\n".join([*lines, "", "Share of time lost, by the model:", "", table, "", chosen])
 
 
-def _option(interval_us: int) -> str:
-    return f"{interval_us / 1e6:.3g}s" if interval_us >= UNIT_US["s"] else f"{interval_us / 1e3:.3g}ms"
+def option(interval_us: int) -> str:
+    """An interval as `--interval` takes it, to three digits."""
+    if interval_us >= UNIT_US["m"] and interval_us % UNIT_US["s"] == 0:
+        return human_us(interval_us)
+    unit = "s" if interval_us >= UNIT_US["s"] else "ms"
+    return f"{interval_us / UNIT_US[unit]:.3g}{unit}"

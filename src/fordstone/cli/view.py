@@ -6,6 +6,7 @@ output, so that a pipeline whose sink is standard output can be piped.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import click
 
 from fordstone.cli import wording
+from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
     from fordstone.edge.report import Progress, Report
@@ -89,13 +91,14 @@ def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> 
     return words
 
 
-def notice_of(progress: Progress) -> str | None:
+def notices_of(progress: Progress) -> list[str]:
     """What the person should see before anything else."""
+    found = []
     if progress.stalled is not None:
-        return f"STALLED: {' '.join(progress.stalled.split())}"
+        found.append(f"STALLED: {' '.join(progress.stalled.split())}")
     if progress.stopping:
-        return "stopping: finishing the epoch (once more to stop at once)"
-    return None
+        found.append("stopping: finishing the epoch (once more to stop at once)")
+    return found
 
 
 def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
@@ -108,7 +111,9 @@ def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
     }[report.outcome]
     origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
     if report.outcome == "already_ended":
-        return f"{report.pipeline} {how} (at {origin}). To read it all again, use another state directory and other sinks."
+        return (
+            f"{report.pipeline} {how} (at {origin}). To read it all again, use another state directory and other sinks."
+        )
     rows = [
         ("rows in", wording.count(progress.rows_in)),
         ("rows out", wording.count(progress.rows_out)),
@@ -145,7 +150,7 @@ class LineView:
         self._dead_letters = dead_letters
         self._began_us = monotonic_us()
         self._next_us = self._began_us + LINE_EVERY_US
-        self._notice: str | None = None
+        self._noticed = (False, False)
 
     def __enter__(self) -> Self:
         return self
@@ -156,15 +161,18 @@ class LineView:
         """Print a line if it is time, or if something happened that should be seen."""
         now_us = self.monotonic_us()
         rate = self.rate(progress.rows_in, now_us)
-        notice, before = notice_of(progress), self._notice
-        self._notice = notice
-        if now_us < self._next_us and (notice is None or notice == before):
+        notice = (progress.stalled is not None, progress.stopping)
+        news = any(notice) and notice != self._noticed
+        self._noticed = notice
+        if now_us < self._next_us and not news:
             return
         self._next_us = now_us + LINE_EVERY_US
-        words = words_of(progress, rate, self.wall_us(), bounded=self.bounded)
+        words = notices_of(progress) or words_of(progress, rate, self.wall_us(), bounded=self.bounded)
         if progress.share is not None:
             words.insert(0, f"{progress.share:.0%}")
-        click.echo(f"{progress.pipeline}: {' · '.join([notice] if notice else words)}", err=True)
+        # Somebody who no longer reads standard error is no reason to stop a pipeline.
+        with contextlib.suppress(OSError):
+            click.echo(f"{progress.pipeline}: {' · '.join(words)}", err=True)
 
     def report(self, report: Report) -> None:
         """Print the summary."""
@@ -205,6 +213,9 @@ class JsonView:
     def _print(self, event: str, body: Any) -> None:
         import msgspec
 
-        fields = msgspec.to_builtins(body)
-        sys.stdout.write(msgspec.json.encode({"event": event} | fields).decode() + "\n")
-        sys.stdout.flush()
+        line = msgspec.json.encode({"event": event} | msgspec.to_builtins(body)).decode() + "\n"
+        try:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise SinkError("stdout: whoever read the progress has gone. Stopping.") from error

@@ -72,8 +72,11 @@ def instant(us: int) -> str:
 
 
 def share(part: float) -> str:
-    """`0.031` as `3.1 %`."""
-    return f"{part:.2%}".replace("%", " %") if part < 0.1 else f"{part:.1%}".replace("%", " %")  # noqa: PLR2004 - two digits that count
+    """`0.031` as `3.1 %`, with the digits that count."""
+    percent = part * 100
+    if abs(percent) < 0.001:  # noqa: PLR2004 - nobody can tell it from nothing
+        return "0 %"
+    return f"{percent:.2g} %" if abs(percent) < 10 else f"{percent:.0f} %"  # noqa: PLR2004 - two digits
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

@@ -53,6 +53,7 @@ class Parts:
     batch_rows: int
     channel_rows_max: int
     channel_bytes_max: int
+    waiting_bytes_max: int
     bounded: bool
     following: bool = False
     manifest: Manifest | None = None
@@ -223,7 +224,12 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
 
 def _outlet(parts: Parts, step: p.Sink) -> Outlet:
     waits = parts.plan.guarantee == "exactly_once" and step.release == "commit"
-    return Outlet(step.name, write_to=None if waits else parts.open_sink(step))
+    return Outlet(
+        step.name,
+        write_to=None if waits else parts.open_sink(step),
+        waiting_bytes_max=parts.waiting_bytes_max,
+        on_full=parts.reports.outlet_full,
+    )
 
 
 def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from fordstone.edge.channel import BYTES_MAX, ROWS_MAX
+from fordstone.edge.outlet import WAITING_BYTES_MAX
 from fordstone.errors import ConfigError
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import KEY_GROUPS, checked_name
@@ -41,6 +42,8 @@ class RunConfig:
     batch_rows: int = 65_536
     channel_rows_max: int = ROWS_MAX
     channel_bytes_max: int = BYTES_MAX
+    waiting_bytes_max: int = WAITING_BYTES_MAX
+    """When so much output waits for a seal, an epoch ends early and nothing more is read until it is sealed."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
     def __post_init__(self) -> None:

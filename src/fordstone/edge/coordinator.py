@@ -102,6 +102,16 @@ class Coordinator:
         self._requested = True
         self.wake()
 
+    def outlet_full(self) -> None:
+        """Read no more until the output that waits has been sealed."""
+        if self._follow:
+            # A recorded epoch ends where it ended; its barrier waits for what is still to be read.
+            return
+        self._requested = True
+        for task in self._source_tasks():
+            task.pause(paused=True)
+        self.wake()
+
     def finished(self, task: TaskId) -> None:
         """A source has ended, or a loop is empty."""
         self._mail.append(task)

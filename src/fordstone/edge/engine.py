@@ -132,7 +132,8 @@ class Engine:
     def release_again(self) -> None:
         """Let out what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks."""
         manifest = self.resumption.manifest
-        if manifest is None:
+        if manifest is None or self.resumption.follow:
+            # Epochs after it were sealed, so it had been let out; released again, what was taken away since would come back.
             return
         for segment in manifest.segments:
             if segment.sink in self.writer.sink_names:
@@ -260,6 +261,7 @@ class Engine:
             batch_rows=config.batch_rows,
             channel_rows_max=config.channel_rows_max,
             channel_bytes_max=config.channel_bytes_max,
+            waiting_bytes_max=config.waiting_bytes_max,
             bounded=config.bounded,
             following=bool(self.resumption.follow),
             manifest=self.resumption.manifest,
@@ -344,6 +346,9 @@ class _Reports:
 
     def request_barrier(self) -> None:
         self.coordinator.request_barrier()
+
+    def outlet_full(self) -> None:
+        self.coordinator.outlet_full()
 
     def finished(self, task: TaskId) -> None:
         self.coordinator.finished(task)

@@ -12,6 +12,7 @@ import polars as pl
 
 from fordstone.connectors.connector import Chunk, Reader
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+from fordstone.state.microseconds import microseconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Partition:
 
     def judge(self, frame: pl.DataFrame, time: str, lateness_us: int) -> tuple[pl.DataFrame, pl.DataFrame | None]:
         """Split rows (none without a time) into those in time and those late, and move time on."""
-        times = frame[time].to_physical()
+        times = microseconds(frame.get_column(time))
         low, high = times.min(), times.max()
         if not isinstance(low, int) or not isinstance(high, int):
             return frame, None

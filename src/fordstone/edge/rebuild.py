@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import polars as pl
 
 from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors.same_rows import difference
 from fordstone.errors import CheckpointError, RebuildError
 from fordstone.model.manifest import Cut
 from fordstone.operators.operator import OP
 
 log = logging.getLogger(__name__)
-
-TOLERANCE: Final = 1e-9
-_TURN: Final = "__turn"
 
 SealedRows = Mapping[str, list[pl.DataFrame] | None]
 """What a sealed epoch let out, by sink; None where that cannot be read any more."""
@@ -57,7 +54,7 @@ def left_over(
         # Rows that replace each other by key: those that came out now are newer, and take the place of the sealed ones.
         return [again]
     before = pl.concat(sealed) if sealed else None
-    missing, extra = _difference(again.clear() if before is None else before, again)
+    missing, extra = difference(again.clear() if before is None else before, again)
     if missing.height:
         raise _mismatch(
             cut, sink, f"{missing.height} sealed rows did not come out again, such as {missing.row(0, named=True)}"
@@ -81,46 +78,6 @@ def _left_over_unseen(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFrame
     if again.height != rows_sealed:
         raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, {again.height} came out")
     return []
-
-
-def _difference(sealed: pl.DataFrame, rebuilt: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """What is only in `sealed`, and what is only in `rebuilt`, counting repeated rows; floats may differ a little."""
-    every = list(sealed.schema)
-    exact = [name for name, kind in sealed.schema.items() if not kind.is_float()]
-    floats = [name for name, kind in sealed.schema.items() if kind.is_float()]
-    missing, extra = _unmatched(sealed, rebuilt, every)
-    if not (missing.height and extra.height and exact and floats):
-        return missing, extra
-    pairs = _turns(missing, exact).join(
-        _turns(extra, exact), on=[*exact, _TURN], how="inner", nulls_equal=True, suffix="__again"
-    )
-    for name in floats:
-        left, right = pl.col(name), pl.col(f"{name}__again")
-        near = (
-            (left - right).abs() <= TOLERANCE * pl.max_horizontal(left.abs(), right.abs(), pl.lit(1.0))
-        ) | left.eq_missing(right)
-        pairs = pairs.filter(near)
-    matched = pairs.select(*exact, _TURN)
-    return tuple(  # type: ignore[return-value]  # two of them
-        _turns(frame, exact).join(matched, on=[*exact, _TURN], how="anti", nulls_equal=True).select(every)
-        for frame in (missing, extra)
-    )
-
-
-def _unmatched(one: pl.DataFrame, other: pl.DataFrame, columns: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    left, right = _turns(one, columns), _turns(other, columns)
-    on = [*columns, _TURN]
-    return (
-        left.join(right, on=on, how="anti", nulls_equal=True).drop(_TURN),
-        right.join(left, on=on, how="anti", nulls_equal=True).drop(_TURN),
-    )
-
-
-def _turns(frame: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
-    """Number repeated rows, so that each matches only one of its like."""
-    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
-    ordered = frame.sort(floats) if floats else frame
-    return ordered.with_columns(pl.int_range(pl.len()).over(columns).alias(_TURN))
 
 
 def _mismatch(cut: Cut, sink: str, what: str) -> RebuildError:

@@ -38,6 +38,10 @@ class Reports(Protocol):
         """A task would like the next epoch to begin soon."""
         ...
 
+    def outlet_full(self) -> None:
+        """So much output waits for a seal that nothing more should be read before it."""
+        ...
+
     def finished(self, task: TaskId) -> None:
         """A source has ended, or a loop is empty."""
         ...

@@ -22,6 +22,7 @@ from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.checkpoint.merge import merge_state
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.connector import Sink
+from fordstone.edge.assembly import DEAD_LETTERS
 from fordstone.edge.clock import Clock
 from fordstone.edge.coordinator import Sealing
 from fordstone.edge.item import Batch, Item, Watermark
@@ -180,9 +181,14 @@ class Writer:
                 for name in frames
             }
             frames = {name: frames[name] if (known := sealed.get(name)) is None else known for name in frames}
+            if manifest.epoch < max(self._sealed):
+                # It was let out before the next one was sealed. Released again, what was taken away since would come back.
+                frames = {}
         else:
             self._carried = {}
-        yield from self._patiently(lambda: self._store.commit(manifest, rebuilt=rebuilt))
+        if not any(self._carried.values()):
+            yield from self._patiently(lambda: self._store.commit(manifest, rebuilt=rebuilt))
+        # Else it stays aside until the rows that are carried are sealed too: no manifest but that of the next epoch has them.
         self.epoch = Epoch(manifest.epoch)
         self.sealed_count += 1
         self.last = Written(
@@ -205,7 +211,8 @@ class Writer:
         self._failpoints.hit("sink.before-release")
         rows = pl.concat(frames) if frames else pl.DataFrame(schema=schema)
         sink.release(epoch, rows)
-        self.released_rows += rows.height
+        if not name.startswith(DEAD_LETTERS):
+            self.released_rows += rows.height
         self._failpoints.hit("sink.released")
 
     def _patiently(self, work: Callable[[], object]) -> Iterator[None]:

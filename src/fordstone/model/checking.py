@@ -134,7 +134,12 @@ class Checker:
         return self.call("not", [inner], node)
 
     def _negative(self, node: exp.Expr) -> Term:
-        literal = constants.negative_literal(node.args["this"])
+        try:
+            literal = constants.negative_literal(node.args["this"])
+        except ClashError as clash:
+            raise self.fail(clash.message, node) from None
+        except SchemaError:
+            literal = None  # a type that is none; said below
         return literal if literal is not None else self.call("negative", [node.args["this"]], node)
 
     def _is(self, node: exp.Expr) -> Term:
@@ -256,16 +261,19 @@ class Checker:
         inner = node.args["this"]
         if node.args.get("safe"):
             return self._try_cast_to(inner, kind, node)
-        try:
-            folded = constants.typed_literal(inner, kind, strict=not isinstance(node, exp.TryCast))
-        except ClashError as clash:
-            raise self.fail(clash.message, inner) from None
-        return folded if folded is not None else self._cast_to(inner, kind, node)
+        return self._cast_to(inner, kind, node, strict=not isinstance(node, exp.TryCast))
 
-    def _cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr) -> Term:
+    def _cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr, *, strict: bool = False) -> Term:
         term = self.check(inner)
         if not castable(term.type, kind):
             raise self.fail(f"{term.type} cannot be cast to {kind}.", node)
+        if isinstance(term, Literal):
+            try:
+                folded = constants.typed_literal(inner, term, kind, strict=strict)
+            except ClashError as clash:
+                raise self.fail(clash.message, inner) from None
+            if folded is not None:
+                return folded
         return Call("cast", (term,), kind)
 
     def _try_cast_to(self, inner: exp.Expr, kind: DataType, node: exp.Expr) -> Term:

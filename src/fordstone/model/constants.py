@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from fordstone.model.coercion import BINARY, BOOLEAN, DOUBLE, NULL, STRING, ClashError, literal_decimal
 from fordstone.model.dialect import DIALECT
-from fordstone.model.schema import DataType
+from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
 from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Literal
 
 _WHOLE: Final = re.compile(r"[+-]?\d+")
@@ -92,38 +92,37 @@ def _adjacent(node: exp.Concat, text: str) -> Literal:
 
 
 def negative_literal(node: exp.Expr) -> Literal | None:
-    """The negative number, if a minus sign stands before a written number."""
+    """The negative number, if a minus sign stands before a written number, with or without a suffix such as D or L."""
     if isinstance(node, exp.Literal) and not node.is_string:
         return number("-" + str(node.args["this"]))
-    if isinstance(node, exp.Cast) and isinstance(node.args["this"], exp.Literal):
-        try:
-            kind = DataType.parse(node.args["to"].sql(dialect="spark"))
-        except ValueError:
-            return None
-        found = typed_literal(node.args["this"], kind, strict=False)
-        if found is not None and kind.is_numeric and isinstance(found.value, (int, float, Decimal)):
-            # `-` would round a long decimal to the digits of Python's context.
-            value = found.value.copy_negate() if isinstance(found.value, Decimal) else -found.value
-            return Literal(value, kind)
-    return None
-
-
-def typed_literal(node: exp.Expr, kind: DataType, *, strict: bool) -> Literal | None:
-    """A written constant as another type, if it is the same value there; None leaves the cast to run time.
-
-    With `strict` (the forms `TIMESTAMP '...'` and `DATE '...'`), text that cannot be read is an error.
-    """
-    if isinstance(node, exp.Neg) and kind.is_numeric:
-        found = None if kind.is_integer else negative_literal(node.args["this"])
-        return None if found is None else _same_value(found, kind)
-    if not isinstance(node, exp.Literal):
+    if not (isinstance(node, exp.Cast) and isinstance(node.args["this"], exp.Literal)) or node.args.get("safe"):
         return None
-    if not node.is_string:
-        # A cast of a whole number to another whole type is not a literal to Spark, but `3L` is.
-        if not kind.is_numeric or (kind.is_integer and not _has_suffix(node)):
-            return None
-        return _same_value(number(str(node.args["this"])), kind)
-    text = str(node.args["this"])
+    inner = node.args["this"]
+    kind = DataType.parse(node.args["to"].sql(dialect=DIALECT))
+    found = typed_literal(inner, literal(inner, ""), kind, strict=False) if kind.is_numeric else None
+    if found is None or not isinstance(found.value, (int, float, Decimal)):
+        return None
+    # `-` would round a long decimal to the digits of Python's context.
+    return Literal(found.value.copy_negate() if isinstance(found.value, Decimal) else -found.value, kind)
+
+
+def typed_literal(node: exp.Expr, found: Literal, kind: DataType, *, strict: bool) -> Literal | None:
+    """A constant as another type, if it is the same value there; None leaves the cast to run time.
+
+    `node` is where it was written. With `strict` (the forms `TIMESTAMP '...'` and `DATE '...'`), text that cannot be
+    read is an error.
+    """
+    if isinstance(found.value, str):
+        return _from_text(found.value, kind, strict=strict)
+    if not found.type.is_numeric or found.value is None:
+        return None
+    # A cast of a whole number to another whole type is not a literal to Spark, but `3L` is.
+    if kind.is_integer and not (isinstance(node, exp.Literal) and _has_suffix(node)):
+        return None
+    return _same_value(found, kind)
+
+
+def _from_text(text: str, kind: DataType, *, strict: bool) -> Literal | None:
     if kind.name in {"timestamp", "date"}:
         moment = read_timestamp(text) if kind.name == "timestamp" else read_date(text)
         if moment is None and strict:
@@ -131,7 +130,7 @@ def typed_literal(node: exp.Expr, kind: DataType, *, strict: bool) -> Literal | 
         return None if moment is None else Literal(moment, kind)
     if kind.is_float and text in _SPELLED:
         return Literal(_SPELLED[text], kind)
-    if kind.name == "decimal" and re.fullmatch(r"-?\d+(\.\d+)?", text):
+    if kind.name == "decimal" and len(text) <= DECIMAL_DIGITS_MAX and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text):
         exact = Decimal(text)
         return Literal(exact, kind) if literal_decimal(exact) == kind else None
     return None

@@ -110,9 +110,9 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("second", "second(ts)", "The second, 0 to 59.", "second(TIMESTAMP '2024-05-06 07:08:09')", 1, 1, _takes(INT, TIMESTAMP)),
     ("to_timestamp", "to_timestamp(s)", "Text read as a timestamp, like CAST(s AS TIMESTAMP).", "to_timestamp('2024-05-06 07:08')", 1, 1, rules.moment(TIMESTAMP)),
     ("to_date", "to_date(s)", "Text or a timestamp read as a date, like CAST(s AS DATE).", "to_date('2024-05-06')", 1, 1, rules.moment(DATE)),
-    ("unix_micros", "unix_micros(ts)", "Microseconds since 1970 UTC.", "unix_micros(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, _takes(BIGINT, TIMESTAMP)),
-    ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, downwards.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, _takes(BIGINT, TIMESTAMP)),
-    ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, downwards.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, _takes(BIGINT, TIMESTAMP)),
+    ("unix_micros", "unix_micros(ts)", "Microseconds since 1970 UTC.", "unix_micros(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
+    ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, downwards.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
+    ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, downwards.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
     ("timestamp_micros", "timestamp_micros(n)", "The timestamp that many microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
 )
 # fmt: on

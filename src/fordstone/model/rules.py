@@ -27,7 +27,7 @@ from fordstone.model.coercion import (
 )
 from fordstone.model.patterns import check_like, check_separator, plain_text, rust_regex
 from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
-from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Literal, Term, cast
+from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term, cast
 
 Resolved = tuple[tuple[Term, ...], DataType]
 _JAVA_DIGITS: Final = 34
@@ -112,8 +112,12 @@ def branches(args: Sequence[Term]) -> Resolved:
         if condition.type not in {BOOLEAN, NULL}:
             raise ClashError(f"a condition is needed here, but this is {condition.type}.", 2 * at)
     shared = common(values, strings=True)
-    out = [cast(arg, BOOLEAN if at % 2 == 0 and at < len(args) - 1 else shared) for at, arg in enumerate(args)]
-    return tuple(out), shared
+    out: list[Term] = []
+    for condition, value in zip(conditions, values[:-1], strict=True):
+        # Spark refuses a bare NULL as a condition here, so the cast is written.
+        out.append(condition if condition.type == BOOLEAN else Call("cast", (condition,), BOOLEAN))
+        out.append(cast(value, shared))
+    return (*out, cast(values[-1], shared)), shared
 
 
 def same(args: Sequence[Term]) -> Resolved:
@@ -327,3 +331,13 @@ def moment(kind: DataType) -> Rule:
 def texts(args: Sequence[Term]) -> Resolved:
     """Any number of values, all written out as text."""
     return tuple(as_text(arg, at) for at, arg in enumerate(args)), STRING
+
+
+def moment_only(args: Sequence[Term]) -> Resolved:
+    """A timestamp, and nothing that could become one; only a date is cast, and the cast is written."""
+    (arg,) = args
+    if arg.type == DATE:
+        return (Call("cast", (arg,), TIMESTAMP),), BIGINT
+    if arg.type not in {TIMESTAMP, NULL}:
+        raise ClashError(f"timestamp is needed here, but this is {arg.type}; write CAST(... AS TIMESTAMP).", 0)
+    return (cast(arg, TIMESTAMP),), BIGINT

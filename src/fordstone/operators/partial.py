@@ -22,12 +22,16 @@ from fordstone.model.schema import DataType, Schema
 from fordstone.model.stream import WINDOW_END, WINDOW_START, EventTime
 from fordstone.operators.lowering import to_polars
 from fordstone.operators.operator import ROW_ID
+from fordstone.state.microseconds import microseconds
 
 END: Final = "__end"
 """The end of a partial row's window, Int64 microseconds."""
 ROWS: Final = "__rows"
 ONE: Final = "__all"
 """Stands for the key where there is none: all rows belong together."""
+STREAMING_ROWS: Final = 200_000
+SPLIT_ROWS: Final = 50_000
+SPLIT_WINDOWS: Final = 8
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
@@ -39,6 +43,13 @@ class _Argument:
     expression: pl.Expr
     type: DataType
     parts: frozenset[str]
+    source: str | None
+    """The input column, where the argument is just that."""
+
+    @property
+    def name(self) -> str:
+        """The column that holds the values."""
+        return f"__x{self.index}" if self.source is None else self.source
 
     def column(self, part: str) -> str:
         return f"__{part}{self.index}"
@@ -71,42 +82,37 @@ class Partials:
         self._key_columns = [_normalised(name, schema[name]) for name in self.keys] or [
             pl.lit(0, dtype=pl.Int8).alias(ONE)
         ]
-        if window is not None and time is not None:
-            at = pl.col(time.column).to_physical() + (time.shift_us - window.offset_us)
-            self._key_columns.append(
-                (at // window.size_us * window.size_us + (window.offset_us + window.size_us)).alias(END)
-            )
-        self._inputs = [argument.expression.alias(f"__x{argument.index}") for argument in self._arguments]
+        self._time = time
+        self._computed = [
+            argument.expression.alias(argument.name) for argument in self._arguments if argument.source is None
+        ]
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
         self.schema = self.of_rows(schema.empty()).schema
         """The columns of partial rows."""
 
     def ends(self, frame: pl.DataFrame) -> pl.Series:
         """The end of each row's window."""
-        return frame.select(self._key_columns[-1]).to_series()
+        return frame.select(self._end_column()).to_series()
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Partial rows of a batch, one for each key and window in it."""
-        rows = frame.select(*self._key_columns, *self._inputs)
+        rows = self._prepared(frame)
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
-        copies: list[pl.Expr] = []
         for argument in self._arguments:
-            values = rows.get_column(f"__x{argument.index}")
-            if "n" in argument.parts:
-                # Without nulls the count is the number of rows, which is known already.
-                if values.null_count():
-                    exprs.append(pl.col(values.name).count().cast(pl.Int64).alias(argument.column("n")))
-                else:
-                    copies.append(pl.col(ROWS).alias(argument.column("n")))
-            exprs += _parts(argument, pl.col(values.name), nan=_has_nan(values))
-        return rows.group_by(self._group).agg(*exprs).with_columns(copies).select(self.columns())
+            values = rows.get_column(argument.name)
+            exprs += _parts(argument, nulls=values.null_count() > 0, nan="hi" in argument.parts and _has_nan(values))
+        return self._grouped(rows, self._key_columns, self._only_end(rows), exprs)
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A partial row for each row: cheaper, when few rows share a key."""
-        rows = frame.select(*self._key_columns, *self._inputs, pl.lit(1, dtype=pl.Int64).alias(ROWS))
-        columns: list[pl.Expr] = [pl.col(name) for name in (*self._group, ROWS)]
+        rows = self._prepared(frame)
+        columns = list(self._key_columns)
+        if self._window is not None:
+            only = self._only_end(rows)
+            columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
+        columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
         for argument in self._arguments:
-            value = pl.col(f"__x{argument.index}")
+            value = pl.col(argument.name)
             single = {
                 "n": value.is_not_null().cast(pl.Int64),
                 "s": _summand(value, argument.type).fill_null(0),
@@ -127,8 +133,60 @@ class Partials:
                 if part in {"n", "s"}:
                     exprs.append(pl.col(name).sum())
                 else:
-                    exprs.append(_extreme(part, pl.col(name), nan=_has_nan(partials.get_column(name))))
-        return partials.group_by(self._group).agg(exprs).select(self.columns())
+                    nan = part == "hi" and _has_nan(partials.get_column(name))
+                    exprs.append(_extreme(part, pl.col(name), nan=nan))
+        by = [pl.col(name) for name in self.state_key]
+        if self._window is None or partials.height == 0:
+            return self._grouped(partials, by, None, exprs)
+        ends = partials.get_column(END)
+        low, high = ends.min(), ends.max()
+        if low == high:
+            return self._grouped(partials, by, low, exprs)  # type: ignore[arg-type]  # an Int64 without nulls
+        if partials.height >= SPLIT_ROWS and (high - low) // self._window.size_us < SPLIT_WINDOWS:  # type: ignore[operator]  # as above
+            # Grouping by the key alone, window by window, takes half the time of grouping by both.
+            parts = partials.partition_by(END, maintain_order=False)
+            return pl.concat([self._grouped(part, by, part.get_column(END)[0], exprs) for part in parts])
+        return self._grouped(partials, by, None, exprs, ends=pl.col(END))
+
+    def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns(self._computed) if self._computed else frame
+
+    def _end_column(self) -> pl.Expr:
+        if self._window is None or self._time is None:
+            raise TypeError(f"step {self._step} has no windows")
+        size_us, offset_us = self._window.size_us, self._window.offset_us
+        at = pl.col(self._time.column).to_physical() + (self._time.shift_us - offset_us)
+        return (at // size_us * size_us + (offset_us + size_us)).alias(END)
+
+    def _only_end(self, rows: pl.DataFrame) -> int | None:
+        """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
+        if self._window is None or self._time is None or rows.height == 0:
+            return None
+        times = microseconds(rows.get_column(self._time.column))
+        ends = []
+        for time in (times.min(), times.max()):
+            at = int(time) + self._time.shift_us - self._window.offset_us  # type: ignore[arg-type]  # an Int64 without nulls
+            ends.append(
+                at // self._window.size_us * self._window.size_us + self._window.offset_us + self._window.size_us
+            )
+        return ends[0] if ends[0] == ends[1] else None
+
+    def _grouped(
+        self,
+        frame: pl.DataFrame,
+        by: list[pl.Expr],
+        only_end: int | None,
+        exprs: list[pl.Expr],
+        ends: pl.Expr | None = None,
+    ) -> pl.DataFrame:
+        if self._window is not None and only_end is not None:
+            exprs = [pl.lit(only_end, dtype=pl.Int64).alias(END), *exprs]
+        elif self._window is not None:
+            by = [*by, self._end_column() if ends is None else ends]
+        if frame.height >= STREAMING_ROWS:
+            # On many rows the streaming engine takes half the time, on few it takes longer.
+            return frame.lazy().group_by(by).agg(exprs).collect(engine="streaming")
+        return frame.group_by(by).agg(exprs)
 
     def columns(self) -> list[str]:
         """The columns of a partial row, in order."""
@@ -168,7 +226,8 @@ class Partials:
         for index, (call, parts) in enumerate(wanted.values()):
             argument = call.argument
             assert argument is not None  # noqa: S101 - narrows the type; count(*) was left out above
-            found.append(_Argument(index, to_polars(argument, schema), argument.type, frozenset(parts)))
+            source = argument.columns[0] if argument.is_column else None
+            found.append(_Argument(index, to_polars(argument, schema), argument.type, frozenset(parts), source))
         return tuple(found)
 
     def _argument_of(self, call: AggregateCall) -> _Argument:
@@ -220,6 +279,8 @@ def _normalised(name: str, kind: DataType) -> pl.Expr:
 
 
 def _summand(value: pl.Expr, kind: DataType) -> pl.Expr:
+    if kind.name in {"bigint", "double"}:
+        return value
     if kind.is_integer:
         return value.cast(pl.Int64)
     if kind.name == "decimal":
@@ -237,11 +298,13 @@ def _extreme(part: str, value: pl.Expr, *, nan: bool) -> pl.Expr:
     return value.min()
 
 
-def _parts(argument: _Argument, value: pl.Expr, *, nan: bool) -> list[pl.Expr]:
-    made = []
-    if "s" in argument.parts:
-        made.append(_summand(value, argument.type).sum().alias(argument.column("s")))
-    made += [
-        _extreme(part, value, nan=nan).alias(argument.column(part)) for part in ("lo", "hi") if part in argument.parts
-    ]
-    return made
+def _parts(argument: _Argument, *, nulls: bool, nan: bool) -> list[pl.Expr]:
+    value = pl.col(argument.name)
+    made = {
+        # Without nulls the count is the number of rows, which costs nothing.
+        "n": (value.count() if nulls else pl.len()).cast(pl.Int64),
+        "s": _summand(value, argument.type).sum(),
+        "lo": _extreme("lo", value, nan=nan),
+        "hi": _extreme("hi", value, nan=nan),
+    }
+    return [made[part].alias(argument.column(part)) for part in _ORDER if part in argument.parts]

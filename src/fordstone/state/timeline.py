@@ -23,6 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
+from fordstone.state.microseconds import microseconds
 from fordstone.state.piece import Piece, PieceList
 from fordstone.state.state import State
 from fordstone.state.tiers import worth_folding
@@ -94,7 +95,7 @@ class TimedPiece(Piece):
 
 def times_of(frame: pl.DataFrame, time: str) -> pl.Series:
     """The time column as whole microseconds."""
-    column = frame.get_column(time).cast(pl.Int64)
+    column = microseconds(frame.get_column(time))
     return column.rechunk() if column.n_chunks() > 1 else column
 
 
@@ -296,7 +297,7 @@ class Timeline(State):
         """The least and the most time of a frame with rows."""
         if self._time is None:
             return NEVER_US, NEVER_US
-        times = frame.get_column(self._time).cast(pl.Int64)
+        times = microseconds(frame.get_column(self._time))
         if times.null_count():
             raise ValueError(f"column {self._time!r}: rows of timed state have a time.")
         return int(times.min()), int(times.max())  # type: ignore[arg-type]  # never null, checked above

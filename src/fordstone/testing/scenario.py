@@ -64,6 +64,7 @@ class Scenario:
     rescales: bool
     damages: bool
     late_sink: bool
+    waiting_bytes: int
     fills: bool
     """The disk is full now and then."""
     live: bool
@@ -102,6 +103,7 @@ class Scenario:
             rescales=drawn_guarantee == "exactly_once" and drawn_mode != "unaligned" and rng.random() < 0.3,
             damages=drawn_guarantee == "exactly_once" and rng.random() < 0.2,
             late_sink=rng.random() < 0.3,
+            waiting_bytes=rng.choice((300, 10**9, 10**9)),
             fills=rng.random() < 0.2,
             live=drawn_guarantee == "exactly_once" and drawn_shape != "loop" and rng.random() < 0.3,
         )

@@ -7,8 +7,12 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from fordstone.testing.simulator import Tally
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
@@ -46,7 +50,7 @@ def main(seeds: int, first: int, jobs: int, stop_after: int) -> None:
     sys.exit(1 if failures else 0)
 
 
-def run_block(seeds: range) -> tuple[object, list[str]]:
+def run_block(seeds: range) -> tuple[Tally, list[str]]:
     """Simulate some seeds; gives what was tried and the failures as text."""
     from fordstone.testing.scenario import Scenario  # noqa: PLC0415 - in the child process
     from fordstone.testing.simulator import SimulationError, Tally, simulate  # noqa: PLC0415 - as above

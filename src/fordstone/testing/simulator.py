@@ -161,6 +161,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         keep=2,
         batch_rows=scenario.batch_rows,
         channel_rows_max=scenario.channel_rows,
+        waiting_bytes_max=scenario.waiting_bytes,
     )
     rim = Rim(clock=run.clock, disk=run.disk, choose=rng.randrange, dead_letters=lambda _: _Swallow())
     try:
