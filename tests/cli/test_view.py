@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fordstone.cli.live import LiveView
+from fordstone.cli.view import JsonView, LineView, Rate, notices_of, summary, words_of
+from fordstone.edge.report import Progress, Report
+from fordstone.errors import SinkError
+from fordstone.model.manifest import TIME_MAX_US
+
+NOW_US = 1_767_225_610_000_000
+PROGRESS = Progress(
+    pipeline="cold-chain",
+    epoch=41,
+    rows_in=1_000,
+    rows_out=10,
+    rows_late=0,
+    rows_rejected=0,
+    watermark_us=NOW_US - 1_200_000,
+    state_bytes=3_400_000,
+    checkpoints=4,
+    given_up=0,
+    checkpoint_us=12_000,
+    checkpoint_bytes=1_250_000,
+    pause_us=30,
+    interval_us=1_000_000,
+    restarts=0,
+    stalled=None,
+    elapsed_us=2_000_000,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.us = 0
+
+    def __call__(self) -> int:
+        return self.us
+
+
+def line_view(clock: Clock, *, bounded: bool = False) -> LineView:
+    return LineView(bounded=bounded, dead_letters=Path("state/dead"), monotonic_us=clock, wall_us=lambda: NOW_US)
+
+
+def test_the_line_says_speed_lag_epoch_checkpoint_and_state():
+    words = words_of(PROGRESS, 812.4, NOW_US, bounded=False)
+    assert words == ["812 rows/s", "lag 1.20 s", "epoch 41", "checkpoint 12.0 ms, 1.25 MB", "state 3.40 MB"]
+
+
+def test_late_rejected_restarted_and_given_up_are_shown_once_there_are_any():
+    troubled = msgspec.structs.replace(PROGRESS, rows_late=3, rows_rejected=2, restarts=1, given_up=4)
+    words = words_of(troubled, 0, NOW_US, bounded=False)
+    assert words[-4:] == ["3 late", "2 rejected", "1 restarts", "4 checkpoints given up"]
+
+
+def test_bounded_input_and_input_that_ended_have_no_lag():
+    ended = msgspec.structs.replace(PROGRESS, watermark_us=TIME_MAX_US)
+    for words in (words_of(PROGRESS, 0, NOW_US, bounded=True), words_of(ended, 0, NOW_US, bounded=False)):
+        assert not any("lag" in word for word in words)
+
+
+def test_a_rate_is_smoothed_and_starts_anew_when_counting_does():
+    rate = Rate()
+    assert rate(0, 0) == 0
+    assert rate(1_000, 1_000_000) == pytest.approx(1_000)
+    after_a_jump = rate(11_000, 2_000_000)
+    assert 1_000 < after_a_jump < 10_000
+    assert rate(0, 3_000_000) == after_a_jump, "a restart is not a negative speed"
+    assert rate(500, 3_000_000) == after_a_jump, "no time has passed"
+
+
+def test_a_stalled_pipeline_that_was_told_to_stop_says_both():
+    both = msgspec.structs.replace(PROGRESS, stalled="the disk is full.\nMake room.", stopping=True)
+    assert notices_of(both) == [
+        "STALLED: the disk is full. Make room.",
+        "stopping: finishing the epoch (once more to stop at once)",
+    ]
+
+
+def test_a_plain_view_speaks_every_ten_seconds(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    view = line_view(clock)
+    for clock.us in range(0, 21_000_000, 50_000):
+        view.show(PROGRESS)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("cold-chain: 0 rows/s · lag 1.20 s · epoch 41")
+
+
+def test_a_plain_view_tells_of_a_stall_at_once_but_not_of_every_try(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    view = line_view(clock)
+    for attempt in range(100):
+        clock.us += 50_000
+        view.show(msgspec.structs.replace(PROGRESS, stalled=f"the disk is full: {attempt}.tmp"))
+    assert capsys.readouterr().err.splitlines() == ["cold-chain: STALLED: the disk is full: 0.tmp"]
+
+
+def test_a_plain_view_of_bounded_input_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    view = line_view(clock, bounded=True)
+    clock.us = 10_000_000
+    view.show(msgspec.structs.replace(PROGRESS, share=0.456))
+    assert capsys.readouterr().err.startswith("cold-chain: 46% · 0 rows/s")
+
+
+def test_standard_error_that_nobody_reads_does_not_stop_the_pipeline(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    view = line_view(clock)
+    clock.us = 10_000_000
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    view.show(PROGRESS)
+
+
+def test_json_lines_come_once_a_second_and_the_report_last(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    view = JsonView(monotonic_us=clock)
+    for clock.us in range(0, 3_020_000, 50_000):
+        view.show(PROGRESS)
+    view.report(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS, resumed_from=40))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines] == ["progress", "progress", "progress", "report"]
+    assert lines[0]["rows_in"] == 1_000
+    assert (lines[-1]["outcome"], lines[-1]["resumed_from"], lines[-1]["progress"]["epoch"]) == ("ended", 40, 41)
+
+
+def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypatch: pytest.MonkeyPatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    clock = Clock()
+    view = JsonView(monotonic_us=clock)
+    clock.us = 2_000_000
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with pytest.raises(SinkError, match="whoever read the progress has gone"):
+        view.show(PROGRESS)
+    view.failed(SinkError("already known"))
+
+
+def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
+    progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_late=7)
+    report = Report(pipeline="cold-chain", outcome="ended", progress=progress, resumed_from=40)
+    assert summary(report, took_us=2_000_000, dead_letters=Path("state/dead")).splitlines() == [
+        "cold-chain ended: all input was read.",
+        "  rows in   1,000  500 rows/s",
+        "  rows out     10",
+        "  late          7",
+        "  rejected      2  in state/dead",
+        "  epoch        41  4 checkpoints by this run, the last in 12.0 ms",
+        "  restarts      0",
+        "  began at checkpoint 40, took 2.00 s",
+    ]
+
+
+def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_begin_anew():
+    report = Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS, resumed_from=41)
+    text = summary(report, took_us=1, dead_letters=Path("d"))
+    assert "had ended already" in text
+    assert "another state directory" in text
+
+
+def live_view(clock: Clock, *, bounded: bool, width: int = 120) -> tuple[LiveView, io.StringIO]:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, height=20, highlight=False, color_system=None)
+    return LiveView(line_view(clock, bounded=bounded), console=console), screen
+
+
+def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
+    clock = Clock()
+    view, screen = live_view(clock, bounded=False)
+    with view:
+        view.show(PROGRESS)
+        clock.us = 1_000_000
+        view.show(msgspec.structs.replace(PROGRESS, rows_in=2_000, epoch=42))
+    drawn = screen.getvalue()
+    assert "cold-chain  0 rows/s · lag 1.20 s · epoch 41" in drawn
+    assert "cold-chain  1,000 rows/s · lag 1.20 s · epoch 42" in drawn
+    assert drawn.rstrip().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_on_a_terminal_bounded_input_has_a_bar_with_what_is_left():
+    clock = Clock()
+    view, screen = live_view(clock, bounded=True)
+    with view:
+        view.show(msgspec.structs.replace(PROGRESS, share=0.0, read_bytes=0, total_bytes=2_000_000))
+        clock.us = 10_000_000
+        view.show(msgspec.structs.replace(PROGRESS, share=0.25, read_bytes=500_000, total_bytes=2_000_000))
+    assert " 25% · 1,000 rows · 500 kB of 2.00 MB · 30 s left" in screen.getvalue()
+
+
+def test_on_a_terminal_a_stall_is_told_in_full():
+    clock = Clock()
+    view, screen = live_view(clock, bounded=False, width=40)
+    with view:
+        view.show(msgspec.structs.replace(PROGRESS, stalled="the disk is full: could not write to state/x. Make room."))
+    shown = " ".join(screen.getvalue().split())
+    assert "STALLED: the disk is full:" in shown
+    assert "Make room." in shown
+
+
+def test_lines_printed_meanwhile_stand_above_and_are_not_wrapped():
+    clock = Clock()
+    view, screen = live_view(clock, bounded=False, width=40)
+    before = sys.stderr
+    with view:
+        view.show(PROGRESS)
+        print("x" * 100, file=sys.stderr)
+    assert sys.stderr is before
+    assert "x" * 100 in screen.getvalue()
+
+
+def test_the_cursor_is_never_left_hidden():
+    view, screen = live_view(Clock(), bounded=False)
+    with view:
+        assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
