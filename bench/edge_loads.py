@@ -36,6 +36,7 @@ OPEN_WINDOW = "10000d"
 """A window that no run closes."""
 AGGREGATES = {"n": "count(*)", "total": "sum(temp)", "low": "min(temp)", "top": "max(temp)"}
 LATENCY_WAIT_SECONDS = 30.0
+SMALL_KEYS = 1_000
 
 Mode = Literal["aligned", "unaligned", "blocking"]
 
@@ -184,6 +185,13 @@ def _pauses_ms(pauses_us: list[int]) -> dict[str, float]:
         "p99": percentile(milliseconds, 99),
         "most": max(milliseconds, default=0.0),
     }
+
+
+def keys_for(*, state_bytes: int, directory: str | None) -> int:
+    """How many keys make a state of about so many bytes, judged by a small one."""
+    with scratch(directory) as state:
+        made = fill(keys=SMALL_KEYS, batch_rows=SMALL_KEYS, parallelism=1, directory=str(state))
+    return int(state_bytes * SMALL_KEYS / made["state_bytes"])
 
 
 def fill(*, keys: int, batch_rows: int, parallelism: int, directory: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edge_loads import OPEN_WINDOW
 from edge_size import HOT_KEYS, Size
-from edge_throughput import CORES, PARTIAL_ROW_BYTES
+from edge_throughput import CORES
 from peers import read_files
 from table import Finding, at_least, at_most, middle, number, spread
 from worker import ask_once, worker
@@ -53,10 +53,10 @@ summary.sink("summary", files("out", format="parquet"))
 def pause(size: Size, directory: str | None) -> list[Finding]:
     """How long the slowest task stood still at barriers, under full load."""
     filled = tempfile.mkdtemp(prefix="fordstone-bench-state-", dir=directory)
-    keys = -(-size.state_bytes // PARTIAL_ROW_BYTES)
     findings = []
     try:
         with worker(apart=size.apart, threads=1) as engine:
+            keys = engine.ask("edge_loads.keys_for", state_bytes=size.state_bytes, directory=directory)
             made = engine.ask(
                 "edge_loads.fill", keys=keys, batch_rows=size.batch_rows, parallelism=CORES, directory=filled
             )
@@ -111,7 +111,7 @@ def _pause_finding(case: str, found: Mapping[str, Any]) -> Finding:
 def restore(size: Size, directory: str | None) -> list[Finding]:
     """Restoring a checkpoint against reading the same files and doing nothing with them, in turn."""
     filled = tempfile.mkdtemp(prefix="fordstone-bench-state-", dir=directory)
-    keys = -(-size.state_bytes // PARTIAL_ROW_BYTES)
+    keys = ask_once("edge_loads.keys_for", apart=size.apart, state_bytes=size.state_bytes, directory=directory)
     try:
         made = ask_once(
             "edge_loads.fill",

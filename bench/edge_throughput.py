@@ -16,8 +16,6 @@ from worker import Asked, worker
 
 POLARS_SHARE = at_least(0.80)
 CHECKPOINT_COST_PERCENT = at_most(3.0)
-PARTIAL_ROW_BYTES = 52
-"""A device, the end of its window, and five numbers."""
 CORES = 2
 MODES = ("aligned", "unaligned", "blocking")
 
@@ -111,7 +109,7 @@ def checkpoint_cost(size: Size, directory: str | None) -> list[Finding]:
         for mode in MODES:
             cost = _costs(engine, size, directory, mode=mode, window="10s", keys=HOT_KEYS, intervals=size.intervals)
             findings += _cost_findings(f"small state, {mode}", cost, target=None)
-        keys = -(-size.state_bytes // PARTIAL_ROW_BYTES)
+        keys = engine.ask("edge_loads.keys_for", state_bytes=size.state_bytes, directory=directory)
         filled = tempfile.mkdtemp(prefix="fordstone-bench-state-", dir=directory)
         try:
             made = engine.ask(

@@ -57,11 +57,14 @@ def _as_it_is(column: Column) -> Column:
 def table(spark: SparkSession, group: Group) -> DataFrame:
     """The rows as Spark has them; times come in as whole numbers, because Python's end at the year 9999."""
     raw = {"timestamp": "bigint", "date": "int"}
-    ddl = ", ".join(f"{quoted_name(name)} {raw.get(kind, kind)}" for name, kind in {"row": "int", **group.columns}.items())
+    ddl = ", ".join(
+        f"{quoted_name(name)} {raw.get(kind, kind)}" for name, kind in {"row": "int", **group.columns}.items()
+    )
     frame = spark.createDataFrame([(at, *row) for at, row in enumerate(group.rows)], ddl)
     convert = {"timestamp": F.timestamp_micros, "date": F.date_from_unix_date}
     return frame.select(
-        "row", *(convert.get(kind, _as_it_is)(F.col(quoted_name(name))).alias(name) for name, kind in group.columns.items())
+        "row",
+        *(convert.get(kind, _as_it_is)(F.col(quoted_name(name))).alias(name) for name, kind in group.columns.items()),
     )
 
 

@@ -364,13 +364,34 @@ def _times_in_text() -> Group:
 
 def _far_times() -> Group:
     """Where Polars has no calendar any more."""
-    texts = ["2021000-02-03", "294247-01-10", "294247-01-10 04:00:54.775807", "294247-01-10 04:00:54.775808", "-290308-12-21 19:59:05.224192", "-290308-12-21 19:59:05.224191", "999999-12-31"]
+    texts = [
+        "2021000-02-03",
+        "294247-01-10",
+        "294247-01-10 04:00:54.775807",
+        "294247-01-10 04:00:54.775808",
+        "-290308-12-21 19:59:05.224192",
+        "-290308-12-21 19:59:05.224191",
+        "999999-12-31",
+    ]
     stamps = [2**63 - 1, -(2**63), 9_000_000_000_000_000_000, None, 0, -9_000_000_000_000_000_000, 1]
     return Group(
         "far times",
         {"s": "string", "ts": "timestamp"},
         list(zip(texts, stamps, strict=True)),
-        ["CAST(s AS TIMESTAMP)", "CAST(s AS DATE)", "hour(ts)", "minute(ts)", "second(ts)", "CAST(ts AS DATE)", "unix_millis(ts)", "CAST(ts AS BIGINT)", "CAST(ts AS INT)", "CAST(ts AS DECIMAL(20,6))", "CAST(ts AS DOUBLE)", "ts = CAST(s AS TIMESTAMP)"],
+        [
+            "CAST(s AS TIMESTAMP)",
+            "CAST(s AS DATE)",
+            "hour(ts)",
+            "minute(ts)",
+            "second(ts)",
+            "CAST(ts AS DATE)",
+            "unix_millis(ts)",
+            "CAST(ts AS BIGINT)",
+            "CAST(ts AS INT)",
+            "CAST(ts AS DECIMAL(20,6))",
+            "CAST(ts AS DOUBLE)",
+            "ts = CAST(s AS TIMESTAMP)",
+        ],
     )
 
 
@@ -392,4 +413,15 @@ def _try_casts() -> Group:
     )  # fmt: skip
 
 
-GROUPS = [_logic(), _integers(), _floats(), _decimals(), _text(), _numbers_in_text(), _times(), _times_in_text(), _far_times(), _try_casts()]
+GROUPS = [
+    _logic(),
+    _integers(),
+    _floats(),
+    _decimals(),
+    _text(),
+    _numbers_in_text(),
+    _times(),
+    _times_in_text(),
+    _far_times(),
+    _try_casts(),
+]

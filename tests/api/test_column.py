@@ -16,7 +16,17 @@ from fordstone.model.aggregate import parse_aggregate
 from fordstone.model.expression import parse
 from fordstone.model.schema import DataType, Schema
 
-SCHEMA = Schema.of({"a": "int", "x": "double", "s": "string", "ok": "boolean", "ts": "timestamp", "d": "date", "words": "array<string>"})
+SCHEMA = Schema.of(
+    {
+        "a": "int",
+        "x": "double",
+        "s": "string",
+        "ok": "boolean",
+        "ts": "timestamp",
+        "d": "date",
+        "words": "array<string>",
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,11 @@ def test_what_is_built_is_what_is_written(built: Column, written: str):
         (float("nan"), "CAST('NaN' AS DOUBLE)", "double"),
         (float("-inf"), "CAST('-Infinity' AS DOUBLE)", "double"),
         (Decimal("1.50"), "1.50", "decimal(3,2)"),
-        (Decimal("-12345678901234567890123456789012345.67"), "-12345678901234567890123456789012345.67", "decimal(37,2)"),
+        (
+            Decimal("-12345678901234567890123456789012345.67"),
+            "-12345678901234567890123456789012345.67",
+            "decimal(37,2)",
+        ),
         (Decimal("-5"), "-5BD", "decimal(1,0)"),
         (Decimal("1E3"), "1000BD", "decimal(4,0)"),
         ("it's", r"'it\'s'", "string"),
@@ -110,7 +124,10 @@ def test_a_value_that_is_no_constant_is_refused(value: Any):
         lit(value)
 
 
-@given(name=st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("__")), text=st.text(st.characters(codec="utf-8")))
+@given(
+    name=st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("__")),
+    text=st.text(st.characters(codec="utf-8")),
+)
 def test_no_name_and_no_text_can_break_out_of_its_place(name: str, text: str):
     schema = Schema.of({name: "string"})
     found = parse((col(name) == text).as_(name).tree, schema)
@@ -148,7 +165,9 @@ def test_building_with_a_column_leaves_it_as_it_was():
     assert (str(base * 2), str(base), str(first)) == ("(`a` + 1) * 2", before, "CASE WHEN `ok` THEN `a` + 1 END")
 
 
-@pytest.mark.parametrize("make", [lambda: col(""), lambda: fn("lower(", "x"), lambda: col("a").as_("b") + 1, lambda: col("a").is_in()])
+@pytest.mark.parametrize(
+    "make", [lambda: col(""), lambda: fn("lower(", "x"), lambda: col("a").as_("b") + 1, lambda: col("a").is_in()]
+)
 def test_what_cannot_be_built_is_refused_at_once(make: Any):
     with pytest.raises(ExpressionError):
         make()

@@ -25,7 +25,9 @@ def record(message: str, *, error: Exception | None = None, **fields: object) ->
 
 
 def test_a_record_is_one_line_with_its_event_first_and_then_its_fields():
-    line = LineFormatter(tracebacks=False).format(record("checkpoint damaged", epoch=41, problem="run 9f is missing", note=""))
+    line = LineFormatter(tracebacks=False).format(
+        record("checkpoint damaged", epoch=41, problem="run 9f is missing", note="")
+    )
     assert line.partition(" ")[2] == 'WARNING checkpoint damaged epoch=41 problem="run 9f is missing" note=""'
 
 
@@ -44,7 +46,9 @@ def test_an_exception_is_named_on_the_line_and_traced_only_when_asked_for():
     assert "Traceback" in verbose
 
 
-@pytest.mark.parametrize(("verbosity", "shown"), [(0, ["warning"]), (1, ["warning", "info"]), (2, ["warning", "info", "debug"])])
+@pytest.mark.parametrize(
+    ("verbosity", "shown"), [(0, ["warning"]), (1, ["warning", "info"]), (2, ["warning", "info", "debug"])]
+)
 def test_warnings_are_always_seen_and_more_when_asked_for(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], verbosity: int, shown: list[str]
 ):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.errors import CheckpointError
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint"}
 START = datetime(1969, 12, 31, 23, 59, 30, tzinfo=UTC)
@@ -168,7 +169,32 @@ def test_a_loop_sends_rows_around_until_they_may_leave(tmp_path):
 def test_a_run_that_has_ended_says_so_and_lets_nothing_out_again(tmp_path):
     out = MemorySink()
     pipeline = Pipeline("twice")
-    pipeline.source("rows", memory([[(1,), (2,)]]), schema={"n": "bigint"}).sink("out", memory(out))
+    rows = MemorySource([[record(("a", 1, 1.0, 1)), record(("a", 2, 1.0, 2))]])
+    pipeline.source("rows", memory(rows), schema=SCHEMA, time="ts").sink("out", memory(out))
     assert pipeline.run(state=tmp_path, bounded=True).outcome == "ended"
-    assert pipeline.run(state=tmp_path, bounded=True).outcome == "already_ended"
-    assert out.rows()["n"].to_list() == [1, 2]
+    again = pipeline.run(state=tmp_path, bounded=True)
+    assert (again.outcome, again.progress.rows_in) == ("already_ended", 0)
+    assert out.rows()["i"].to_list() == [1, 2]
+
+
+def test_without_event_time_a_bounded_run_goes_on_with_what_has_come_since(tmp_path):
+    out, source = MemorySink(), MemorySource([[(1,), (2,)]])
+    pipeline = Pipeline("grows")
+    stream = pipeline.source("rows", memory(source), schema={"n": "bigint"})
+    around = stream.iterate(lambda s: (s.filter("n > 1").select("n - 1 AS n"), s.filter("n <= 1", name="leaves")))
+    around.group_by("n").agg(c="count(*)").sink("out", memory(out))
+    pipeline.run(state=tmp_path, bounded=True)
+    source.append(0, [(3,)])
+    source.append(source.add_partition(), [(4,)])
+    report = pipeline.run(state=tmp_path, bounded=True)
+    assert (report.outcome, report.progress.rows_in) == ("ended", 2)
+    assert out.rows().select("n", "c").rows() == [(1, 2), (1, 4)]
+
+
+def test_with_event_time_an_ended_pipeline_cannot_go_on(tmp_path):
+    pipeline = Pipeline("timed")
+    rows = MemorySource([[record(("a", 1, 1.0, 1))]])
+    pipeline.source("rows", memory(rows), schema=SCHEMA, time="ts").sink("out", memory(MemorySink()))
+    pipeline.run(state=tmp_path, bounded=True)
+    with pytest.raises(CheckpointError, match="every further row would be late"):
+        pipeline.run(state=tmp_path)

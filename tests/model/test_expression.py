@@ -205,7 +205,9 @@ def test_every_word_of_the_table_has_an_example_that_reads_back():
 
 
 def test_names_are_case_sensitive_and_any_name_can_be_quoted():
-    schema = Schema.of({"a`b": "int", "select": "int", "é 😀": "int", "case": "int", "1st": "int", "A": "int", "a": "double"})
+    schema = Schema.of(
+        {"a`b": "int", "select": "int", "é 😀": "int", "case": "int", "1st": "int", "A": "int", "a": "double"}
+    )
     for name in schema:
         quoted = "`" + name.replace("`", "``") + "`"
         found = parse(f"{quoted} + 1 AS {quoted}", schema)

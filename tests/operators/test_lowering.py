@@ -61,9 +61,7 @@ def same(found: Any, expected: Any, *, close: bool) -> bool:
 
 def table(group: dict[str, Any]) -> tuple[Schema, pl.DataFrame]:
     schema = Schema.of(group["columns"])
-    columns = {
-        name: column([row[at] for row in group["rows"]], kind) for at, (name, kind) in enumerate(schema.columns)
-    }
+    columns = {name: column([row[at] for row in group["rows"]], kind) for at, (name, kind) in enumerate(schema.columns)}
     return schema, pl.DataFrame(columns)
 
 
@@ -85,7 +83,9 @@ def test_polars_gives_what_spark_gave(group: dict[str, Any]):
         close = any(name in case["sql"] for name in CLOSE)
         for row, (one, two) in enumerate(zip(plain(series), expected, strict=True)):
             if not same(one, two, close=close):
-                wrong.append(f"{case['sql']}: row {frame.row(row) if 'date' not in str(frame.schema) and 'Date' not in str(frame.schema) else row}: {one!r}, Spark {two!r}")
+                wrong.append(
+                    f"{case['sql']}: row {frame.row(row) if 'date' not in str(frame.schema) and 'Date' not in str(frame.schema) else row}: {one!r}, Spark {two!r}"
+                )
     assert not wrong, "\n".join(wrong[:400]) + f"\n{len(wrong)} differences"
 
 

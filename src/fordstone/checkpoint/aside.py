@@ -35,6 +35,18 @@ class Aside:
             self._disk.rename(old, f"{self._directory}/{new}")
         self._disk.fsync_dir(self._directory)
 
+    def copy(self, path: str) -> None:
+        """Keep the bytes of a file as they are now, durably; the file stays where it is."""
+        names = set(self._disk.list(self._directory))
+        stem, _, ending = path.rpartition("/")[2].rpartition(".")
+        number = 1
+        while f"{stem}-{number}.{ending}" in names:
+            number += 1
+        kept = f"{self._directory}/{stem}-{number}.{ending}"
+        self._disk.create(kept, self._disk.read(path))
+        self._disk.fsync(kept)
+        self._disk.fsync_dir(self._directory)
+
     def epochs(self) -> set[int]:
         """The epochs of which anything was ever set aside."""
         stems = (

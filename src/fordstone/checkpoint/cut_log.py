@@ -1,14 +1,17 @@
 """The cut log: what decided each epoch, kept a second time beside the manifests.
 
 One file, `cuts.jsonl`, appended to before each manifest and rewritten when it grows too long. When a manifest is
-damaged, its epoch is computed again from the cut that stands here.
+damaged, its epoch is computed again from the cut that stands here. After each manifest a line says that the epoch is
+sealed: without it, a manifest that vanished would look like a commit that never happened.
 
 Invariants: a line counts only under its own checksum; the log never holds two cuts of one epoch by the time that
-epoch is sealed, so a damaged line can never bring an older, unsealed cut of the same epoch back to light.
+epoch is sealed, so a damaged line can never bring an older, unsealed cut of the same epoch back to light; a cut is there
+only if the epoch before it is sealed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +19,8 @@ from typing import Final
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.checkpoint.placing import Placer
-from fordstone.checkpoint.sealed_json import decode_cut, encode_cut
-from fordstone.errors import DamagedError
+from fordstone.checkpoint.sealed_json import decode_cut, decode_sealed, encode_cut, encode_sealed
+from fordstone.errors import DamagedError, StorageError
 from fordstone.model.manifest import Cut
 
 CUT_LOG_MAX_BYTES: Final = 16 << 20
@@ -30,6 +33,13 @@ class CutLogContent:
 
     cuts: dict[int, Cut]
     damaged_lines: int
+    noted: int = 0
+    """The newest epoch of which a line says that it is sealed."""
+
+    @property
+    def sealed(self) -> int:
+        """The newest epoch that is known to be sealed: a line says so, or a later cut is there."""
+        return max(self.noted, max(self.cuts, default=1) - 1)
 
 
 class CutLog:
@@ -46,7 +56,7 @@ class CutLog:
     ) -> None:
         self._disk = disk
         self._directory = directory
-        self._path = f"{directory}/cuts.jsonl"
+        self.path = f"{directory}/cuts.jsonl"
         self._failpoints = failpoints
         self._placer = placer
         self._max_bytes = max_bytes
@@ -57,10 +67,20 @@ class CutLog:
     def read(self) -> CutLogContent:
         """Every cut that can be read. Of two lines for one epoch the later one counts."""
         try:
-            data = self._disk.read(self._path)
+            data = self._disk.read(self.path)
         except FileNotFoundError:
             return CutLogContent(cuts={}, damaged_lines=0)
         return parse_cut_log(data)
+
+    def note_sealed(self, epoch: int) -> None:
+        """Say that an epoch is sealed. Called when its manifest is durable; this line is so with the next cut.
+
+        Never fails: the manifest itself says the same, and this line only counts if that vanishes.
+        """
+        line = b"\n" + encode_sealed(epoch) + b"\n"
+        with contextlib.suppress(StorageError):
+            self._disk.append(self.path, line)
+            self._size_bytes += len(line)
 
     def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
         """Make the cut durable. Called before the manifest is.
@@ -75,40 +95,44 @@ class CutLog:
         if cut.epoch > self._newest:
             self._append(cut)
         else:
-            known = self.read().cuts
+            content = self.read()
+            known = content.cuts
             if not (rebuilt and known.get(cut.epoch) == cut):
                 kept = [old for epoch, old in known.items() if (epoch != cut.epoch if rebuilt else epoch < cut.epoch)]
-                self._rewrite([*kept, cut])
+                self._rewrite([*kept, cut], noted=content.noted if rebuilt else min(content.noted, cut.epoch - 1))
         if self._size_bytes > self._rewrite_above_bytes:
-            self._rewrite(self._fitting(self.read().cuts, needed_from))
+            content = self.read()
+            self._rewrite(self._fitting(content.cuts, needed_from), noted=content.noted)
             # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
             self._rewrite_above_bytes = max(self._max_bytes, 2 * self._size_bytes)
 
     def add(self, cuts: Iterable[Cut]) -> None:
         """Take in cuts of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
-        known = self.read().cuts
-        together = known | {cut.epoch: cut for cut in cuts}
-        if together != known:
-            self._rewrite(list(together.values()))
+        content = self.read()
+        together = content.cuts | {cut.epoch: cut for cut in cuts}
+        if together != content.cuts or content.damaged_lines:
+            self._rewrite(list(together.values()), noted=content.noted)
 
     def _append(self, cut: Cut) -> None:
         # Set before the write: after a failed one nobody knows whether the line is there, so the next try rewrites.
         self._newest = cut.epoch
         # The newline in front ends whatever a crash has left of the line before.
         line = b"\n" + encode_cut(cut) + b"\n"
-        fresh = not self._disk.exists(self._path)
-        self._disk.append(self._path, line)
+        fresh = not self._disk.exists(self.path)
+        self._disk.append(self.path, line)
         self._failpoints.hit("cut.appended")
-        self._disk.fsync(self._path)
+        self._disk.fsync(self.path)
         if fresh:
             self._disk.fsync_dir(self._directory)
         self._failpoints.hit("cut.synced")
         self._size_bytes += len(line)
 
-    def _rewrite(self, cuts: list[Cut]) -> None:
+    def _rewrite(self, cuts: list[Cut], *, noted: int) -> None:
         cuts.sort(key=lambda cut: cut.epoch)
         data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
-        self._placer.place(self._path, data)
+        if noted:
+            data += encode_sealed(noted) + b"\n"
+        self._placer.place(self.path, data)
         self._failpoints.hit("cut.appended")
         self._disk.fsync_dir(self._directory)
         self._failpoints.hit("cut.synced")
@@ -128,7 +152,7 @@ class CutLog:
 
     def _measure(self) -> int:
         try:
-            return self._disk.size(self._path)
+            return self._disk.size(self.path)
         except FileNotFoundError:
             return 0
 
@@ -136,14 +160,17 @@ class CutLog:
 def parse_cut_log(data: bytes) -> CutLogContent:
     """Read the lines of a cut log, wherever it came from."""
     cuts: dict[int, Cut] = {}
-    damaged_lines = 0
+    damaged_lines = noted = 0
     for line in data.split(b"\n"):
         if not line:
             continue
         try:
             cut = decode_cut(line)
         except DamagedError:
-            damaged_lines += 1
+            try:
+                noted = max(noted, decode_sealed(line))
+            except DamagedError:
+                damaged_lines += 1
         else:
             cuts[cut.epoch] = cut
-    return CutLogContent(cuts=cuts, damaged_lines=damaged_lines)
+    return CutLogContent(cuts=cuts, damaged_lines=damaged_lines, noted=noted)

@@ -25,6 +25,7 @@ EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 _MANIFEST: Final = msgspec.json.Decoder(Manifest)
 _CUT: Final = msgspec.json.Decoder(Cut)
+_EPOCH: Final = msgspec.json.Decoder(int)
 _HEAD: Final = b'{"digest":"'
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
@@ -75,6 +76,19 @@ def decode_cut(line: bytes) -> Cut:
         raise DamagedError(f"the epoch is {cut.epoch}")
     _check_runs(run for segment in cut.segments for run in segment.runs)
     return cut
+
+
+def encode_sealed(epoch: int) -> bytes:
+    """The line of the cut log that says that an epoch is sealed."""
+    return _seal(b"sealed", _ENCODER.encode(epoch))
+
+
+def decode_sealed(line: bytes) -> int:
+    """Read such a line back."""
+    epoch = _decode(_EPOCH, _unseal(b"sealed", line))
+    if not 1 <= epoch <= EPOCH_MAX:
+        raise DamagedError(f"the epoch is {epoch}")
+    return epoch
 
 
 def epoch_name(epoch: int, suffix: str = ".json") -> str:

@@ -134,6 +134,7 @@ class CheckpointStore:
                 self.set_aside(manifest.epoch, "it was computed again")
                 self._check_present(manifest, digests)
             self._publish(manifest, digests)
+            self._cuts.note_sealed(manifest.epoch)
 
     def replace(self, manifest: Manifest) -> None:
         """Put a manifest that means the same (runs merged) in place of the one of its epoch, at once or not at all."""
@@ -180,6 +181,26 @@ class CheckpointStore:
         with self._commit_mutex:
             self._cuts.add(cuts)
 
+    def mend_cuts(self) -> str | None:
+        """If the cut log is damaged, keep a copy of it aside and write it anew; says what was wrong.
+
+        What its lines do not tell any more comes from the manifests that are whole. Called at recovery.
+        """
+        self._check_writable()
+        log = self._cuts.read()
+        cuts = {}
+        for epoch in self.epochs():
+            with contextlib.suppress(CheckpointError):
+                cuts[epoch] = self.manifest(epoch).cut
+        missing = sorted(cuts.keys() - log.cuts.keys())
+        if not missing and not log.damaged_lines:
+            return None
+        with self._commit_mutex:
+            if log.damaged_lines:
+                self._aside.copy(self._cuts.path)
+            self._cuts.add(cuts.values())
+        return f"{log.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
+
     def survey(self, *, deep: bool = False) -> Survey:
         """Look at everything there is, for `decide_recovery`. `deep` reads every run, else only sizes are compared.
 
@@ -202,6 +223,8 @@ class CheckpointStore:
         aside = self._aside_epochs.difference(fact.epoch for fact in facts)
         facts += [CheckpointFact(epoch=epoch, problem="it was set aside") for epoch in aside]
         facts.sort(key=lambda fact: fact.epoch)
+        if log.sealed > max((fact.epoch for fact in facts), default=0):
+            facts.append(CheckpointFact(epoch=log.sealed, problem=f"{self._title(log.sealed)} is missing."))
         # A cut beyond the newest sealed epoch belongs to a commit that never happened.
         sealed = frozenset(epoch for epoch in cuts if facts and epoch <= facts[-1].epoch)
         return Survey(checkpoints=tuple(facts), cuts=sealed, damaged_cut_lines=log.damaged_lines)
@@ -209,7 +232,8 @@ class CheckpointStore:
     def set_aside(self, epoch: int, reason: str) -> None:
         """Move a checkpoint that cannot be used out of the way, with its damaged runs and a note. Nothing is deleted.
 
-        The epoch stays sealed: `commit` takes it only as `rebuilt`. Nothing happens if it has no manifest in place.
+        The epoch stays sealed: `commit` takes it only as `rebuilt`. Of one that is missing there is only the note. Nothing
+        happens if it was never sealed, or is aside already.
         """
         self._check_writable()
         try:
@@ -219,6 +243,9 @@ class CheckpointStore:
         damaged = [digest for digest, run in runs.items() if self._runs.fault(run, deep=True)]
         with self._mutex:
             if epoch not in self._named:
+                if epoch <= self._cuts.read().sealed and epoch not in self._aside_epochs:
+                    self._aside.take(epoch, reason, [])
+                    self._aside_epochs.add(epoch)
                 return
             damaged = [digest for digest in damaged if self._disk.exists(self._runs.path(digest))]
             paths = [self._runs.path(digest) for digest in damaged]

@@ -208,7 +208,8 @@ class JsonView:
 
     def failed(self, error: Exception) -> None:
         """The last line of a run that failed."""
-        self._print("error", {"error": type(error).__name__, "message": str(error)})
+        with contextlib.suppress(SinkError):
+            self._print("error", {"error": type(error).__name__, "message": str(error)})
 
     def _print(self, event: str, body: Any) -> None:
         import msgspec

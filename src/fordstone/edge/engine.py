@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -88,7 +88,7 @@ class Engine:
     ) -> None:
         self.plan = plan
         self.config = config
-        self.resumption = resumption
+        self.resumption = _without_end(resumption, plan)
         self._rim = rim
         self._types = stream_types(plan)
         self._interval_us = config.interval_us or 1_000_000
@@ -123,6 +123,16 @@ class Engine:
     def over(self) -> bool:
         """Whether the last epoch has been sealed and let out."""
         return self.coordinator.over
+
+    @property
+    def time_has_ended(self) -> bool:
+        """Whether the checkpoint is that of an ended run with event time: windows are closed, so nothing can follow.
+
+        Without event time nothing was closed, and a run over input that has grown since goes on.
+        """
+        manifest = self.resumption.manifest
+        timed = any(isinstance(step, p.Source) and step.time is not None for step in self.plan.steps)
+        return manifest is not None and manifest.cut.ended and timed and not self.resumption.follow
 
     @property
     def ended(self) -> bool:
@@ -326,6 +336,19 @@ class Engine:
         directory = Path(self.config.state) / self._store.pipeline / self._store.node / "dead-letters" / source
         schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
         return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+
+
+def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:
+    """Take the end back that a bounded run without event time had come to: more input may have come since."""
+    manifest = resumption.manifest
+    if manifest is None or any(isinstance(step, p.Source) and step.time is not None for step in plan.steps):
+        return resumption
+    sources = {name: msgspec.structs.replace(cut, watermark_us=TIME_MIN_US) for name, cut in manifest.cut.sources.items()}
+    tasks = tuple(
+        msgspec.structs.replace(task, watermarks_us={}, watermark_us=TIME_MIN_US, finished=False) for task in manifest.tasks
+    )
+    cut = msgspec.structs.replace(manifest.cut, sources=sources)
+    return replace(resumption, manifest=msgspec.structs.replace(manifest, cut=cut, tasks=tasks))
 
 
 def _dealt(partitions: Mapping[str, PartitionCut], hands: int) -> list[dict[str, PartitionCut]]:

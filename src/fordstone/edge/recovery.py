@@ -43,8 +43,11 @@ class Remote:
 def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
     """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
+    problem = store.mend_cuts()
+    if problem is not None:
+        # Nothing is lost yet: it is needed only when a manifest is damaged too.
+        log.warning("cut log damaged", extra={"problem": problem})
     survey = store.survey()
-    _look_at_cuts(store, survey)
     elsewhere = remote.survey() if remote is not None else Survey(checkpoints=(), cuts=frozenset())
     match decide_recovery(survey.checkpoints + elsewhere.checkpoints, survey.cuts | elsewhere.cuts):
         case StartEmpty():
@@ -55,14 +58,6 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
             return _resume(store, plan, decision, remote)
         case other:
             assert_never(other)
-
-
-def _look_at_cuts(store: CheckpointStore, survey: Survey) -> None:
-    """Tell of damage to the cut log. Nothing is lost yet: it is needed only when a manifest is damaged too."""
-    recorded = store.cuts()
-    missing = [epoch for epoch in store.epochs() if epoch not in recorded]
-    if missing or survey.damaged_cut_lines:
-        log.warning("cut log damaged", extra={"lines": survey.damaged_cut_lines, "missing_epochs": missing})
 
 
 def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:

@@ -25,7 +25,7 @@ from fordstone.edge.recovery import Remote, resume_from
 from fordstone.edge.report import Progress, Report
 from fordstone.edge.scheduler import ThreadScheduler
 from fordstone.edge.uploading import Upload, remote_checkpoints
-from fordstone.errors import ConfigError, DamagedError, FordstoneError, TaskError
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.model import plan as p
 from fordstone.operators.factory import Functions
 from fordstone.protocol.restart import RestartAfter, Stop, decide
@@ -98,7 +98,13 @@ def _run_once(
     engine = recovered_engine(plan, functions, config, rim, store, remote)
     manifest = engine.resumption.manifest
     resumed_from = manifest.epoch if manifest is not None else None
-    if manifest is not None and manifest.cut.ended and config.bounded and not engine.resumption.follow:
+    if engine.time_has_ended and not config.bounded:
+        engine.close()
+        raise CheckpointError(
+            f"pipeline {plan.pipeline} has ended: with epoch {resumed_from} its bounded input was read to the end and all its "
+            "windows were closed, so every further row would be late. Go on with another state directory."
+        )
+    if engine.time_has_ended:
         engine.close()
         return Report(
             pipeline=plan.pipeline,

@@ -224,9 +224,8 @@ class SourceTask(Task):
             self._begin_again(self._orders[0])
         else:
             for partition in self._partitions.values():
-                # What ended when input was bounded may grow now; and of bounded input nothing is waited for.
-                changed = partition.idle if self._setup.bounded else partition.done
-                if changed:
+                # What had ended may have grown since; and of bounded input nothing is waited for.
+                if partition.done or (partition.idle and self._setup.bounded):
                     partition.idle = partition.done = False
                     partition.floor_us = max(partition.floor_us, self._watermark_us)
             self._join(self._joining)

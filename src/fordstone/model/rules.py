@@ -260,6 +260,8 @@ def whole(args: Sequence[Term]) -> Resolved:
     """Result of floor and ceil: bigint, except that a decimal stays one."""
     (arg,), kind = sign_kept(args)
     if kind.name == "decimal":
+        if kind.scale == 0:
+            return (arg,), kind
         digits = min(kind.precision - kind.scale + 1, DECIMAL_DIGITS_MAX)
         return (arg,), DataType("decimal", precision=digits)
     return (arg if kind.is_integer else cast(arg, DOUBLE),), BIGINT

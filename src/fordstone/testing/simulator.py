@@ -168,11 +168,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         store = _store(run)
         _check_whole(run, store)
         engine = recovered_engine(run.world.plan, {}, config, rim, store, None)
-        if (
-            engine.resumption.manifest is not None
-            and engine.resumption.manifest.cut.ended
-            and not engine.resumption.follow
-        ):
+        if engine.time_has_ended:
             return True
         run.tally.rebuilt += len(engine.resumption.follow)
         return _step_through(run, engine, store, check)

@@ -1,0 +1,77 @@
+"""What the tests of commands share: a pipeline, its input, and how a command is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Invoke = Callable[..., Result]
+SECONDS_MAX = 60
+PIPELINE = """
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files
+
+p = Pipeline("cold-chain")
+readings = p.source(
+    "readings", files("in/*.jsonl"),
+    schema={"device": "string", "ts": "timestamp", "temp": "double"}, time="ts", lateness="5s",
+)
+readings.filter("temp > 20").sink("hot", files("out/hot", format="jsonl"))
+readings.group_by("device").window(tumbling("10s")).agg(n="count(*)").sink("per_device", files("out/per_device", format="jsonl"))
+"""
+LIVE = """
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files, generator
+
+p = Pipeline("live")
+rows = p.source("rows", generator(rate=20_000, step="50us"), schema={"device": "string", "ts": "timestamp"}, time="ts")
+rows.group_by("device").window(tumbling("10s")).agg(n="count(*)").sink("out", files("out/live", format="jsonl"))
+"""
+
+
+def write_rows(file: Path, numbers: range) -> None:
+    """Add rows, one a second of event time."""
+    file.parent.mkdir(exist_ok=True)
+    rows = [
+        {
+            "device": f"d{number % 3}",
+            "ts": f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z",
+            "temp": number / 2,
+        }
+        for number in numbers
+    ]
+    with file.open("a") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def read_rows(directory: Path) -> list[dict[str, object]]:
+    """What a sink has let out."""
+    return [
+        json.loads(line) for file in sorted(directory.glob("[!._]*.jsonl")) for line in file.read_text().splitlines()
+    ]
+
+
+def start(place: Path, *args: str, **more: str) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, below `place`."""
+    environment = {name: value for name, value in os.environ.items() if name != "POLARS_MAX_THREADS"} | more
+    command = [sys.executable, "-c", "from fordstone.cli.main import main; main()", *args]
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for its end: exit code, standard output, standard error."""
+    try:
+        out, err = process.communicate(timeout=SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"did not end within {SECONDS_MAX} s.\n{out}\n{err}") from None
+    return process.returncode, out, err

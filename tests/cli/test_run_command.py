@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.place import LIVE, Invoke, finish, read_rows, start, write_rows
+
+
+def first_event(process) -> dict[str, object]:
+    """The first line of `run --json`: from then on the pipeline is running."""
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return json.loads(line)
+
+
+def event_of_epoch(process, epoch: int) -> dict[str, object]:
+    """Read progress until that epoch has been sealed."""
+    while True:
+        event = first_event(process)
+        if int(str(event["epoch"])) >= epoch:
+            return event
+
+
+def test_bounded_input_is_read_to_its_end_and_summed_up_on_standard_error(invoke: Invoke, place: Path):
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == ""
+    assert "cold-chain ended: all input was read." in result.stderr
+    assert "  rows in   100" in result.stderr
+    assert "began at the beginning" in result.stderr
+    assert len(read_rows(place / "out" / "hot")) == 59
+
+
+def test_running_again_says_that_nothing_is_left(invoke: Invoke):
+    assert invoke("run", "flow.py", "--bounded").exit_code == 0
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 0
+    assert "cold-chain had ended already" in result.stderr
+
+
+def test_json_prints_nothing_but_the_report_to_standard_output(invoke: Invoke):
+    result = invoke("run", "flow.py", "--bounded", "--json")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert (report["event"], report["outcome"], report["progress"]["rows_in"]) == ("report", "ended", 100)
+    assert report["progress"]["share"] == 1.0
+    assert report["progress"]["read_bytes"] == report["progress"]["total_bytes"] > 0
+
+
+def test_json_ends_with_an_error_line_when_the_run_fails(invoke: Invoke, place: Path):
+    (place / "in" / "a.jsonl").unlink()
+    result = invoke("run", "flow.py", "--bounded", "--json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)
+    assert (error["event"], error["error"]) == ("error", "SourceError")
+    assert "no file matches 'in/*.jsonl'" in error["message"]
+    assert "no file matches" in result.stderr
+
+
+def test_json_refuses_a_sink_that_prints_to_standard_output(invoke: Invoke, place: Path):
+    (place / "flow.py").write_text(
+        (place / "flow.py").read_text() + "from fordstone.connectors import stdout\nreadings.sink('shown', stdout())\n"
+    )
+    result = invoke("run", "flow.py", "--bounded", "--json")
+    assert result.exit_code == 2
+    assert "sink shown prints there" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--parallelism", "0"], "parallelism=0"),
+        (["--interval", "5parsecs"], "interval: '5parsecs' is not a span of time"),
+        (["--node", "../x"], "node '../x'"),
+        (["--keep", "0"], "keep=0"),
+        (["--compression", "rar"], "'rar' is not one of"),
+        (["--frobnicate"], "No such option"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_a_misuse(invoke: Invoke, place: Path, options: list[str], said: str):
+    result = invoke("run", "flow.py", "--bounded", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not (place / "state").exists()
+
+
+def test_rejected_rows_are_counted_apart_and_the_summary_says_where_they_are(invoke: Invoke, place: Path):
+    with (place / "in" / "a.jsonl").open("a") as file:
+        file.write('{"device": \n{"device": "d1", "ts": "yesterday"}\n')
+    result = invoke("run", "flow.py", "--bounded", "--state", "kept")
+    assert result.exit_code == 0
+    assert "rejected    2  in kept/cold-chain/node/dead-letters" in result.stderr
+    letters = read_rows(place / "kept" / "cold-chain" / "node" / "dead-letters" / "readings")
+    assert [letter["text"] for letter in letters] == ['{"device": ', '{"device": "d1", "ts": "yesterday"}']
+    windows = len(read_rows(place / "out" / "per_device"))
+    assert f"rows out  {59 + windows}" in result.stderr, "dead letters are not output"
+
+
+def test_a_changed_pipeline_says_what_no_longer_matches(invoke: Invoke, place: Path):
+    assert invoke("run", "flow.py", "--bounded").exit_code == 0
+    (place / "flow.py").write_text((place / "flow.py").read_text().replace('n="count(*)"', 'n="sum(temp)"'))
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 1
+    assert "changed: agg_device" in result.stderr
+    assert "--allow-new-state" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_exception_in_a_function_of_the_user_is_traced_in_their_code_only(place: Path):
+    (place / "steps.py").write_text(
+        (place / "flow.py").read_text()
+        + "\ndef warm(row):\n    return row['tmep']\n\nreadings.map(warm).sink('warm', files('out/warm', format='jsonl'))\n"
+    )
+    code, _, err = finish(start(place, "run", "steps.py", "--bounded"))
+    assert code == 1
+    assert "pipeline cold-chain failed 6 times in a row" in err
+    assert "steps.py\", line 14, in warm\n    return row['tmep']" in err
+    assert "in step map, on a batch of" in err
+    assert "KeyError: 'tmep'" in err
+    assert "fordstone/edge" not in err
+    assert err.count(" ERROR pipeline failed ") == 5, "each restart is a line"
+    assert "Traceback" not in err
+
+
+def test_a_bug_of_ours_shows_everything(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fordstone.edge.run.OsDisk", None)
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "fordstone/edge/run.py" in result.stderr
+    assert "This is a bug in fordstone" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_epoch_and_stops_cleanly(place: Path, number: signal.Signals):
+    (place / "live.py").write_text(LIVE)
+    process = start(place, "run", "live.py", "--json", "--interval", "100ms")
+    first_event(process)
+    process.send_signal(number)
+    code, out, err = finish(process)
+    assert (code, err) == (0, "")
+    report = json.loads(out.splitlines()[-1])
+    assert (report["event"], report["outcome"]) == ("report", "stopped")
+    assert report["progress"]["stopping"] is True
+
+
+def test_after_a_kill_the_same_command_goes_on_from_the_last_checkpoint(place: Path):
+    (place / "live.py").write_text(LIVE)
+    process = start(place, "run", "live.py", "--json", "--interval", "100ms")
+    sealed = event_of_epoch(process, 2)
+    process.kill()
+    finish(process)
+    process = start(place, "run", "live.py", "--json", "--interval", "100ms")
+    first_event(process)
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = finish(process)
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["resumed_from"] >= sealed["epoch"]
+
+
+def test_a_second_process_on_one_state_directory_is_told_who_was_first(place: Path, invoke: Invoke):
+    (place / "live.py").write_text(LIVE)
+    process = start(place, "run", "live.py", "--json")
+    first_event(process)
+    result = invoke("run", "live.py")
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert result.exit_code == 1
+    assert f"belongs to process {process.pid}, which is still running" in result.stderr
+
+
+def test_polars_gets_a_thread_a_subtask_unless_the_user_chose(place: Path):
+    (place / "flow.py").write_text(
+        (place / "flow.py").read_text() + "import polars, sys\nprint(polars.thread_pool_size(), file=sys.stderr)\n"
+    )
+    for options, chosen, threads in (
+        ([], {}, "1"),
+        (["--parallelism", "2"], {}, "2"),
+        ([], {"POLARS_MAX_THREADS": "3"}, "3"),
+    ):
+        code, _, err = finish(
+            start(place, "run", "flow.py", "--bounded", "--state", f"state-{threads}", *options, **chosen)
+        )
+        assert code == 0, err
+        assert err.splitlines()[0] == threads
+
+
+def test_rows_that_come_later_are_read_when_input_is_not_bounded(place: Path):
+    process = start(place, "run", "flow.py", "--json", "--interval", "100ms")
+    event_of_epoch(process, 1)
+    write_rows(place / "in" / "b.jsonl", range(100, 150))
+    while int(str(first_event(process)["rows_in"])) < 150:
+        pass
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert len(read_rows(place / "out" / "hot")) == 109
