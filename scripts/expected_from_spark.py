@@ -76,7 +76,7 @@ def evaluate(frame: DataFrame, expressions: list[str]) -> list[tuple[str, list[o
         for text in some:
             try:
                 frame.select(F.expr(text))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
                 sys.exit(f"Spark refuses {text!r}: {str(error)[:300]}")
         picked = frame.select("row", *(F.expr(text).alias(f"c{at}") for at, text in enumerate(some)))
         kinds = [field.dataType.simpleString().replace("void", "null") for field in picked.schema.fields[1:]]
@@ -90,7 +90,7 @@ def evaluate(frame: DataFrame, expressions: list[str]) -> list[tuple[str, list[o
             for at, text in enumerate(some):
                 try:
                     whole.select(f"c{at}").collect()
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
                     print(f"Spark stops on {text!r}: {str(error)[:300]}")
             raise
         out += [(kind, [encode(row[at + 1], kind) for row in rows]) for at, kind in enumerate(kinds)]

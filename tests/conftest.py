@@ -20,4 +20,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 if isinstance(counts, dict):
                     tried.setdefault(kind, Counter()).update(counts)
     for kind, counts in sorted(tried.items()):
-        terminalreporter.write_line(f"{kind}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+        terminalreporter.write_line(
+            f"{kind}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+        )

@@ -47,7 +47,7 @@ SCHEMA = Schema.of(
         (col("a") < 1, "a < 1"),
         (col("a") <= 1, "a <= 1"),
         (col("a") > 1, "a > 1"),
-        (1 > col("a"), "a < 1"),
+        (1 > col("a"), "a < 1"),  # noqa: SIM300 - the order is what is tested
         (col("a") >= -1, "a >= -1"),
         ((col("a") > 1) & ~col("ok") | (col("x") < 2), "a > 1 AND NOT ok OR x < 2"),
         ((col("a") > 1) & (~col("ok") | (col("x") < 2)), "a > 1 AND (NOT ok OR x < 2)"),
@@ -76,7 +76,7 @@ SCHEMA = Schema.of(
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_built_is_what_is_written(built: Column, written: str):
+def test_what_is_built_is_what_is_written(built: Column, written: str) -> None:
     found = parse(built.tree, SCHEMA)
     assert found == parse(written, SCHEMA)
     assert parse(found.sql, SCHEMA) == found
@@ -102,7 +102,7 @@ def test_what_is_built_is_what_is_written(built: Column, written: str):
             "-12345678901234567890123456789012345.67",
             "decimal(37,2)",
         ),
-        (Decimal("-5"), "-5BD", "decimal(1,0)"),
+        (Decimal(-5), "-5BD", "decimal(1,0)"),
         (Decimal("1E3"), "1000BD", "decimal(4,0)"),
         ("it's", r"'it\'s'", "string"),
         (b"\x00\xff", "X'00FF'", "binary"),
@@ -111,7 +111,7 @@ def test_what_is_built_is_what_is_written(built: Column, written: str):
         (datetime(2024, 1, 1, 1, tzinfo=timezone(timedelta(hours=2))), "TIMESTAMP '2023-12-31 23:00:00Z'", "timestamp"),
     ],
 )
-def test_a_python_value_is_the_constant_it_looks_like(value: Any, sql: str, kind: str):
+def test_a_python_value_is_the_constant_it_looks_like(value: Any, sql: str, kind: str) -> None:
     found = parse(lit(value).tree, SCHEMA)
     assert found.sql == sql
     assert str(found.type) == kind
@@ -119,7 +119,7 @@ def test_a_python_value_is_the_constant_it_looks_like(value: Any, sql: str, kind
 
 
 @pytest.mark.parametrize("value", [object(), [1], datetime(2024, 1, 1), Decimal("NaN"), {"a": 1}])
-def test_a_value_that_is_no_constant_is_refused(value: Any):
+def test_a_value_that_is_no_constant_is_refused(value: Any) -> None:
     with pytest.raises(ExpressionError):
         lit(value)
 
@@ -128,7 +128,7 @@ def test_a_value_that_is_no_constant_is_refused(value: Any):
     name=st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("__")),
     text=st.text(st.characters(codec="utf-8")),
 )
-def test_no_name_and_no_text_can_break_out_of_its_place(name: str, text: str):
+def test_no_name_and_no_text_can_break_out_of_its_place(name: str, text: str) -> None:
     schema = Schema.of({name: "string"})
     found = parse((col(name) == text).as_(name).tree, schema)
     assert found.columns == (name,)
@@ -136,7 +136,7 @@ def test_no_name_and_no_text_can_break_out_of_its_place(name: str, text: str):
     assert parse(found.sql, schema) == found
 
 
-def test_aggregates_are_built_as_they_are_written():
+def test_aggregates_are_built_as_they_are_written() -> None:
     pairs = [
         (count(), "count(*)"), (count("a"), "count(a)"), (count(col("a") > 1), "count(a > 1)"), (sum_("a"), "sum(a)"), (mean(col("x")), "avg(x)"),
         (min_("ts"), "min(ts)"), (max_("x") - min_("x"), "max(x) - min(x)"), ((sum_("a") / count()).as_("r"), "sum(a) / count(*)"),
@@ -145,8 +145,8 @@ def test_aggregates_are_built_as_they_are_written():
         assert parse_aggregate(built.tree, SCHEMA, "r") == parse_aggregate(written, SCHEMA, "r")
 
 
-def test_a_column_is_no_truth_value_and_cannot_be_looped_over():
-    with pytest.raises(TypeError, match="& | ~"):
+def test_a_column_is_no_truth_value_and_cannot_be_looped_over() -> None:
+    with pytest.raises(TypeError, match=r"& \| ~"):
         bool(col("a") == 1)
     with pytest.raises(TypeError):
         iter(col("a"))
@@ -156,7 +156,7 @@ def test_a_column_is_no_truth_value_and_cannot_be_looped_over():
         hash(col("a"))
 
 
-def test_building_with_a_column_leaves_it_as_it_was():
+def test_building_with_a_column_leaves_it_as_it_was() -> None:
     base = col("a") + 1
     before = str(base)
     first = when(col("ok"), base)
@@ -168,12 +168,12 @@ def test_building_with_a_column_leaves_it_as_it_was():
 @pytest.mark.parametrize(
     "make", [lambda: col(""), lambda: fn("lower(", "x"), lambda: col("a").as_("b") + 1, lambda: col("a").is_in()]
 )
-def test_what_cannot_be_built_is_refused_at_once(make: Any):
+def test_what_cannot_be_built_is_refused_at_once(make: Any) -> None:
     with pytest.raises(ExpressionError):
         make()
 
 
-def test_an_unknown_column_in_a_built_expression_is_named_with_a_caret():
+def test_an_unknown_column_in_a_built_expression_is_named_with_a_caret() -> None:
     with pytest.raises(ExpressionError, match="no column 'b'") as caught:
         parse((col("a") + col("b") * 2).tree, SCHEMA)
     assert caught.value.offset is not None

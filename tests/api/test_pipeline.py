@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fordstone import Pipeline, col, count, mean, tumbling
@@ -50,21 +52,30 @@ def test_a_mistake_leaves_the_pipeline_as_it_was(pipeline, readings):
 
 def test_text_and_built_expressions_make_the_same_plan():
     plans = []
-    for predicate, aggregate in [("temp > 3", {"n": "count(*)", "m": "avg(temp)"}), (col("temp") > 3, {"n": count(), "m": mean("temp")})]:
+    written: tuple[Any, Any] = ("temp > 3", {"n": "count(*)", "m": "avg(temp)"})
+    built: tuple[Any, Any] = (col("temp") > 3, {"n": count(), "m": mean("temp")})
+    for predicate, aggregate in (written, built):
         pipeline = Pipeline("same")
         stream = pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts")
-        stream.filter(predicate).group_by("device").window(tumbling("10s")).agg(**aggregate).sink("out", files("out", format="jsonl"))
+        stream.filter(predicate).group_by("device").window(tumbling("10s")).agg(**aggregate).sink(
+            "out", files("out", format="jsonl")
+        )
         plans.append(pipeline.plan())
     assert plans[0] == plans[1]
 
 
 def test_a_plan_reads_back_to_the_same_plan(pipeline, readings):
-    late = readings.with_columns("temp * 2 AS twice").group_by("device").window(tumbling("10s", offset="3s")).agg(n="count(*)")
+    late = (
+        readings.with_columns("temp * 2 AS twice")
+        .group_by("device")
+        .window(tumbling("10s", offset="3s"))
+        .agg(n="count(*)")
+    )
     late.late.sink("late", files("late", format="jsonl"))
     late.sink("out", files("out", format="parquet"))
-    readings.map(top_level).flat_map("split(device, '-') AS part").union(readings.flat_map("split(device, '/') AS part")).sink(
-        "parts", stdout()
-    )
+    readings.map(top_level).flat_map("split(device, '-') AS part").union(
+        readings.flat_map("split(device, '/') AS part")
+    ).sink("parts", stdout())
     readings.iterate(lambda s: (s.filter("temp > 9"), s.filter("temp <= 9"))).sink("looped", stdout())
     plan = pipeline.plan()
     again = read_plan(plan.to_json())
@@ -73,7 +84,9 @@ def test_a_plan_reads_back_to_the_same_plan(pipeline, readings):
     assert list(stream_types(again)) == list(stream_types(plan))
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"pipeline":"x","steps":[{"op":"nonsense","name":"a"}]}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"pipeline":"x","steps":[{"op":"nonsense","name":"a"}]}']
+)
 def test_what_is_no_plan_is_refused(data):
     with pytest.raises(PlanError):
         read_plan(data)
@@ -136,7 +149,10 @@ def test_running_results_cannot_be_aggregated_but_may_be_filtered_and_selected(r
         (lambda s: s.iterate(lambda inner: (inner.select("temp"), inner)), "columns that went in"),
         (lambda s: s.iterate(lambda inner: (inner, s)), "from inside"),
         (lambda s: s.iterate(lambda inner: (inner.union(s), inner)), "from outside"),
-        (lambda s: s.iterate(lambda i: (i, i)).group_by("device").window(tumbling("1s")).agg(n="count(*)"), "below a loop"),
+        (
+            lambda s: s.iterate(lambda i: (i, i)).group_by("device").window(tumbling("1s")).agg(n="count(*)"),
+            "below a loop",
+        ),
         (lambda s: s.sink("../out", stdout()), "a name has"),
     ],
 )

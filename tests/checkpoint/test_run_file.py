@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -72,3 +74,28 @@ def test_a_frame_in_many_small_chunks_gives_the_same_file_as_in_one() -> None:
 def test_compression_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="gzip"):
         encode_run(EVERY_TYPE, "gzip")  # type: ignore[arg-type]
+
+
+WRITE_WHILE_READ = """
+import threading
+import polars as pl
+from fordstone.checkpoint.run_file import encode_run
+
+frame = pl.DataFrame({"n": range(40_000), "text": [str(n) for n in range(40_000)]})
+done = threading.Event()
+
+def look():
+    while not done.is_set():
+        frame.get_column("n")
+
+threading.Thread(target=look, daemon=True).start()
+for _ in range(60):
+    encode_run(frame, "lz4")
+done.set()
+"""
+
+
+def test_a_frame_may_be_looked_at_by_its_task_while_the_writer_writes_it() -> None:
+    # In a process of its own, because what this guards against holds the interpreter for ever.
+    finished = subprocess.run([sys.executable, "-c", WRITE_WHILE_READ], timeout=60, check=False)
+    assert finished.returncode == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.cli.place import PIPELINE, Invoke, write_rows
 
 from fordstone.cli.main import cli
-from tests.cli.place import PIPELINE, Invoke, write_rows
 
 
 @pytest.fixture

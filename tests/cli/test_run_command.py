@@ -2,26 +2,27 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.cli.place import LIVE, SECONDS_MAX, Invoke, finish, read_rows, start, write_rows
 
-from tests.cli.place import LIVE, Invoke, finish, read_rows, start, write_rows
 
-
-def first_event(process) -> dict[str, object]:
+def first_event(process: subprocess.Popen[str]) -> dict[str, Any]:
     """The first line of `run --json`: from then on the pipeline is running."""
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return json.loads(line)
+    return event_with(process, "epoch", 0)
 
 
-def event_of_epoch(process, epoch: int) -> dict[str, object]:
-    """Read progress until that epoch has been sealed."""
-    while True:
-        event = first_event(process)
-        if int(str(event["epoch"])) >= epoch:
+def event_with(process: subprocess.Popen[str], name: str, least: int) -> dict[str, Any]:
+    """Read progress, a line a second, until that number has been reached."""
+    assert process.stdout is not None
+    for _ in range(SECONDS_MAX):
+        event: dict[str, Any] = json.loads(process.stdout.readline())
+        if event[name] >= least:
             return event
+    raise AssertionError(f"{name} did not reach {least} within {SECONDS_MAX} s")
 
 
 def test_bounded_input_is_read_to_its_end_and_summed_up_on_standard_error(invoke: Invoke, place: Path):
@@ -97,7 +98,7 @@ def test_rejected_rows_are_counted_apart_and_the_summary_says_where_they_are(inv
     letters = read_rows(place / "kept" / "cold-chain" / "node" / "dead-letters" / "readings")
     assert [letter["text"] for letter in letters] == ['{"device": ', '{"device": "d1", "ts": "yesterday"}']
     windows = len(read_rows(place / "out" / "per_device"))
-    assert f"rows out  {59 + windows}" in result.stderr, "dead letters are not output"
+    assert f"rows out   {59 + windows}\n" in result.stderr, "dead letters are not output"
 
 
 def test_a_changed_pipeline_says_what_no_longer_matches(invoke: Invoke, place: Path):
@@ -151,7 +152,7 @@ def test_a_signal_finishes_the_epoch_and_stops_cleanly(place: Path, number: sign
 def test_after_a_kill_the_same_command_goes_on_from_the_last_checkpoint(place: Path):
     (place / "live.py").write_text(LIVE)
     process = start(place, "run", "live.py", "--json", "--interval", "100ms")
-    sealed = event_of_epoch(process, 2)
+    sealed = event_with(process, "epoch", 2)
     process.kill()
     finish(process)
     process = start(place, "run", "live.py", "--json", "--interval", "100ms")
@@ -191,10 +192,9 @@ def test_polars_gets_a_thread_a_subtask_unless_the_user_chose(place: Path):
 
 def test_rows_that_come_later_are_read_when_input_is_not_bounded(place: Path):
     process = start(place, "run", "flow.py", "--json", "--interval", "100ms")
-    event_of_epoch(process, 1)
+    event_with(process, "epoch", 1)
     write_rows(place / "in" / "b.jsonl", range(100, 150))
-    while int(str(first_event(process)["rows_in"])) < 150:
-        pass
+    event_with(process, "rows_in", 150)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 0, err

@@ -21,7 +21,7 @@ def gate_of(count: int, **options) -> tuple[Gate, list[Channel]]:
 
 
 def events(gate: Gate) -> list[object]:
-    found = []
+    found: list[object] = []
     while (event := gate.next()) is not None:
         found.append(event)
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import polars as pl
 import pytest
@@ -45,7 +46,7 @@ def in_time(partition):
 
 
 def frame_of(rows) -> pl.DataFrame:
-    schema = {"k": pl.String, "ts": pl.Datetime("us", "UTC"), "x": pl.Float64, "i": pl.Int64}
+    schema: dict[str, Any] = {"k": pl.String, "ts": pl.Datetime("us", "UTC"), "x": pl.Float64, "i": pl.Int64}
     return pl.DataFrame([record(one) for one in rows], schema=schema, orient="row")
 
 
@@ -65,12 +66,16 @@ def oracle(frame: pl.DataFrame, *keys) -> pl.DataFrame:
 AGGREGATES = {"n": "count(*)", "s": "sum(x)", "mean": "avg(x)", "lo": "min(x)", "hi": "max(x)", "isum": "sum(i)"}
 
 
+def both_nan(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and math.isnan(one) and math.isnan(other)
+
+
 def same(got: pl.DataFrame, wanted: pl.DataFrame, keys: list[str]) -> None:
     got, wanted = got.select(wanted.columns).sort(keys), wanted.sort(keys)
     assert got.select(*keys, "n", "isum").equals(wanted.select(*keys, "n", "isum"))
     for name in ("s", "mean", "lo", "hi"):
         for one, other in zip(got[name], wanted[name], strict=True):
-            assert one == other or (one != one and other != other) or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-6)
+            assert one == other or both_nan(one, other) or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-6)
 
 
 @pytest.mark.parametrize(("parallelism", "mode"), [(1, "aligned"), (3, "aligned"), (2, "unaligned"), (2, "blocking")])
@@ -145,7 +150,9 @@ def test_a_filter_on_running_results_deletes_keys_that_no_longer_pass(tmp_path):
 def test_rows_with_a_null_time_go_to_the_dead_letters(tmp_path):
     out = MemorySink()
     pipeline = Pipeline("timeless")
-    stream = pipeline.source("rows", memory([[record(("a", 1, 1.0, 1)), ("b", None, 2.0, 2)]]), schema=SCHEMA, time="ts")
+    stream = pipeline.source(
+        "rows", memory([[record(("a", 1, 1.0, 1)), ("b", None, 2.0, 2)]]), schema=SCHEMA, time="ts"
+    )
     stream.sink("out", memory(out))
     report = pipeline.run(state=tmp_path, bounded=True)
     assert out.rows()["k"].to_list() == ["a"]

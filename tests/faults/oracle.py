@@ -131,7 +131,9 @@ def _same(what: str, got: Any, wanted: Any) -> None:
         return
     lost = {key: value for key, value in wanted.items() if got.get(key) != value}
     more = {key: value for key, value in got.items() if wanted.get(key) != value}
-    raise AssertionError(f"{what}: {len(lost)} lost or wrong, such as {_few(lost)}; {len(more)} too many, such as {_few(more)}")
+    raise AssertionError(
+        f"{what}: {len(lost)} lost or wrong, such as {_few(lost)}; {len(more)} too many, such as {_few(more)}"
+    )
 
 
 def _few(found: Mapping[Any, Any]) -> str:

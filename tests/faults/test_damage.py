@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,11 @@ from tests.faults.job import BOUNDED, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import opened_store, released, run_to_end, sealed, started, store_of
 
+from fordstone.model.plan import Mode
+
 EPOCHS = 6
 STEADY = {"interval": "60ms"}
+NARROW = {"parallelism": 2, "batch_rows": 10, "channel_rows_max": 40}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,32 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     return feed
 
 
+@pytest.fixture(scope="module")
+def crashed_unaligned(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """The same with rows in flight at the newest barrier."""
+    feed = Feed(folder=tmp_path_factory.mktemp("crashed"), seed=4)
+    feed.write(600)
+
+    def grown() -> bool:
+        feed.write(60)
+        return released(feed.folder) >= EPOCHS and opened_store(feed.folder).cut(released(feed.folder)).overtaking
+
+    with started(feed.folder, Job(mode="unaligned", options=STEADY | NARROW)) as process:
+        process.until(grown, f"{EPOCHS} epochs")
+        assert process.kill().killed
+    return feed
+
+
 @pytest.fixture
 def feed(crashed: Feed, tmp_path: Path) -> Feed:
     """A copy to be damaged."""
-    shutil.copytree(crashed.folder, tmp_path / "job")
-    copy = deepcopy(crashed)
-    copy.folder = tmp_path / "job"
+    return copied(crashed, tmp_path)
+
+
+def copied(feed: Feed, to: Path) -> Feed:
+    shutil.copytree(feed.folder, to / "job")
+    copy = deepcopy(feed)
+    copy.folder = to / "job"
     return copy
 
 
@@ -114,3 +136,91 @@ def test_a_damaged_file_is_noticed_set_aside_and_made_up_for(
     if victim is not cut_log:
         aside = [file.read_bytes() for file in (store_of(feed.folder) / "aside").iterdir()]
         assert all(data in aside for data in damaged), "a damaged file was not kept"
+
+
+def every_manifest(folder: Path) -> list[Path]:
+    return sorted((store_of(folder) / "manifests").glob("*.json"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_any_manifest_all_is_computed_again_from_the_cuts(
+    damage: Callable[[Path], None], feed: Feed, faults: Callable[..., None]
+) -> None:
+    newest = sealed(feed.folder)
+    for path in every_manifest(feed.folder):
+        damage(path)
+        faults(files_damaged=1)
+    assert run_to_end(feed.folder, Job(options=BOUNDED)).report["outcome"] == "ended"
+    judge(feed.folder, feed.written)
+    assert sealed(feed.folder) == newest + 1
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("victim", [newest_manifest, every_manifest])
+def test_without_cuts_a_damaged_manifest_stops_the_pipeline_and_nothing_is_written(
+    victim: Callable[[Path], list[Path]], damage: Callable[[Path], None], feed: Feed, faults: Callable[..., None]
+) -> None:
+    newest = sealed(feed.folder)
+    for path in (*victim(feed.folder), *cut_log(feed.folder)):
+        damage(path)
+        faults(files_damaged=1)
+    before = output(feed.folder)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED))
+    assert ended.code == 1
+    if damage is delete:
+        # No word of the epoch is left but the output itself: its sinks refuse to give it a second meaning.
+        assert "SinkError: out/kept already has epoch" in ended.errors
+    else:
+        assert "CheckpointError: pipeline faults cannot be resumed: " in ended.errors
+        assert f"but epoch {newest} is sealed and its output may be out already" in ended.errors
+        assert "Bring back the files from a copy" in ended.errors
+    assert output(feed.folder) == before
+
+
+def output(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted((folder / "out").rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("victim", [newest_manifest, state_of_each, newest_output, every_manifest])
+def test_output_that_was_taken_away_does_not_come_back_when_its_epoch_is_computed_again(
+    victim: Callable[[Path], list[Path]], feed: Feed, faults: Callable[..., None]
+) -> None:
+    """A receiver takes files once that of a later epoch is there; in the end it has every row once."""
+    taken = feed.folder / "taken"
+    for sink in (feed.folder / "out").iterdir():
+        (taken / sink.name).mkdir(parents=True)
+        for file in sorted(sink.glob("epoch-*"))[:-1]:
+            file.rename(taken / sink.name / file.name)
+    for path in victim(feed.folder):
+        flip(path)
+        faults(files_damaged=1)
+    assert run_to_end(feed.folder, Job(options=BOUNDED)).report["outcome"] == "ended"
+    for file in taken.glob("*/epoch-*"):
+        back = feed.folder / "out" / file.parent.name / file.name
+        assert not back.exists(), f"{file.name} of sink {file.parent.name} came out again"
+        file.rename(back)
+    judge(feed.folder, feed.written)
+
+
+@pytest.mark.parametrize("failpoint", ["run.synced", "cut.synced", "manifest.renamed", "sink.released"])
+@pytest.mark.parametrize("victim", [newest_manifest, newest_output, state_of_each])
+@pytest.mark.parametrize("mode", ["aligned", "unaligned"])
+def test_a_kill_while_epochs_are_computed_again_changes_nothing(
+    mode: Mode,
+    victim: Callable[[Path], list[Path]],
+    failpoint: str,
+    crashed: Feed,
+    crashed_unaligned: Feed,
+    tmp_path: Path,
+    faults: Callable[..., None],
+) -> None:
+    feed = copied(crashed if mode == "aligned" else crashed_unaligned, tmp_path)
+    for path in victim(feed.folder):
+        flip(path)
+        faults(files_damaged=1)
+    for _ in range(3):
+        killed = run_to_end(feed.folder, Job(mode=mode, options=BOUNDED | NARROW), failpoint=f"{failpoint}:2")
+        assert killed.killed, killed.errors
+        faults(kills=1)
+    assert run_to_end(feed.folder, Job(mode=mode, options=BOUNDED | NARROW)).report["outcome"] == "ended"
+    judge(feed.folder, feed.written)

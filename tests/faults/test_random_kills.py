@@ -46,8 +46,9 @@ def test_a_pipeline_killed_again_and_again_is_exact(mode: Mode, tmp_path: Path, 
             assert process.kill().killed
         assert released(tmp_path) <= sealed(tmp_path)
         faults(kills=1)
+    before = sealed(tmp_path)
     with started(tmp_path, job) as process:
-        process.until(lambda before=sealed(tmp_path): sealed(tmp_path) > before, "another epoch")  # type: ignore[misc]
+        process.until(lambda: sealed(tmp_path) > before, "another epoch")
         assert process.stop().report["outcome"] == "stopped"
     feed.write(FEED_ROWS)
     # What SIGTERM leaves is aligned, whatever the mode: it may be taken up with another number of tasks.

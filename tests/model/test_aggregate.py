@@ -16,7 +16,7 @@ SCHEMA = Schema.of(
 )  # fmt: skip
 
 
-def test_a_plain_call_is_one_call_and_its_result():
+def test_a_plain_call_is_one_call_and_its_result() -> None:
     found = parse_aggregate("avg(temp)", SCHEMA, "mean")
     assert [(call.function, call.argument.sql if call.argument else None) for call in found.calls] == [("mean", "temp")]
     assert found.finish.sql == "__a0 AS mean"
@@ -25,7 +25,7 @@ def test_a_plain_call_is_one_call_and_its_result():
     assert found.columns == ("temp",)
 
 
-def test_count_star_has_no_argument():
+def test_count_star_has_no_argument() -> None:
     for text in ("count(*)", "count()", "COUNT( * )"):
         found = parse_aggregate(text, SCHEMA, "n")
         assert found.calls[0].argument is None
@@ -33,7 +33,7 @@ def test_count_star_has_no_argument():
         assert found.columns == ()
 
 
-def test_expressions_of_calls_are_finished_from_their_results():
+def test_expressions_of_calls_are_finished_from_their_results() -> None:
     found = parse_aggregate("sum(n * 2) / count(*)", SCHEMA, "r")
     assert [call.sql for call in found.calls] == ["sum(n * 2)", "count(*)"]
     assert found.finish.sql == "__a0 / __a1 AS r"
@@ -41,7 +41,7 @@ def test_expressions_of_calls_are_finished_from_their_results():
     assert frame.select(to_polars(found.finish, found.results)).to_dict(as_series=False) == {"r": [3.5, None]}
 
 
-def test_the_name_is_given_or_said_or_the_text():
+def test_the_name_is_given_or_said_or_the_text() -> None:
     assert parse_aggregate("max(temp) - min(temp) AS spread", SCHEMA).name == "spread"
     assert parse_aggregate("max(temp) - min(temp) AS spread", SCHEMA, "spread").name == "spread"
     assert parse_aggregate("max(temp)", SCHEMA, "top").name == "top"
@@ -50,7 +50,7 @@ def test_the_name_is_given_or_said_or_the_text():
         parse_aggregate("max(temp) AS spread", SCHEMA, "top")
 
 
-def test_the_same_call_twice_is_kept_once():
+def test_the_same_call_twice_is_kept_once() -> None:
     found = parse_aggregate("avg(temp) + mean(temp) * max(n)", SCHEMA)
     assert [call.sql for call in found.calls] == ["mean(temp)", "max(n)"]
     assert found.finish.sql.startswith("__a0 + __a0 * __a1")
@@ -65,7 +65,7 @@ def test_the_same_call_twice_is_kept_once():
         ("CASE WHEN count(*) > 0 THEN sum(n) END", "bigint"), ("count(CASE WHEN temp > 3 THEN 1 END)", "bigint"), ("date_trunc('hour', max(ts))", "timestamp"),
     ],
 )  # fmt: skip
-def test_results_have_sparks_types_and_read_back(text: str, kind: str):
+def test_results_have_sparks_types_and_read_back(text: str, kind: str) -> None:
     found = parse_aggregate(text, SCHEMA, "r")
     assert found.type == DataType.parse(kind)
     assert found.finish.type == found.type
@@ -94,7 +94,7 @@ def test_results_have_sparks_types_and_read_back(text: str, kind: str):
         ("summ(temp)", "summ", "Did you mean sum?"),
     ],
 )
-def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, says: str):
+def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, says: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse_aggregate(text, SCHEMA, "r")
     assert says in caught.value.message
@@ -102,7 +102,7 @@ def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, say
     assert text.startswith(place, caught.value.offset), caught.value
 
 
-def test_every_aggregate_has_a_line_and_an_example_for_the_docs():
+def test_every_aggregate_has_a_line_and_an_example_for_the_docs() -> None:
     for function in AGGREGATES.values():
         assert parse_aggregate(function.example, SCHEMA).calls[0].function == function.name
         assert function.about.endswith(".")

@@ -33,18 +33,18 @@ def error(text: str) -> ExpressionError:
     return caught.value
 
 
-def test_an_expression_knows_its_name_type_and_columns():
+def test_an_expression_knows_its_name_type_and_columns() -> None:
     found = parse("temp * 9 / 5 + 32 AS f", SCHEMA)
     assert (found.name, str(found.type), found.columns) == ("f", "double", ("temp",))
     assert found.sql == "temp * 9 / 5 + 32 AS f"
     assert found.deterministic
 
 
-def test_columns_are_listed_once_in_the_order_of_the_text():
+def test_columns_are_listed_once_in_the_order_of_the_text() -> None:
     assert parse("n + big * n - temp", SCHEMA).columns == ("n", "big", "temp")
 
 
-def test_a_column_keeps_its_name_and_another_expression_is_called_by_its_text():
+def test_a_column_keeps_its_name_and_another_expression_is_called_by_its_text() -> None:
     assert parse("`odd name`", SCHEMA).name == "odd name"
     assert parse("n+1", SCHEMA).name == "n + 1"
     assert parse("n AS n", SCHEMA) == parse("n", SCHEMA)
@@ -98,7 +98,7 @@ def test_a_column_keeps_its_name_and_another_expression_is_called_by_its_text():
         ("words[0]", "words[0]"),
     ],
 )  # fmt: skip
-def test_the_canonical_text_is_plain_and_reads_back(text: str, canonical: str):
+def test_the_canonical_text_is_plain_and_reads_back(text: str, canonical: str) -> None:
     found = parse(text, SCHEMA)
     assert found.sql == canonical
     again = parse(found.sql, SCHEMA)
@@ -118,7 +118,7 @@ def test_the_canonical_text_is_plain_and_reads_back(text: str, canonical: str):
         ("d + 1", "date"), ("d + INTERVAL '1' DAY", "date"), ("d + INTERVAL '24' HOUR", "timestamp"), ("coalesce(d, ts)", "timestamp"), ("unix_micros(ts)", "bigint"), ("CASE WHEN ok THEN 1 ELSE 2L END", "bigint"),
     ],
 )  # fmt: skip
-def test_types_are_those_of_spark(text: str, kind: str):
+def test_types_are_those_of_spark(text: str, kind: str) -> None:
     assert str(parse(text, SCHEMA).type) == kind
 
 
@@ -180,7 +180,7 @@ def test_types_are_those_of_spark(text: str, kind: str):
         ("  ", "", "empty"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, says: str):
+def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, says: str) -> None:
     found = error(text)
     assert says in found.message
     assert found.text == text
@@ -188,14 +188,14 @@ def test_a_mistake_is_refused_with_the_caret_under_it(text: str, place: str, say
         assert text.startswith(place, found.offset), found
 
 
-def test_the_caret_stands_under_the_place_after_text_beyond_ascii_and_line_breaks():
+def test_the_caret_stands_under_the_place_after_text_beyond_ascii_and_line_breaks() -> None:
     found = error("concat('日本😀', \n  tmep)")
     assert found.offset is not None
     assert found.text[found.offset :] == "tmep)"
     assert str(found).endswith("\n    tmep)\n    ^")
 
 
-def test_every_word_of_the_table_has_an_example_that_reads_back():
+def test_every_word_of_the_table_has_an_example_that_reads_back() -> None:
     for function in FUNCTIONS.values():
         found = parse(function.example, SCHEMA)
         assert parse(found.sql, SCHEMA) == found, function.name
@@ -204,7 +204,7 @@ def test_every_word_of_the_table_has_an_example_that_reads_back():
     assert set(ALIASES.values()) <= set(FUNCTIONS)
 
 
-def test_names_are_case_sensitive_and_any_name_can_be_quoted():
+def test_names_are_case_sensitive_and_any_name_can_be_quoted() -> None:
     schema = Schema.of(
         {"a`b": "int", "select": "int", "é 😀": "int", "case": "int", "1st": "int", "A": "int", "a": "double"}
     )
@@ -218,12 +218,12 @@ def test_names_are_case_sensitive_and_any_name_can_be_quoted():
     assert str(parse("a", schema).type) == "double"
 
 
-def test_a_tree_of_another_dialect_is_understood():
+def test_a_tree_of_another_dialect_is_understood() -> None:
     tree = sqlglot.parse_one("coalesce(n, 1) + length(device) + year(ts)", dialect="spark")
     assert parse(tree, SCHEMA) == parse("coalesce(n, 1) + length(device) + year(ts)", SCHEMA)
 
 
-def test_an_error_in_a_built_tree_has_a_caret_too():
+def test_an_error_in_a_built_tree_has_a_caret_too() -> None:
     tree = exp.Add(this=exp.column("n", quoted=True), expression=exp.column("nope", quoted=True))
     with pytest.raises(ExpressionError) as caught:
         parse(tree, SCHEMA)
@@ -231,7 +231,7 @@ def test_an_error_in_a_built_tree_has_a_caret_too():
     assert caught.value.text[caught.value.offset :] == "`nope`"
 
 
-def test_expand_knows_the_star_and_refuses_two_columns_of_one_name():
+def test_expand_knows_the_star_and_refuses_two_columns_of_one_name() -> None:
     assert [e.name for e in expand(["*"], SCHEMA)] == list(SCHEMA)
     assert [e.name for e in expand([exp.Star()], SCHEMA)] == list(SCHEMA)
     assert [e.name for e in expand(["n", "temp + 1 AS t"], SCHEMA)] == ["n", "t"]
@@ -240,18 +240,18 @@ def test_expand_knows_the_star_and_refuses_two_columns_of_one_name():
         expand(["*", "temp AS n"], SCHEMA)
 
 
-def test_a_predicate_is_a_condition():
+def test_a_predicate_is_a_condition() -> None:
     assert parse_predicate("temp > -40", SCHEMA).type == DataType("boolean")
     assert parse_predicate("NULL", SCHEMA).type == DataType("boolean")
     with pytest.raises(ExpressionError, match=re.escape("a condition is needed here, but this is double")):
         parse_predicate("temp + 1", SCHEMA)
 
 
-def test_parse_many_reads_each():
+def test_parse_many_reads_each() -> None:
     assert [e.sql for e in parse_many(["n", "n + 1"], SCHEMA)] == ["n", "n + 1"]
 
 
-def test_expressions_are_values():
+def test_expressions_are_values() -> None:
     one, two = parse("n +   1", SCHEMA), parse("n + 1", SCHEMA)
     assert one == two
     assert len({one, two}) == 1
@@ -262,7 +262,7 @@ def test_expressions_are_values():
 
 
 @given(st.text(st.characters(codec="utf-8")))
-def test_any_text_survives_as_a_literal(text: str):
+def test_any_text_survives_as_a_literal(text: str) -> None:
     found = parse(quoted_text(text), SCHEMA)
     assert isinstance(found.term, Literal)
     assert found.term.value == text
@@ -270,7 +270,7 @@ def test_any_text_survives_as_a_literal(text: str):
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: not name.startswith("__")))
-def test_any_name_survives_as_a_column(name: str):
+def test_any_name_survives_as_a_column(name: str) -> None:
     schema = Schema.of({name: "int"})
     found = parse(exp.Column(this=exp.Identifier(this=name, quoted=True)), schema)
     assert found.name == name
@@ -278,19 +278,19 @@ def test_any_name_survives_as_a_column(name: str):
 
 
 @pytest.mark.parametrize("number", ["0.0D", "-0.0D", "1e-320", "1.7976931348623157E308D", "CAST('-Infinity' AS DOUBLE)", "0.1F", "3.4028235E38F", "-1.50", "99999999999999999999999999999999999999", "-0.0000001", "1.10"])  # fmt: skip
-def test_numbers_survive_being_written(number: str):
+def test_numbers_survive_being_written(number: str) -> None:
     found = parse(number, SCHEMA)
     again = parse(found.sql, SCHEMA)
     assert repr(again.term) == repr(found.term)
 
 
-def test_a_like_pattern_and_a_regular_expression_keep_javas_meaning():
+def test_a_like_pattern_and_a_regular_expression_keep_javas_meaning() -> None:
     assert like_regex("a.%_!%", "!") == r"(?s)\A(?:a\..*.%)\z"
     assert rust_regex(r"\d") == "[0-9]"
     assert rust_regex("(?i)k") == "[kK]"
 
 
-def test_importing_expressions_loads_neither_rich_nor_numpy():
+def test_importing_expressions_loads_neither_rich_nor_numpy() -> None:
     code = "import sys, fordstone.model.expression, fordstone.api.column; print('rich' in sys.modules, 'numpy' in sys.modules, 'pandas' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False False False"

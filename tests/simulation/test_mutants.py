@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fordstone.testing.mutants import MUTANTS
-from fordstone.testing.scenario import Scenario
+from fordstone.testing.scenario import Scenario, Shape
 from fordstone.testing.simulator import SimulationError, simulate
 
 SEEDS_MAX = 400
@@ -13,7 +13,7 @@ SEEDS_MAX = 400
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulation_catches(name, request):
-    shape = "loop" if name == "loop_log_not_saved" else None
+    shape: Shape | None = "loop" if name == "loop_log_not_saved" else None
     with MUTANTS[name]():
         for count, seed in enumerate(range(30_000, 30_000 + SEEDS_MAX), start=1):
             try:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from fordstone.checkpoint.aside import Aside
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.checkpoint.placing import Placer
@@ -56,7 +58,7 @@ class CutLog:
     ) -> None:
         self._disk = disk
         self._directory = directory
-        self.path = f"{directory}/cuts.jsonl"
+        self._path = f"{directory}/cuts.jsonl"
         self._failpoints = failpoints
         self._placer = placer
         self._max_bytes = max_bytes
@@ -67,7 +69,7 @@ class CutLog:
     def read(self) -> CutLogContent:
         """Every cut that can be read. Of two lines for one epoch the later one counts."""
         try:
-            data = self._disk.read(self.path)
+            data = self._disk.read(self._path)
         except FileNotFoundError:
             return CutLogContent(cuts={}, damaged_lines=0)
         return parse_cut_log(data)
@@ -79,7 +81,7 @@ class CutLog:
         """
         line = b"\n" + encode_sealed(epoch) + b"\n"
         with contextlib.suppress(StorageError):
-            self._disk.append(self.path, line)
+            self._disk.append(self._path, line)
             self._size_bytes += len(line)
 
     def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
@@ -113,15 +115,35 @@ class CutLog:
         if together != content.cuts or content.damaged_lines:
             self._rewrite(list(together.values()), noted=content.noted)
 
+    def mend(self, cuts: Iterable[Cut], aside: Aside) -> str | None:
+        """If there is damage, keep a copy aside and write the log anew with these cuts of whole manifests; says what was wrong."""
+        content = self.read()
+        cuts = list(cuts)
+        missing = [cut.epoch for cut in cuts if cut.epoch not in content.cuts]
+        if not missing and not content.damaged_lines:
+            return None
+        if content.damaged_lines:
+            aside.copy(self._path)
+        self.add(cuts)
+        return (
+            f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
+        )
+
+    def output_of(self, epochs: AbstractSet[int]) -> set[str]:
+        """The digests of the runs that these epochs let out, as far as their cuts can be read."""
+        cuts = self.read().cuts
+        found = (cuts[epoch].segments for epoch in epochs & cuts.keys())
+        return {run.digest for segments in found for segment in segments for run in segment.runs}
+
     def _append(self, cut: Cut) -> None:
         # Set before the write: after a failed one nobody knows whether the line is there, so the next try rewrites.
         self._newest = cut.epoch
         # The newline in front ends whatever a crash has left of the line before.
         line = b"\n" + encode_cut(cut) + b"\n"
-        fresh = not self._disk.exists(self.path)
-        self._disk.append(self.path, line)
+        fresh = not self._disk.exists(self._path)
+        self._disk.append(self._path, line)
         self._failpoints.hit("cut.appended")
-        self._disk.fsync(self.path)
+        self._disk.fsync(self._path)
         if fresh:
             self._disk.fsync_dir(self._directory)
         self._failpoints.hit("cut.synced")
@@ -132,7 +154,7 @@ class CutLog:
         data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
         if noted:
             data += encode_sealed(noted) + b"\n"
-        self._placer.place(self.path, data)
+        self._placer.place(self._path, data)
         self._failpoints.hit("cut.appended")
         self._disk.fsync_dir(self._directory)
         self._failpoints.hit("cut.synced")
@@ -152,7 +174,7 @@ class CutLog:
 
     def _measure(self) -> int:
         try:
-            return self._disk.size(self.path)
+            return self._disk.size(self._path)
         except FileNotFoundError:
             return 0
 

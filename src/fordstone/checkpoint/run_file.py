@@ -41,12 +41,13 @@ def encode_run(frame: pl.DataFrame, compression: Compression) -> tuple[RunRef, m
         frame = frame.rechunk()
     buffer = io.BytesIO()
     codec: Literal["zstd", "lz4", "uncompressed"] = "uncompressed" if compression == "none" else compression
+    # A clone, since writing locks its frame while it waits for the interpreter: whoever holds the interpreter and asks the
+    # same frame anything (its size, its height) would wait for the lock, and both for ever.
+    own = frame.clone()
     if frame.height >= _FILE_ROWS_MIN:
-        frame.write_ipc(buffer, compression=codec)
+        own.write_ipc(buffer, compression=codec)
     else:
-        # A clone, since this call locks its frame while it waits for the interpreter: whoever holds the interpreter and
-        # asks the same frame anything (its size, its height) would wait for the lock, and both for ever.
-        frame.clone().write_ipc_stream(buffer, compression=codec)
+        own.write_ipc_stream(buffer, compression=codec)
     data = buffer.getbuffer()
     return RunRef(digest=digest_of(data), size_bytes=data.nbytes, rows=frame.height), data
 

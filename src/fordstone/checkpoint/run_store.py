@@ -84,6 +84,15 @@ class RunStore:
             return f"run {short(ref.digest)} has {size_bytes} bytes, the manifest says {ref.size_bytes}"
         return None
 
+    def first_fault(self, runs: Iterable[RunRef], known: dict[RunRef, str | None], *, deep: bool) -> str | None:
+        """The first fault among some runs. `known` is what was found before, and added to: each run is looked at once."""
+        first = None
+        for run in runs:
+            if run not in known:
+                known[run] = self.fault(run, deep=deep)
+            first = first or known[run]
+        return first
+
     def sync(self) -> None:
         """Make the names of all runs durable."""
         self._disk.fsync_dir(self._directory)

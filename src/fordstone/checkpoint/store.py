@@ -182,24 +182,14 @@ class CheckpointStore:
             self._cuts.add(cuts)
 
     def mend_cuts(self) -> str | None:
-        """If the cut log is damaged, keep a copy of it aside and write it anew; says what was wrong.
-
-        What its lines do not tell any more comes from the manifests that are whole. Called at recovery.
-        """
+        """Write the cut log anew if it is damaged, with the help of the manifests that are whole; says what was wrong."""
         self._check_writable()
-        log = self._cuts.read()
-        cuts = {}
+        cuts = []
         for epoch in self.epochs():
             with contextlib.suppress(CheckpointError):
-                cuts[epoch] = self.manifest(epoch).cut
-        missing = sorted(cuts.keys() - log.cuts.keys())
-        if not missing and not log.damaged_lines:
-            return None
+                cuts.append(self.manifest(epoch).cut)
         with self._commit_mutex:
-            if log.damaged_lines:
-                self._aside.copy(self._cuts.path)
-            self._cuts.add(cuts.values())
-        return f"{log.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
+            return self._cuts.mend(cuts, self._aside)
 
     def survey(self, *, deep: bool = False) -> Survey:
         """Look at everything there is, for `decide_recovery`. `deep` reads every run, else only sizes are compared.
@@ -398,17 +388,10 @@ class CheckpointStore:
         """The runs that epochs beyond the newest manifest in place had let out: those that are to be rebuilt."""
         newest = max(self._named, default=0)
         waiting = {epoch for epoch in self._aside_epochs if epoch > newest}
-        cuts = self._cuts.read().cuts if waiting else {}
-        found = (cuts[epoch].segments for epoch in waiting & cuts.keys())
-        return {run.digest for segments in found for segment in segments for run in segment.runs}
+        return self._cuts.output_of(waiting) if waiting else set()
 
     def _first_fault(self, manifest: Manifest, faults: dict[RunRef, str | None], *, deep: bool) -> str | None:
-        """The first fault among the runs; each run is looked at once, however many manifests name it."""
-        first = None
-        for run in manifest.runs():
-            if run not in faults:
-                faults[run] = self._runs.fault(run, deep=deep)
-            first = first or faults[run]
+        first = self._runs.first_fault(manifest.runs(), faults, deep=deep)
         return f"{self._title(manifest.epoch)} is damaged: {first}." if first else None
 
     def _manifest_path(self, epoch: int) -> str:

@@ -16,8 +16,10 @@ import polars as pl
 
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import PartitionCut
-from fordstone.model.plan import ConnectorSpec as ConnectorSpec
+from fordstone.model.plan import ConnectorSpec
 from fordstone.model.schema import Schema
+
+__all__ = ["Chunk", "ConnectorSpec", "Delivery", "Reader", "Rejected", "Sink", "SinkStream", "Source", "SourceOptions"]
 
 
 class Delivery(StrEnum):

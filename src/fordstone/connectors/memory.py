@@ -294,6 +294,8 @@ def _numbers(parts: Iterable[_Made]) -> pl.Series:
 
 
 def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    if frame.schema == schema.polars:
+        return frame
     missing = [name for name in schema if name not in frame.columns]
     if len(missing) == len(schema):
         raise SchemaError(f"memory source: the frame has columns {frame.columns}, none of the declared {list(schema)}.")

@@ -343,9 +343,12 @@ def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:
     manifest = resumption.manifest
     if manifest is None or any(isinstance(step, p.Source) and step.time is not None for step in plan.steps):
         return resumption
-    sources = {name: msgspec.structs.replace(cut, watermark_us=TIME_MIN_US) for name, cut in manifest.cut.sources.items()}
+    sources = {
+        name: msgspec.structs.replace(cut, watermark_us=TIME_MIN_US) for name, cut in manifest.cut.sources.items()
+    }
     tasks = tuple(
-        msgspec.structs.replace(task, watermarks_us={}, watermark_us=TIME_MIN_US, finished=False) for task in manifest.tasks
+        msgspec.structs.replace(task, watermarks_us={}, watermark_us=TIME_MIN_US, finished=False)
+        for task in manifest.tasks
     )
     cut = msgspec.structs.replace(manifest.cut, sources=sources)
     return replace(resumption, manifest=msgspec.structs.replace(manifest, cut=cut, tasks=tasks))

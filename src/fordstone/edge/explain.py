@@ -81,7 +81,7 @@ def _details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, st
         yield "computes", ", ".join(given.sql for given in step.aggregates)
     if not isinstance(step, p.Sink):
         before = types[step.inputs[0]] if step.inputs else None
-        if before is None or before.schema != stream.schema:
+        if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
             yield "columns", _columns(stream.schema)
         if before is None or before.time != stream.time:
             yield "time", _time(step, stream)

@@ -49,7 +49,8 @@ class Outlet:
         """Rows come out."""
         self.rows += frame.height
         if self._write_to is not None:
-            self._write_to.write(frame)
+            # A clone: other tasks may hold this frame, and writing locks it (see `checkpoint.run_file.encode_run`).
+            self._write_to.write(frame.clone())
             return
         self._open.append(frame)
         self._open_bytes += int(frame.estimated_size())

@@ -209,7 +209,8 @@ class Writer:
         """Let the rows of a sealed epoch out at one sink."""
         sink, schema = self._sinks[name]
         self._failpoints.hit("sink.before-release")
-        rows = pl.concat(frames) if frames else pl.DataFrame(schema=schema)
+        # A clone: a task may hold the very frame, and writing locks it (see `checkpoint.run_file.encode_run`).
+        rows = pl.concat(frames).clone() if frames else pl.DataFrame(schema=schema)
         sink.release(epoch, rows)
         if not name.startswith(DEAD_LETTERS):
             self.released_rows += rows.height

@@ -16,7 +16,7 @@ import polars as pl
 from fordstone.model import coercion
 from fordstone.model.expression import Expression
 from fordstone.model.schema import DataType, Schema
-from fordstone.model.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term
+from fordstone.model.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term, columns_of
 from fordstone.operators import lowering_cast as casts
 from fordstone.operators import lowering_decimal as decimal
 from fordstone.operators import lowering_numbers as numbers
@@ -64,8 +64,10 @@ def lower(term: Term) -> pl.Expr:
 
 def _mentions_once(call: Call) -> bool:
     """Whether the lowered function mentions each argument only once."""
-    if call.function in {"+", "-", "*", "/"}:
+    if call.function in {"+", "-", "*"}:
         return call.type.is_numeric  # moving a time by months looks at it several times
+    if call.function == "/":
+        return call.type.name == "decimal" or not columns_of(call.args[1])
     return call.function in _ONCE
 
 
@@ -99,11 +101,19 @@ def _arithmetic(name: str) -> Lowered:
             case "*":
                 return left * right
             case "/":
-                return numbers.divided(left, right)
+                return _quotient(call, left, right)
             case _:
                 return _remainder(left, right, call.type)
 
     return lowered
+
+
+def _quotient(call: Call, left: pl.Expr, right: pl.Expr) -> pl.Expr:
+    by, read = call.args[1], columns_of(call)
+    by = by.args[0] if isinstance(by, Call) and by.implicit else by
+    if isinstance(by, Literal) and isinstance(by.value, (int, float)) and by.value != 0 and read:
+        return numbers.divided_by(left, float(by.value), pl.col(read[0]))
+    return numbers.divided(left, right)
 
 
 def _remainder(left: pl.Expr, right: pl.Expr, kind: DataType) -> pl.Expr:

@@ -117,18 +117,31 @@ def _truth(low: pl.Expr) -> pl.Expr:
 def _text_to_integer(text: pl.Expr, to: DataType) -> pl.Expr:
     """Digits after a point are checked and dropped; a lone point is 0, as in Spark."""
 
-    def matched(text: pl.Expr) -> pl.Expr:
-        return pl.when(text.str.contains("[0-9.]")).then(text).str.extract_groups(_WHOLE)
+    def read(text: pl.Expr) -> pl.Expr:
+        return let(both, text=text, quick=text.cast(to.polars, strict=False))
+
+    def both(text: pl.Expr, quick: pl.Expr) -> pl.Expr:
+        # What Polars reads, Spark reads alike; only the rest goes through the pattern.
+        rest = pl.when(quick.is_null() & text.str.contains("[0-9.]")).then(text).str.extract_groups(_WHOLE)
+        return pl.coalesce(quick, let(joined, parts=rest).cast(to.polars, strict=False))
 
     def joined(parts: pl.Expr) -> pl.Expr:
         digits = parts.struct.field("2").str.strip_chars_start("0").str.pad_start(1, "0")
         return parts.struct.field("1").str.replace("+", "", literal=True) + digits
 
-    return let(joined, parts=let(matched, text=text)).cast(to.polars, strict=False)
+    return let(read, text=text)
 
 
 def _text_to_float(text: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     def read(text: pl.Expr) -> pl.Expr:
+        return let(both, text=text, quick=text.cast(dtype, strict=False))
+
+    def both(text: pl.Expr, quick: pl.Expr) -> pl.Expr:
+        # What Polars reads as a finite number, Spark reads alike; names and suffixes are looked at by pattern.
+        rest = pl.when(quick.is_finite().fill_null(value=False).not_()).then(text)
+        return pl.when(quick.is_finite()).then(quick).otherwise(let(named, text=rest))
+
+    def named(text: pl.Expr) -> pl.Expr:
         number = pl.when(text.str.contains(_FLOAT)).then(text.str.strip_chars_end("dDfF"))
         low = text.str.to_lowercase()
         return let(spelled, number=number.cast(dtype, strict=False), low=low, infinite=low.str.extract(_INFINITE, 1))
@@ -177,7 +190,7 @@ def _from_timestamp(value: pl.Expr, to: DataType) -> pl.Expr:
         return seconds.cast(to.polars, strict=False)
     if to.name == "decimal":
         return scaled(rescaled(micros.cast(pl.Int128), 6, to.scale), to)
-    return divided_by(micros.cast(pl.Float64), 1e6).cast(to.polars)
+    return let(lambda time: divided_by(time.cast(pl.Float64), 1e6, time), time=micros).cast(to.polars)
 
 
 def _to_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:

@@ -21,6 +21,8 @@ def let(body: Callable[..., pl.Expr], **values: pl.Expr) -> pl.Expr:
     The body may use its arguments, constants and nothing else: inside a nested `let` the outer arguments are not seen,
     so what is needed there is handed on.
     """
+    if all(value.meta.is_column() or value.meta.is_literal() for value in values.values()):
+        return body(**values)  # nothing to work out
     fields = {name: pl.field(name) for name in values}
     bound = pl.struct(*(value.alias(name) for name, value in values.items()))
     return bound.struct.with_fields(body(**fields).alias(_RESULT)).struct.field(_RESULT)

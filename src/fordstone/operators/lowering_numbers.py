@@ -42,27 +42,30 @@ def saturated(value: pl.Expr, low: int = _I64_MIN, high: int = _I64_MAX, dtype: 
 
 
 def divided(left: pl.Expr, right: pl.Expr) -> pl.Expr:
-    """The quotient, correctly rounded; null if `right` is zero."""
-    return let(lambda left, right: left / pl.when(right != 0).then(right), left=left, right=right)
+    """The quotient of two columns; null if `right` is zero."""
+    return left / pl.when(right != 0).then(right)
 
 
-def divided_by(left: pl.Expr, right: float) -> pl.Expr:
-    """The quotient by a constant other than zero, correctly rounded.
+def divided_by(left: pl.Expr, right: float, like: pl.Expr) -> pl.Expr:
+    """The quotient by a constant other than zero, correctly rounded; `like` is any column of the same length.
 
     Polars divides a column by a constant as a product with the reciprocal, which is off by a bit now and then. So the
     constant is made a column first.
     """
-    return let(lambda left, right: left / right, left=left, right=pl.lit(right))
+    return left / _column_of(right, like)
+
+
+def _column_of(value: float, like: pl.Expr) -> pl.Expr:
+    """A constant as a column that Polars does not see through."""
+    return pl.when(like.is_null()).then(value).otherwise(value)
 
 
 def integer_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     """The remainder with the sign of `left`; null if `right` is zero."""
-
-    def corrected(left: pl.Expr, right: pl.Expr, floored: pl.Expr) -> pl.Expr:
-        crossed = (floored != 0) & ((left < 0) != (right < 0))
-        return pl.when(crossed).then(floored - right).otherwise(floored)
-
-    return let(corrected, left=left, right=right, floored=pl.when(right != 0).then(left % right))
+    divisor = right if right.meta.is_literal() else pl.when(right != 0).then(right)
+    floored = left % divisor  # by a zero that is written out, Polars itself gives null
+    crossed = (floored != 0) & ((left < 0) != (right < 0))
+    return pl.when(crossed).then(floored - right).otherwise(floored)
 
 
 def float_remainder(left: pl.Expr, right: pl.Expr, dtype: pl.DataType) -> pl.Expr:
@@ -94,7 +97,7 @@ def ln(value: pl.Expr) -> pl.Expr:
 
 def log2(value: pl.Expr) -> pl.Expr:
     """Logarithm to base 2, as the quotient that Spark takes."""
-    return pl.when(value > 0).then(divided_by(value.log(), math.log(2.0)))
+    return pl.when(value > 0).then(divided_by(value.log(), math.log(2.0), value))
 
 
 def power(base: pl.Expr, exponent: pl.Expr) -> pl.Expr:
@@ -108,29 +111,23 @@ def rounded(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:
     """A float rounded half away from zero by the decimal digits that it shows, so that 1.005 gives 1.01."""
     double = value.cast(pl.Float64)
     if abs(places) > _PLACES:
-        return _without_negative_zero(rounded_by_digits(double, places)).cast(dtype)
+        return let(_without_negative_zero, value=rounded_by_digits(double, places)).cast(dtype)
     unit = 10.0 ** abs(places)
-
-    def prepared(value: pl.Expr) -> pl.Expr:
-        size = value.abs()
-        shifted = size * unit if places >= 0 else divided_by(size, unit)
-        return let(counted, minus=value < 0, size=size, shifted=shifted)
-
-    def counted(minus: pl.Expr, size: pl.Expr, shifted: pl.Expr) -> pl.Expr:
-        below = shifted.floor()
-        # The double nearest to the decimal half way between `below` and the next: equal to it means a half is shown.
-        half = divided_by(below * 2 + 1, 2 * unit) if places >= 0 else (below + 0.5) * unit
-        count = below + pl.when(size >= half).then(1.0).otherwise(0.0)
-        near = divided_by(count, unit) if places >= 0 else count * unit
-        found = pl.when(shifted >= _EXACT).then(size).otherwise(near)
-        return found * pl.when(minus).then(-1.0).otherwise(1.0)
-
-    return _without_negative_zero(let(prepared, value=double)).cast(dtype)
+    size = double.abs()
+    shifted = size * unit if places >= 0 else divided_by(size, unit, value)
+    below = shifted.floor()
+    # The double nearest to the decimal half way between `below` and the next: equal to it means a half is shown.
+    half = divided_by(below * 2 + 1, 2 * unit, value) if places >= 0 else (below + 0.5) * unit
+    count = below + (size >= half).cast(pl.Float64)
+    near = divided_by(count, unit, value) if places >= 0 else count * unit
+    found = pl.when(shifted >= _EXACT).then(size).otherwise(near)
+    sign = 1.0 - 2.0 * (double < 0).cast(pl.Float64)
+    # What is rounded by its decimal digits has no negative zero; adding zero takes its sign away.
+    return (found * sign + _column_of(0.0, value)).cast(dtype)
 
 
 def _without_negative_zero(value: pl.Expr) -> pl.Expr:
-    """What is rounded by its decimal digits has no negative zero."""
-    return let(lambda value: pl.when(value == 0).then(0.0).otherwise(value), value=value)
+    return pl.when(value == 0).then(0.0).otherwise(value)
 
 
 def rounded_integer(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:

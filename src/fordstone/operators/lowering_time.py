@@ -24,6 +24,7 @@ _FIXED_US: Final = {
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _WRITABLE_DAYS: Final = 95_000_000
 """Within so many days of 1970 Polars can write a date without a panic."""
+_USUAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z?$"
 _ZONE_SECONDS_MAX: Final = 18 * 3600
 
 
@@ -156,8 +157,28 @@ def date_text(value: pl.Expr) -> pl.Expr:
 
 def read_timestamp(text: pl.Expr) -> pl.Expr:
     """Text as a timestamp; null if it is none. Named zones other than UTC are not known here."""
-    parts = text.str.strip_chars(EDGE_SPACE).str.extract_groups(TIMESTAMP_PATTERN)
-    return stamp(let(_numbered, parts=parts).cast(pl.Int64, strict=False))
+
+    def both(text: pl.Expr, usual: pl.Expr) -> pl.Expr:
+        quick = _usual_form(pl.when(usual).then(text))
+        rest = pl.when(usual.not_()).then(text).str.extract_groups(TIMESTAMP_PATTERN)
+        return pl.coalesce(quick, let(_numbered, parts=rest))
+
+    def trimmed(text: pl.Expr) -> pl.Expr:
+        return let(both, text=text, usual=text.str.contains(_USUAL))
+
+    return stamp(let(trimmed, text=text.str.strip_chars(EDGE_SPACE)).cast(pl.Int64, strict=False))
+
+
+def _usual_form(text: pl.Expr) -> pl.Expr:
+    """The form that nearly all timestamps have, cut up by position, which is many times faster than by pattern."""
+    places = {"year": (0, 4), "month": (5, 2), "day": (8, 2), "hour": (11, 2), "minute": (14, 2), "second": (17, 2)}
+
+    def cut(text: pl.Expr) -> pl.Expr:
+        numbers = {name: text.str.slice(*place).cast(pl.Int64, strict=False) for name, place in places.items()}
+        digits = text.str.slice(20).str.strip_chars_end("Z").str.pad_end(6, "0").str.slice(0, 6)
+        return let(_moment, **numbers, fraction=digits.cast(pl.Int64, strict=False), zone=pl.lit(0, dtype=pl.Int64()))
+
+    return let(cut, text=text)
 
 
 def _numbered(parts: pl.Expr) -> pl.Expr:

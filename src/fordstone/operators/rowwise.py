@@ -129,7 +129,8 @@ class MapBatches(Stateless):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         """What the function gave, checked against the declared schema."""
-        given = self._function(frame.drop(ROW_ID, strict=False))
+        # Other steps may hold this frame; what the function does to its own in place is its own business.
+        given = self._function(frame.clone().drop(ROW_ID, strict=False))
         if not isinstance(given, pl.DataFrame):
             raise TaskError(
                 f"step {self._step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame."

@@ -20,7 +20,13 @@ from fordstone.model.plan import Guarantee, Mode, Plan
 
 Shape = Literal["chain", "diamond", "loop", "union"]
 SHAPES: Final[tuple[Shape, ...]] = ("chain", "diamond", "loop", "union")
-GUARANTEES: Final[tuple[Guarantee, ...]] = ("exactly_once", "exactly_once", "exactly_once", "at_least_once", "at_most_once")
+GUARANTEES: Final[tuple[Guarantee, ...]] = (
+    "exactly_once",
+    "exactly_once",
+    "exactly_once",
+    "at_least_once",
+    "at_most_once",
+)
 """What seeds draw from: exactly-once has the most to go wrong."""
 SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 WINDOW_S: Final = 10
