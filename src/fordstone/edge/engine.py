@@ -25,13 +25,14 @@ from fordstone.edge.assembly import DEAD_LETTERS, Parts, assemble
 from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
+from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA
 from fordstone.edge.graph import build_graph, steps_with_ids
 from fordstone.edge.reading import ReadSoFar
 from fordstone.edge.recovery import Resumption, check_plan
 from fordstone.edge.report import Progress
 from fordstone.edge.reservation import Reservations
 from fordstone.edge.snapshot import TaskSnapshot
-from fordstone.edge.source_task import DEAD_LETTER_SCHEMA, SourceTask
+from fordstone.edge.source_task import SourceTask
 from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
 from fordstone.model import plan as p

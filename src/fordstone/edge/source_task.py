@@ -15,16 +15,17 @@ from typing import Final, Protocol
 import polars as pl
 
 from fordstone.checkpoint.disk import FatalStorageError
-from fordstone.connectors.connector import Chunk, Rejected, Source
+from fordstone.connectors.connector import Chunk, Source
 from fordstone.edge.chain import Chain
 from fordstone.edge.channel import Channel
 from fordstone.edge.clock import Clock
+from fordstone.edge.dead_letters import DeadLetters
 from fordstone.edge.item import Barrier, Item
 from fordstone.edge.outlet import Outlet
 from fordstone.edge.partition import Partition
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Output, Reports, Task
-from fordstone.errors import SourceError, StorageError
+from fordstone.errors import StorageError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position, TaskId
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
-DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
-DEAD_LETTER_TEXT_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ class SourceTask(Task):
         self._asked = False
         self._refused = False
         self._poll_us = POLL_FIRST_US
-        self.rejected_rows = 0
+        self._dead_letters = DeadLetters(setup.step, setup.dead_letters)
 
     # What the coordinator calls, from its own thread.
 
@@ -130,6 +129,11 @@ class SourceTask(Task):
         self._announced = False
         self._held = False
         self.wake()
+
+    @property
+    def rejected_rows(self) -> int:
+        """How many rows could not be read."""
+        return self._dead_letters.rows
 
     @property
     def partition_count(self) -> int:
@@ -343,7 +347,7 @@ class SourceTask(Task):
         partition.position = int(chunk.position)
         partition.heard_us = self._clock.monotonic_us()
         partition.reads += 1
-        self._reject(partition, chunk.rejected)
+        self._dead_letters.take(partition.name, chunk.rejected)
         frame = chunk.frame
         self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
@@ -361,32 +365,13 @@ class SourceTask(Task):
             self.chain.push(frame, late=False)
             return
         if frame[time].null_count():
-            self._reject_timeless(partition, frame.filter(pl.col(time).is_null()))
+            self._dead_letters.take_timeless(partition.name, partition.position, frame.filter(pl.col(time).is_null()))
             frame = frame.filter(pl.col(time).is_not_null())
         in_time, late = partition.judge(frame, time, self._step.lateness_us)
         if in_time.height:
             self.chain.push(in_time, late=False)
         if late is not None:
             self.chain.push(late, late=True)
-
-    def _reject_timeless(self, partition: Partition, frame: pl.DataFrame) -> None:
-        # The row itself says where it stood; the chunk's end is the nearest position that is known without ids.
-        rows = frame.drop(ROW_ID, strict=False).write_ndjson().splitlines()
-        reason = f"column {self._step.time} (time=) is null"
-        self._reject(partition, [Rejected(position=partition.position, text=text, reason=reason) for text in rows])
-
-    def _reject(self, partition: Partition, rejected: Sequence[Rejected]) -> None:
-        if not rejected:
-            return
-        if self._step.on_error == "fail":
-            worst = rejected[0]
-            raise SourceError(
-                f"source {self._step.name}: {partition.name} at position {worst.position} is not a row: {worst.reason}.\n"
-                f"  {worst.text[:200]}\nMend the input, or use on_error='keep' to set such rows aside."
-            )
-        self.rejected_rows += len(rejected)
-        rows = [(partition.name, row.position, row.reason, row.text[:DEAD_LETTER_TEXT_MAX]) for row in rejected]
-        self._setup.dead_letters.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
 
     # Time.
 

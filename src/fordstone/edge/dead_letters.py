@@ -1,0 +1,47 @@
+"""Dead letters: input that is not a row, kept with its place and the reason, or a reason to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from fordstone.connectors.connector import Rejected
+from fordstone.edge.outlet import Outlet
+from fordstone.errors import SourceError
+from fordstone.model import plan as p
+from fordstone.operators.operator import ROW_ID
+
+DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
+TEXT_CHARS_MAX: Final = 4096
+SHOWN_CHARS_MAX: Final = 200
+
+
+class DeadLetters:
+    """What one source task could not read. Let out with the epoch, so each is kept exactly once."""
+
+    def __init__(self, source: p.Source, outlet: Outlet) -> None:
+        self.rows = 0
+        self._source = source
+        self._outlet = outlet
+
+    def take(self, partition: str, rejected: Sequence[Rejected]) -> None:
+        """Keep them; raises `SourceError` instead where the source says on_error='fail'."""
+        if not rejected:
+            return
+        if self._source.on_error == "fail":
+            first = rejected[0]
+            raise SourceError(
+                f"source {self._source.name}: {partition} at position {first.position} is not a row: {first.reason}.\n"
+                f"  {first.text[:SHOWN_CHARS_MAX]}\nMend the input, or use on_error='keep' to set such rows aside."
+            )
+        self.rows += len(rejected)
+        rows = [(partition, row.position, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
+        self._outlet.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
+
+    def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
+        """Keep rows whose time is null. `position` is the end of what was read with them: the nearest place that is known."""
+        reason = f"column {self._source.time} (time=) is null"
+        texts = frame.drop(ROW_ID, strict=False).write_ndjson().splitlines()
+        self.take(partition, [Rejected(position=position, text=text, reason=reason) for text in texts])
