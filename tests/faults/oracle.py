@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,37 +29,42 @@ class Feed:
     seed: int
     files: int = 3
     keys: int = 5
+    ahead_s: tuple[int, ...] = ()
+    """Where the times of the first files begin; those of the others at 0."""
     written: dict[str, list[Row]] = field(default_factory=dict)
     """What stands in each file, in order."""
 
     def __post_init__(self) -> None:
         self._rng = Random(self.seed)
-        self._seconds = [0] * self.files
+        self._seconds: dict[str, int] = {}
         self._next_id = 0
         (self.folder / "in").mkdir(parents=True, exist_ok=True)
         for number in range(self.files):
-            name = f"part-{number}.jsonl"
-            self.written[name] = []
-            (self.folder / "in" / name).touch()
+            self.join(f"part-{number}.jsonl", second=self.ahead_s[number] if number < len(self.ahead_s) else 0)
+
+    def join(self, name: str, *, second: int) -> None:
+        """Begin another file."""
+        self._seconds[name] = second
+        self.written[name] = []
+        (self.folder / "in" / name).touch()
 
     def write(self, count: int) -> None:
         """Append so many rows, shared between the files."""
         lines: dict[str, list[str]] = {name: [] for name in self.written}
-        for number in range(count):
-            name = f"part-{number % self.files}.jsonl"
-            row = self._row(number % self.files)
+        for _, name in zip(range(count), cycle(self.written), strict=False):
+            row = self._row(name)
             self.written[name].append(row)
             lines[name].append(line_of(row))
         for name, texts in lines.items():
             with (self.folder / "in" / name).open("a") as file:
                 file.writelines(texts)
 
-    def _row(self, file: int) -> Row:
+    def _row(self, name: str) -> Row:
         rng = self._rng
-        self._seconds[file] += rng.choice((0, 0, 1, 1, 2))
+        self._seconds[name] += rng.choice((0, 0, 1, 1, 2))
         back = rng.choice((0, 0, 0, 1, 3, LATENESS_S, LATENESS_S + 1, 25))
         self._next_id += 1
-        return (self._next_id, rng.randrange(self.keys), self._seconds[file] - back, rng.randrange(100))
+        return (self._next_id, rng.randrange(self.keys), self._seconds[name] - back, rng.randrange(100))
 
 
 def line_of(row: Row) -> str:

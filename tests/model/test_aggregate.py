@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+import sqlglot
 
 from fordstone.errors import ExpressionError
 from fordstone.model.aggregate import AGGREGATES, parse_aggregate
+from fordstone.model.expression import parse
 from fordstone.model.schema import DataType, Schema
 from fordstone.operators.lowering import to_polars
 
@@ -48,6 +50,22 @@ def test_the_name_is_given_or_said_or_the_text() -> None:
     assert parse_aggregate("max( temp )", SCHEMA).name == "max(temp)"
     with pytest.raises(ExpressionError, match="also AS spread"):
         parse_aggregate("max(temp) AS spread", SCHEMA, "top")
+
+
+def test_the_mean_of_decimals_is_that_of_doubles_and_says_so() -> None:
+    found = parse_aggregate("avg(price)", SCHEMA, "r")
+    assert found.sql == "mean(CAST(price AS DOUBLE)) AS r"
+    for call in (*found.calls, *parse_aggregate("sum(NULL) + avg(NULL)", SCHEMA).calls):
+        assert call.argument is not None
+        assert parse(call.argument.sql, SCHEMA) == call.argument
+
+
+def test_trees_of_another_dialect_are_understood() -> None:
+    tree = sqlglot.parse_one("sum(n) / count(*) + max(concat(s, 'x') = 'ax')", dialect="spark")
+    with pytest.raises(ExpressionError, match="needs numbers, but this is boolean"):
+        parse_aggregate(tree, SCHEMA)
+    tree = sqlglot.parse_one("max(concat(s, 'x')) AS r", dialect="spark")
+    assert parse_aggregate(tree, SCHEMA) == parse_aggregate("max(concat(s, 'x'))", SCHEMA, "r")
 
 
 def test_the_same_call_twice_is_kept_once() -> None:

@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError
 from fordstone.model.expression import Expression, expand, parse, parse_many, parse_predicate
-from fordstone.model.functions import ALIASES, FUNCTIONS
+from fordstone.model.functions import ALIASES, FORMS, FUNCTIONS
 from fordstone.model.patterns import like_regex, rust_regex
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.term import Literal, quoted_text, render
@@ -201,6 +201,10 @@ def test_every_word_of_the_table_has_an_example_that_reads_back() -> None:
         assert parse(found.sql, SCHEMA) == found, function.name
         assert function.about.endswith(".")
         assert function.signature
+    for _, about, example in FORMS:
+        found = parse(example, SCHEMA)
+        assert parse(found.sql, SCHEMA) == found
+        assert about.endswith(".")
     assert set(ALIASES.values()) <= set(FUNCTIONS)
 
 

@@ -87,6 +87,58 @@ def test_polars_gives_what_spark_gave(group: dict[str, Any]) -> None:
     assert not wrong, "\n".join(wrong[:400]) + f"\n{len(wrong)} differences"
 
 
+def rows_of(text: str, schema: dict[str, str], **columns: list[Any]) -> list[Any]:
+    found = Schema.of(schema)
+    frame = pl.DataFrame(columns, schema=found.polars)
+    return frame.select(to_polars(parse(text, found), found)).to_series().to_list()
+
+
+@pytest.mark.parametrize("divisor", ["3", "3.0D", "CASE WHEN 1 > 2 THEN 1 ELSE 3 END", "least(3, 4)", "1 + 2"])
+def test_division_by_a_constant_is_correctly_rounded(divisor: str) -> None:
+    # Polars multiplies by the reciprocal of a constant, which gives 10922.333333333332.
+    assert rows_of(f"n / {divisor if divisor.isalnum() else f'({divisor})'}", {"n": "smallint"}, n=[32767, None, 0]) == [
+        10922.333333333334, None, 0.0,
+    ]  # fmt: skip
+    assert rows_of(f"32767 / ({divisor})", {"n": "smallint"}, n=[1, 2]) == [10922.333333333334] * 2
+
+
+def test_a_constant_has_as_many_rows_as_the_frame() -> None:
+    assert rows_of("1 + 1", {"n": "int"}, n=[7, 8, 9]) == [2, 2, 2]
+    assert rows_of("split('a b', ' ')", {"n": "int"}, n=[7, 8]) == [["a", "b"]] * 2
+    assert rows_of("NULL", {"n": "int"}, n=[7]) == [None]
+    assert rows_of("1.5", {"n": "int"}, n=[]) == []
+
+
+def test_nested_expressions_are_worked_out_once() -> None:
+    text = "x"
+    for _ in range(12):
+        text = f"round(least({text} * 1.1D, 50) % 7 / 3, 3)"
+    schema = Schema.of({"x": "double"})
+    lowered = to_polars(parse(text, schema), schema)
+    assert len(str(lowered)) < 200_000  # mentioned twice at each level, it would be millions
+    assert pl.DataFrame({"x": [1.0]}).select(lowered).to_series().null_count() == 0
+
+
+def test_times_beyond_the_calendar_of_polars_do_not_stop_the_query() -> None:
+    far = [2**63 - 1, -(2**63), None]
+    schema = Schema.of({"ts": "timestamp"})
+    frame = pl.DataFrame({"ts": pl.Series(far, dtype=pl.Int64())}).cast({"ts": schema["ts"].polars})
+    for text in (
+        "year(ts)",
+        "CAST(ts AS STRING)",
+        "date_trunc('month', ts)",
+        "ts + INTERVAL '1' MONTH",
+        "CAST(ts AS DATE)",
+    ):
+        assert len(frame.select(to_polars(parse(text, schema), schema))) == 3
+
+
+def test_an_expression_for_another_frame_is_refused() -> None:
+    expression = parse("a + 1", Schema.of({"a": "int"}))
+    with pytest.raises(KeyError, match="does not have"):
+        to_polars(expression, Schema.of({"b": "int"}))
+
+
 def test_every_function_of_the_table_is_lowered() -> None:
     assert set(LOWERED) - set(FUNCTIONS) == {"cast", "try_cast"}
     assert set(FUNCTIONS) <= set(LOWERED)

@@ -74,7 +74,9 @@ def run(
                             "pipeline failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us}
                         )
                         if signals.wait(wait_us / 1e6):
-                            raise
+                            raise TaskError(
+                                f"pipeline {plan.pipeline} was told to stop after it had failed: {error!r}"
+                            ) from error
 
 
 def _run_once(
@@ -112,6 +114,10 @@ def _run_once(
             progress=engine.progress(restarts=restarts),
             resumed_from=resumed_from,
         )
+    log.info(
+        "pipeline started",
+        extra={"pipeline": plan.pipeline, "node": config.node, "from_epoch": resumed_from, "tasks": len(engine.tasks)},
+    )
     upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
     if upload is not None:
         engine.writer.keep_for(upload.acknowledged)

@@ -9,6 +9,7 @@ reading, never acknowledges, and is tried again; a failed sync ends the process.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ from fordstone.model.manifest import (
     TaskCut,
 )
 from fordstone.state.piece import Piece
+
+log = logging.getLogger(__name__)
 
 RETRY_US: Final = 500_000
 
@@ -198,6 +201,15 @@ class Writer:
             runs=len(waiting),
             size_bytes=sum(piece.ref.size_bytes for piece in waiting if piece.ref is not None),
             pause_us=max((snapshot.pause_us for snapshot in sealing.snapshots), default=0),
+        )
+        log.info(
+            "epoch sealed",
+            extra={
+                "epoch": manifest.epoch,
+                "bytes": self.last.size_bytes,
+                "took_us": self.last.took_us,
+                "rebuilt": rebuilt,
+            },
         )
         for name, found in frames.items():
             yield from self._patiently(lambda name=name, found=found: self.release(name, manifest.epoch, found))  # type: ignore[misc]

@@ -18,7 +18,7 @@ from fordstone.model.coercion import BIGINT, DOUBLE, NULL, ClashError
 from fordstone.model.dialect import DIALECT, offset_of, quoted_name, read
 from fordstone.model.expression import Expression, expression_of, split_alias, with_own_functions
 from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType, Schema
-from fordstone.model.term import Call, Column, Term, cast, render
+from fordstone.model.term import Call, Column, Term, render
 
 RESULT_PREFIX: Final = "__a"
 """`finish` reads the result of call i as the column `__a<i>`."""
@@ -82,7 +82,7 @@ def _count(argument: Term) -> tuple[Term, DataType]:
 def _sum(argument: Term) -> tuple[Term, DataType]:
     kind = argument.type
     if kind == NULL:
-        return cast(argument, DOUBLE), DOUBLE
+        return Call("cast", (argument,), DOUBLE), DOUBLE
     _needs_number(kind)
     if kind.name == "decimal":
         return argument, DataType("decimal", precision=min(kind.precision + 10, DECIMAL_DIGITS_MAX), scale=kind.scale)
@@ -92,7 +92,8 @@ def _sum(argument: Term) -> tuple[Term, DataType]:
 def _mean(argument: Term) -> tuple[Term, DataType]:
     if argument.type != NULL:
         _needs_number(argument.type)
-    return (cast(argument, DOUBLE) if argument.type.name in {"decimal", "null"} else argument), DOUBLE
+    # The cast is written, so that Spark, too, takes the mean of doubles.
+    return (Call("cast", (argument,), DOUBLE) if argument.type.name in {"decimal", "null"} else argument), DOUBLE
 
 
 def _extreme(argument: Term) -> tuple[Term, DataType]:

@@ -8,7 +8,6 @@ means is decided by `model.checking` alone. Trees that were parsed with another 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -140,10 +139,12 @@ def is_foreign(tree: exp.Expr) -> bool:
     """Whether a tree has function nodes that this dialect does not make, so that it must be written and read again."""
     own: tuple[type[exp.Expr], ...] = (
         exp.Anonymous, exp.Cast, exp.TryCast, exp.Extract, exp.Trim, exp.Substring, exp.StrPosition, exp.Case, exp.If,
-        exp.And, exp.Or, exp.Xor, exp.RegexpLike, exp.Concat, exp.CurrentTimestamp, exp.CurrentDate, exp.Exists,
+        exp.And, exp.Or, exp.RegexpLike, exp.CurrentTimestamp, exp.CurrentDate, exp.Exists,
     )  # fmt: skip
-    return any(isinstance(node, exp.Func) and not isinstance(node, own) for node in _nodes(tree))
+    return any(isinstance(node, exp.Func) and not isinstance(node, own) and not _is_text(node) for node in tree.walk())
 
 
-def _nodes(tree: exp.Expr) -> Iterable[exp.Expr]:
-    return tree.walk()
+def _is_text(node: exp.Expr) -> bool:
+    """Whether a concatenation is only of string literals that stand side by side."""
+    parts = node.args.get("expressions") or ()
+    return isinstance(node, exp.Concat) and all(isinstance(part, exp.Literal) for part in parts)

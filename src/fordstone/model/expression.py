@@ -16,7 +16,7 @@ from fordstone.model.checking import Checker
 from fordstone.model.coercion import BOOLEAN, NULL
 from fordstone.model.dialect import DIALECT, is_foreign, offset_of, quoted_name, read
 from fordstone.model.schema import DataType, Schema
-from fordstone.model.term import Column, Term, cast, columns_of, render
+from fordstone.model.term import Call, Column, Term, columns_of, render
 
 ALL = "*"
 """In `expand`: every column of the schema."""
@@ -71,7 +71,8 @@ def parse_predicate(source: str | exp.Expr, schema: Schema) -> Expression:
     """Check an expression that must be a condition."""
     found = parse(source, schema)
     if found.type == NULL:
-        return expression_of(cast(found.term, BOOLEAN), found.tree, None if found.name == found.sql else found.name)
+        alias = None if found.name == found.sql else found.name
+        return expression_of(Call("cast", (found.term,), BOOLEAN), found.tree, alias)
     if found.type != BOOLEAN:
         text = source if isinstance(source, str) else found.sql
         raise ExpressionError(

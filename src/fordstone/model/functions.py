@@ -115,7 +115,21 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, downwards.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
     ("timestamp_micros", "timestamp_micros(n)", "The timestamp that many microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
 )
+
+FORMS: Final = (
+    ("CAST(x AS type)", "As another type; null if it cannot be read. Integers wrap; floats are cut off and held at the ends. Also x::type, int(x) and the like.", "CAST('12.7' AS INT)"),
+    ("TRY_CAST(x AS type)", "As CAST, but never wraps and reads text strictly: what does not fit is null.", "TRY_CAST(300 AS TINYINT)"),
+    ("a BETWEEN b AND c", "The same as a >= b AND a <= c.", "2 BETWEEN 1 AND 3"),
+    ("a IS TRUE", "Whether a is true; never null. Also IS FALSE, and with NOT.", "NULL IS TRUE"),
+    ("a IS DISTINCT FROM b", "The contrary of a <=> b.", "NULL IS DISTINCT FROM 1"),
+    ("if(c, a, b)", "a where c is true, else b.", "if(1 > 2, 'a', 'b')"),
+    ("nullif(a, b)", "Null where a equals b, else a.", "nullif(1, 1)"),
+    ("nvl2(a, b, c)", "b where a is not null, else c.", "nvl2(1, 'some', 'none')"),
+    ("EXTRACT(part FROM ts)", "The same as year(ts), month(ts) and so on.", "EXTRACT(HOUR FROM TIMESTAMP '2024-05-06 07:08:09')"),
+    ("INTERVAL '10' SECOND", "A span to add to a timestamp or a date, from microseconds to weeks, or months and years.", "TIMESTAMP '2024-05-06 07:08:09' + INTERVAL '10' SECOND"),
+)
 # fmt: on
+"""What is written with a grammar of its own: how, what it means, an example."""
 
 ALIASES: Final = {
     "mod": "%",
@@ -142,3 +156,20 @@ SYNTAX: Final = frozenset(
     {"+", "-", "*", "/", "%", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "in", "case", "element"}
 )
 """Entries that are written as operators and cannot be called by name."""
+
+DIFFERENCES: Final = (
+    "Column names are case-sensitive.",
+    "Text in arithmetic is an error, where Spark reads it as a double; so is comparing a condition with a number.",
+    "Conditions inside conditions (a = b = c) and sums beside || need parentheses.",
+    "The difference of two timestamps is written unix_micros(a) - unix_micros(b); intervals are not values of their own.",
+    "Patterns, separators, units, places and positions of split_part, LIKE, RLIKE, split, replace, round and date_trunc are written out.",
+    "Regular expressions have no look-around, no back references and no possessive repetition; word boundaries are of ASCII words.",
+    "Text is read as a timestamp with Z, UTC, GMT or an offset; other named zones, and a time without a day, give null.",
+    "Text is not read as a number in hexadecimal, nor with digits other than 0 to 9.",
+    "Floats are written with the fewest digits that tell them apart, as Java does from 19 on; Java 17 sometimes writes one more.",
+    "The year, month and day of times beyond the year 262142 are null.",
+    "The mean of decimals is a double.",
+    "Bytes are not cast to text.",
+    "A decimal result that needs more than 38 digits on the way, and negating or rounding more than 34, is an error when the pipeline is built.",
+)
+"""Where an expression is stricter here than in Spark with ANSI mode off, or gives something else; for the docs."""

@@ -109,11 +109,14 @@ def _arithmetic(name: str) -> Lowered:
 
 
 def _quotient(call: Call, left: pl.Expr, right: pl.Expr) -> pl.Expr:
-    by, read = call.args[1], columns_of(call)
+    read = columns_of(call)
+    if columns_of(call.args[1]) or not read:
+        return numbers.divided(left, right)
+    by = call.args[1]
     by = by.args[0] if isinstance(by, Call) and by.implicit else by
-    if isinstance(by, Literal) and isinstance(by.value, (int, float)) and by.value != 0 and read:
+    if isinstance(by, Literal) and isinstance(by.value, (int, float)) and by.value != 0:
         return numbers.divided_by(left, float(by.value), pl.col(read[0]))
-    return numbers.divided(left, right)
+    return numbers.divided_by(left, pl.when(right != 0).then(right), pl.col(read[0]))
 
 
 def _remainder(left: pl.Expr, right: pl.Expr, kind: DataType) -> pl.Expr:

@@ -46,7 +46,7 @@ def divided(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     return left / pl.when(right != 0).then(right)
 
 
-def divided_by(left: pl.Expr, right: float, like: pl.Expr) -> pl.Expr:
+def divided_by(left: pl.Expr, right: float | pl.Expr, like: pl.Expr) -> pl.Expr:
     """The quotient by a constant other than zero, correctly rounded; `like` is any column of the same length.
 
     Polars divides a column by a constant as a product with the reciprocal, which is off by a bit now and then. So the
@@ -55,7 +55,7 @@ def divided_by(left: pl.Expr, right: float, like: pl.Expr) -> pl.Expr:
     return left / _column_of(right, like)
 
 
-def _column_of(value: float, like: pl.Expr) -> pl.Expr:
+def _column_of(value: float | pl.Expr, like: pl.Expr) -> pl.Expr:
     """A constant as a column that Polars does not see through."""
     return pl.when(like.is_null()).then(value).otherwise(value)
 
