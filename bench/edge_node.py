@@ -26,7 +26,7 @@ LATENCY_P99_MS = at_most(25.0)
 IDLE_MB = at_most(120.0)
 HELP_SECONDS = at_most(0.3)
 RECORDS_PER_S = 10_000
-STOP_SECONDS = 30.0
+WAIT_SECONDS_MAX = 30.0
 
 _IDLE = """
 from fordstone import Pipeline, tumbling
@@ -232,35 +232,34 @@ def _resident_mb(pipeline: str, options: Sequence[str], seconds: float, director
     process = subprocess.Popen(
         [*fordstone_command(), "run", "pipeline.py", "--state", "state", *options],
         cwd=home,
-        env=environment,
+        env=environment | {"PYTHONFAULTHANDLER": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        _until(lambda: any(home.glob("state/*/*/manifests/*.json")), process)
+        _until(lambda: any(home.glob("state/*/*/manifests/*.json")), process, what="made no checkpoint")
         samples: list[float] = []
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             time.sleep(0.1)
             samples.append(_rss_mb(process.pid))
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=STOP_SECONDS)
-        if process.returncode != 0:
-            raise RuntimeError(f"fordstone run ended with {process.returncode}: {errors}")
+        _until(lambda: process.poll() == 0, process, what="did not stop cleanly")
         return samples
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         shutil.rmtree(home)
 
 
-def _until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    ends = time.monotonic() + STOP_SECONDS
+def _until(happened: Callable[[], bool], process: subprocess.Popen[str], *, what: str) -> None:
+    """Wait, with a bound. A process that hangs is made to show where its threads are."""
+    ends = time.monotonic() + WAIT_SECONDS_MAX
     while not happened():
         if process.poll() is not None or time.monotonic() > ends:
-            process.kill()
-            raise RuntimeError(f"fordstone run made no checkpoint: {process.communicate()[1]}")
-        time.sleep(0.05)
+            process.send_signal(signal.SIGABRT)
+            raise RuntimeError(f"fordstone run {what}: {process.communicate()[1]}")
+        time.sleep(0.02)
 
 
 def _rss_mb(pid: int) -> float:

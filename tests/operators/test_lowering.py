@@ -109,6 +109,32 @@ def test_a_constant_has_as_many_rows_as_the_frame() -> None:
     assert rows_of("1.5", {"n": "int"}, n=[]) == []
 
 
+@pytest.mark.parametrize("ok", [[None, None], [False, False], [True, True], [True, False]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 = CASE WHEN ok THEN b ELSE 0 END",
+        "CASE WHEN ok THEN b + 1L ELSE 0 END",
+        "concat('<', CASE WHEN ok THEN CAST(b AS STRING) ELSE '-' END)",
+        "abs(IF(ok, 1, b * 2))",
+        "coalesce(IF(ok, b * 2, 1), 5) + 1",
+        "5 / IF(ok, b * 2, 3)",
+        "7 % IF(ok, b * 2, 3)",
+        "substr('abc', IF(ok, b + 0L, 2))",
+        "DATE '2024-01-31' + IF(ok, b * 1, 5)",
+    ],
+)
+def test_a_condition_that_no_row_meets_leaves_as_many_rows(text: str, ok: list[bool | None]) -> None:
+    # Polars hands on the constant branch as one row, and would fail beside a longer column.
+    schema = Schema.of({"ok": "boolean", "b": "tinyint"})
+    frame = pl.DataFrame({"ok": ok, "b": [3, 4]}, schema=schema.polars)
+    lowered = to_polars(parse(text, schema), schema)
+    one_by_one = pl.concat([frame[at : at + 1].select(lowered) for at in range(2)])
+    assert frame.select(lowered).equals(one_by_one)
+    assert frame.select("b", lowered).shape == (2, 2)
+    assert frame.clear().select(lowered).shape == (0, 1)
+
+
 def test_nested_expressions_are_worked_out_once() -> None:
     text = "x"
     for _ in range(12):

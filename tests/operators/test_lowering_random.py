@@ -146,5 +146,8 @@ def test_random_expressions_read_back_and_never_raise_when_they_run(text: str, r
     found = table.select(to_polars(expression, SCHEMA))
     assert found.schema == {expression.name: expression.type.polars}
     assert len(found) == len(table)
+    assert (
+        table.with_columns(to_polars(expression, SCHEMA).alias("found")).get_column("found").equals(found.to_series())
+    )
     lazily = table.lazy().select(to_polars(expression, SCHEMA)).collect()
     assert found.equals(lazily)

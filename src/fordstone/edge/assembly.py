@@ -147,7 +147,7 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
         edge.number: Output(wiring.out[vertex.name, subtask, edge.number], edge.keys or (), pending, back=edge.back)
         for edge in parts.graph.out_of(vertex.name)
     }
-    watermark_us = _watermark_of(parts.manifest, vertex, task_id)
+    watermark_us = _watermark_of(parts, vertex, task_id)
     aside = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
     chain = Chain(
         _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside
@@ -161,8 +161,7 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     hold = parts.plan.guarantee == "exactly_once"
     gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.choose)
     if parts.manifest is not None:
-        known = {task.task: task.watermarks_us for task in parts.manifest.tasks}
-        gate.restore(known.get(task_id, {}), watermark_us)
+        gate.restore(_channel_times(parts, parts.manifest, task_id, gate.channels, watermark_us), watermark_us)
     make = LoopTask if vertex.kind is VertexKind.LOOP else StreamTask
     return make(task_id, chain, ends, pending, gate=gate, reports=parts.reports, clock=parts.clock)
 
@@ -232,15 +231,40 @@ def _outlet(parts: Parts, step: p.Sink) -> Outlet:
     )
 
 
-def _watermark_of(manifest: Manifest | None, vertex: Vertex, task: TaskId) -> int:
-    """How far time had come at this vertex: its own subtask's, or after rescaling the least of all (they are equal at an aligned cut)."""
-    if manifest is None:
+def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
+    """How far time had come at this vertex.
+
+    A keyed subtask has its own, which never goes back; the least of all after rescaling, for they are equal at an aligned
+    cut. Others have only seen their share of the partitions, which may be another one now, so they begin with the least.
+    """
+    if parts.manifest is None:
         return TIME_MIN_US
+    keyed = any(edge.keys for edge in parts.graph.edges if edge.target == vertex.name)
+    own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
+    return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
+
+
+def _least_watermark(manifest: Manifest, vertex: Vertex) -> int:
     if vertex.kind is VertexKind.SOURCE:
         cut = manifest.cut.sources.get(vertex.name)
         return cut.watermark_us if cut is not None else TIME_MIN_US
-    times = {known.task: known.watermark_us for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name}
-    return times.get(task, min(times.values(), default=TIME_MIN_US))
+    times = (known.watermark_us for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name)
+    return min(times, default=TIME_MIN_US)
+
+
+def _channel_times(
+    parts: Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
+) -> dict[str, int]:
+    """The watermark of each channel, but no more than the least of the vertex that it comes from.
+
+    Partitions are dealt out anew at a start: a task that was ahead may now read what is behind. It says so itself soon.
+    """
+    known = next((cut.watermarks_us for cut in manifest.tasks if cut.task == task), {})
+    least = {vertex.name: _least_watermark(manifest, vertex) for vertex in parts.graph.vertices}
+    return {
+        channel.name: min(known.get(channel.name, floor_us), least[channel.name.partition("/")[0]])
+        for channel in channels
+    }
 
 
 def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:

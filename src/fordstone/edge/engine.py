@@ -26,6 +26,7 @@ from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
 from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA
+from fordstone.edge.dealing import dealt, newcomers, readers
 from fordstone.edge.graph import build_graph, steps_with_ids
 from fordstone.edge.reading import ReadSoFar
 from fordstone.edge.recovery import Resumption, check_plan
@@ -316,20 +317,12 @@ class Engine:
         known: dict[str, PartitionCut] = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
         if self._reservations is not None:
             known = self._reservations.beyond(name, known)
-        return _dealt(known, self.config.parallelism)
+        return dealt(known, self.config.parallelism, readers(manifest, name, self.config.parallelism))
 
     def _found(self, source: Source, known: Sequence[Mapping[str, PartitionCut]]) -> list[tuple[PartitionId, ...]]:
-        """Share the partitions that have turned up since out as well, to those who have fewest first."""
-        found: list[tuple[PartitionId, ...]] = [() for _ in known]
-        if self.resumption.follow:
-            # They join when what was recorded has been computed again.
-            return found
-        names = {name for share in known for name in share}
-        for name in source.partitions():
-            if name not in names:
-                least = min(range(len(known)), key=lambda index: len(known[index]) + len(found[index]))
-                found[least] = (*found[least], name)
-        return found
+        """Share out the partitions that have turned up since."""
+        # When what was recorded is computed again first, they join after that.
+        return newcomers(() if self.resumption.follow else source.partitions(), known)
 
     def _dead_letters(self, source: str) -> Sink:
         if self._rim.dead_letters is not None:
@@ -353,14 +346,6 @@ def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:
     )
     cut = msgspec.structs.replace(manifest.cut, sources=sources)
     return replace(resumption, manifest=msgspec.structs.replace(manifest, cut=cut, tasks=tasks))
-
-
-def _dealt(partitions: Mapping[str, PartitionCut], hands: int) -> list[dict[str, PartitionCut]]:
-    """Deal partitions out evenly, the same way each time."""
-    shares: list[dict[str, PartitionCut]] = [{} for _ in range(hands)]
-    for index, name in enumerate(sorted(partitions)):
-        shares[index % hands][name] = partitions[name]
-    return shares
 
 
 class _Reports:

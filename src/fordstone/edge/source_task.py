@@ -397,6 +397,9 @@ class SourceTask(Task):
             if grown > TIME_MIN_US or idle:
                 self._announce(grown, idle=idle)
 
+    def _times_us(self) -> dict[str, int]:
+        return {name: q.watermark_us(self._step.lateness_us) for name, q in self._partitions.items()}
+
     def _freeze_source(self) -> FrozenSource:
         partitions = {name: q.cut() for name, q in self._partitions.items()}
         began, self._began = self._began, None

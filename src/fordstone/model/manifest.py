@@ -76,7 +76,10 @@ class StateRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a task knew at the barrier beside its state: its watermark and that of each input channel, and whether it had finished.
+    """What a task knew at the barrier beside its state: its watermark and that of each input, and whether it had finished.
+
+    Inputs are channels, or for a source the partitions that this task read.
+
 
     The task's own may be larger than the least of its channels': idle ones do not hold it back, and it never goes back.
     """

@@ -38,7 +38,28 @@ def to_polars(expression: Expression, schema: Schema) -> pl.Expr:
     found = lower(expression.term)
     if not expression.columns:
         found = pl.repeat(found, pl.len(), dtype=expression.type.polars)  # a constant has as many rows as the frame
+    elif not _is_full(expression.term):
+        found = _beside(pl.col(expression.columns[0]), found)
     return found.alias(expression.name)
+
+
+def _is_full(term: Term) -> bool:
+    """Whether the lowered term surely has a value for every row."""
+    if not isinstance(term, Call):
+        return isinstance(term, Column)
+    if term.function == "/":
+        return isinstance(term.args[1], Literal) and term.type.is_float and _is_full(term.args[0])
+    plain = term.function in _FULL and not any(arg.type.name == "decimal" for arg in term.args)
+    return plain and any(map(_is_full, term.args))
+
+
+def _beside(column: pl.Expr, found: pl.Expr) -> pl.Expr:
+    """The same values, as many as the column has.
+
+    Where no row meets a condition, Polars may hand on a constant branch of `when` as a single row, and then fails
+    because it is not as long as the frame. In a struct, a single row is repeated.
+    """
+    return pl.struct(column.alias("length"), found.alias("value")).struct.field("value")
 
 
 def lower(term: Term) -> pl.Expr:
@@ -224,6 +245,13 @@ _DATE_PARTS: Final = (
     "year", "quarter", "month", "weekofyear", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second",
 )  # fmt: skip
 
+_FULL: Final = frozenset(
+    {
+        "+", "-", "*", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "lower", "upper",
+        "length", "like", "rlike", "abs", "sqrt", "exp", "sign", "isnan", "unix_micros", "unix_millis", "unix_seconds",
+    }
+)  # fmt: skip
+"""Functions that are lowered without `when`."""
 _ONCE: Final = frozenset(
     {
         "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "coalesce", "case", "cast",
