@@ -256,7 +256,8 @@ def _until(happened: Callable[[], bool], process: subprocess.Popen[str], *, what
     """Wait, with a bound. A process that hangs is made to show where its threads are."""
     ends = time.monotonic() + WAIT_SECONDS_MAX
     while not happened():
-        if process.poll() is not None or time.monotonic() > ends:
+        is_over = process.poll() is not None and not happened()
+        if is_over or time.monotonic() > ends:
             process.send_signal(signal.SIGABRT)
             raise RuntimeError(f"fordstone run {what}: {process.communicate()[1]}")
         time.sleep(0.02)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+# Before anybody imports polars: small frames on many threads only get in each other's way.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -155,21 +155,24 @@ def test_without_any_manifest_all_is_computed_again_from_the_cuts(
     assert sealed(feed.folder) == newest + 1
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [empty, flip, delete])
 @pytest.mark.parametrize("victim", [newest_manifest, every_manifest])
 def test_without_cuts_a_damaged_manifest_stops_the_pipeline_and_nothing_is_written(
     victim: Callable[[Path], list[Path]], damage: Callable[[Path], None], feed: Feed, faults: Callable[..., None]
 ) -> None:
     newest = sealed(feed.folder)
-    for path in (*victim(feed.folder), *cut_log(feed.folder)):
+    for path in victim(feed.folder):
         damage(path)
-        faults(files_damaged=1)
+    (log,) = cut_log(feed.folder)
+    log.write_bytes(b"\0" * log.stat().st_size)
+    faults(files_damaged=len(victim(feed.folder)) + 1)
     before = output(feed.folder)
     ended = run_to_end(feed.folder, Job(options=BOUNDED))
     assert ended.code == 1
     if damage is delete:
         # No word of the epoch is left but the output itself: its sinks refuse to give it a second meaning.
         assert "SinkError: out/kept already has epoch" in ended.errors
+        assert "nothing was overwritten" in ended.errors
     else:
         assert "CheckpointError: pipeline faults cannot be resumed: " in ended.errors
         assert f"but epoch {newest} is sealed and its output may be out already" in ended.errors
@@ -202,25 +205,51 @@ def test_output_that_was_taken_away_does_not_come_back_when_its_epoch_is_compute
     judge(feed.folder, feed.written)
 
 
-@pytest.mark.parametrize("failpoint", ["run.synced", "cut.synced", "manifest.renamed", "sink.released"])
-@pytest.mark.parametrize("victim", [newest_manifest, newest_output, state_of_each])
-@pytest.mark.parametrize("mode", ["aligned", "unaligned"])
+@pytest.mark.parametrize("failpoint", ["run.synced", "manifest.renamed", "sink.released"])
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    [
+        ("aligned", state_of_each),
+        ("aligned", newest_output),
+        ("unaligned", newest_manifest),
+        ("unaligned", newest_state),
+    ],
+)
 def test_a_kill_while_epochs_are_computed_again_changes_nothing(
     mode: Mode,
     victim: Callable[[Path], list[Path]],
     failpoint: str,
-    crashed: Feed,
-    crashed_unaligned: Feed,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     faults: Callable[..., None],
 ) -> None:
-    feed = copied(crashed if mode == "aligned" else crashed_unaligned, tmp_path)
+    feed = copied(request.getfixturevalue("crashed" if mode == "aligned" else "crashed_unaligned"), tmp_path)
     for path in victim(feed.folder):
         flip(path)
         faults(files_damaged=1)
-    for _ in range(3):
-        killed = run_to_end(feed.folder, Job(mode=mode, options=BOUNDED | NARROW), failpoint=f"{failpoint}:2")
-        assert killed.killed, killed.errors
-        faults(kills=1)
-    assert run_to_end(feed.folder, Job(mode=mode, options=BOUNDED | NARROW)).report["outcome"] == "ended"
+    hits = tmp_path / "hits"
+    job = Job(mode=mode, options=BOUNDED | NARROW)
+    for count in (1, 2):
+        ended = run_to_end(feed.folder, job, failpoint=f"{failpoint}:{count}@{hits}")
+        assert ended.killed or (ended.code == 0 and count == 2), ended.errors
+        faults(kills=int(ended.killed))
+    assert hits.exists()
+    assert run_to_end(feed.folder, job).report["outcome"] in {"ended", "already_ended"}
     judge(feed.folder, feed.written)
+
+
+def test_damaged_output_of_an_unaligned_epoch_is_refused_for_what_it_let_out_cannot_be_known(
+    crashed_unaligned: Feed, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    feed = copied(crashed_unaligned, tmp_path)
+    for path in newest_output(feed.folder):
+        flip(path)
+        faults(files_damaged=1)
+    before = output(feed.folder)
+    ended = run_to_end(feed.folder, Job(mode="unaligned", options=BOUNDED | NARROW))
+    assert ended.code == 1
+    assert (
+        f"RebuildError: epoch {sealed(feed.folder) + 1} is sealed and unaligned, and its output for sink kept is damaged"
+        in ended.errors
+    )
+    assert output(feed.folder) == before

@@ -6,10 +6,12 @@ durable word that the epoch was sealed, so the order matters: note first, then t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.sealed_json import EPOCH_DIGITS, encode_note
+from fordstone.errors import StorageError
 
 
 class Aside:
@@ -43,7 +45,12 @@ class Aside:
         while f"{stem}-{number}.{ending}" in names:
             number += 1
         kept = f"{self._directory}/{stem}-{number}.{ending}"
-        self._disk.create(kept, self._disk.read(path))
+        try:
+            self._disk.create(kept, self._disk.read(path))
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._disk.remove(kept)
+            raise
         self._disk.fsync(kept)
         self._disk.fsync_dir(self._directory)
 

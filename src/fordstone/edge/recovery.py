@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from fordstone.checkpoint.disk import FatalStorageError
 from fordstone.checkpoint.report import Survey
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.rebuild import SealedRows, read_sealed
-from fordstone.errors import CheckpointError, PlanMismatchError
+from fordstone.errors import CheckpointError, PlanMismatchError, StorageError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut, Manifest
 from fordstone.protocol.matching import match_plan
@@ -43,10 +44,7 @@ class Remote:
 def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
     """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
-    problem = store.mend_cuts()
-    if problem is not None:
-        # Nothing is lost yet: it is needed only when a manifest is damaged too.
-        log.warning("cut log damaged", extra={"problem": problem})
+    _mend_cuts(store)
     survey = store.survey()
     elsewhere = remote.survey() if remote is not None else Survey(checkpoints=(), cuts=frozenset())
     match decide_recovery(survey.checkpoints + elsewhere.checkpoints, survey.cuts | elsewhere.cuts):
@@ -58,6 +56,18 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
             return _resume(store, plan, decision, remote)
         case other:
             assert_never(other)
+
+
+def _mend_cuts(store: CheckpointStore) -> None:
+    """Tell of damage to the cut log and mend it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
+    try:
+        problem = store.mend_cuts()
+    except FatalStorageError:
+        raise
+    except StorageError as error:
+        problem = f"it could not be mended: {error}"
+    if problem is not None:
+        log.warning("cut log damaged", extra={"problem": problem})
 
 
 def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:
