@@ -38,11 +38,15 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 def crashed_unaligned(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """The same with rows in flight at the newest barrier."""
     feed = Feed(folder=tmp_path_factory.mktemp("crashed"), seed=4)
-    feed.write(600)
+    seen = -1
 
     def grown() -> bool:
-        feed.write(60)
-        return released(feed.folder) >= EPOCHS and opened_store(feed.folder).cut(released(feed.folder)).overtaking
+        nonlocal seen
+        newest = released(feed.folder)
+        if newest > seen:
+            seen = newest
+            feed.write(150)
+        return newest >= EPOCHS and opened_store(feed.folder).cut(newest).overtaking
 
     with started(feed.folder, Job(mode="unaligned", options=STEADY | NARROW)) as process:
         process.until(grown, f"{EPOCHS} epochs")
@@ -181,7 +185,7 @@ def test_without_cuts_a_damaged_manifest_stops_the_pipeline_and_nothing_is_writt
 
 
 def output(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in sorted((folder / "out").rglob("*")) if file.is_file()}
+    return {str(file): file.read_bytes() for file in sorted(folder.glob("out/*/[!.]*"))}
 
 
 @pytest.mark.parametrize("victim", [newest_manifest, state_of_each, newest_output, every_manifest])

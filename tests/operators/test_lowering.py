@@ -100,6 +100,26 @@ def test_division_by_a_constant_is_correctly_rounded(divisor: str) -> None:
         10922.333333333334, None, 0.0,
     ]  # fmt: skip
     assert rows_of(f"32767 / ({divisor})", {"n": "smallint"}, n=[1, 2]) == [10922.333333333334] * 2
+    assert rows_of(f"n / ({divisor})", {"n": "smallint"}, n=[32767, 32767]) == [10922.333333333334] * 2
+
+
+def test_division_by_a_column_that_is_all_one_constant_is_correctly_rounded() -> None:
+    schema = Schema.of({"n": "double", "three": "int"})
+    frame = pl.DataFrame({"n": [32767.0, 32767.0]}).with_columns(pl.lit(3, dtype=pl.Int32()).alias("three"))
+    lowered = to_polars(parse("n / three", schema), schema)
+    assert frame.select(lowered).to_series().to_list() == [10922.333333333334] * 2
+
+
+def test_what_a_row_gives_does_not_depend_on_its_batch() -> None:
+    for group in GROUPS:
+        schema, frame = table(group)
+        frame = frame.gather_every(max(len(frame) // 8, 1))
+        some = [to_polars(parse(case["sql"], schema), schema).alias(str(at)) for at, case in enumerate(group["cases"])]
+        whole = frame.select(some)
+        apart = pl.concat([frame[at : at + 1].select(some) for at in range(len(frame))])
+        differing = [group["cases"][int(name)]["sql"] for name in whole.columns if not whole[name].equals(apart[name])]
+        assert not differing
+        assert whole.equals(frame.lazy().select(some).collect())
 
 
 def test_a_constant_has_as_many_rows_as_the_frame() -> None:

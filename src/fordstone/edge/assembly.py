@@ -21,7 +21,7 @@ from fordstone.edge.graph import Edge, Graph, Vertex, VertexKind
 from fordstone.edge.item import Batch, Item, Watermark
 from fordstone.edge.outlet import Outlet
 from fordstone.edge.source_task import Reservation, SourceSetup, SourceTask
-from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task
+from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, StateRuns
@@ -152,18 +152,23 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     chain = Chain(
         _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside
     )
-    ends = list(outputs.values())
+    made_of = TaskParts(
+        id=task_id,
+        chain=chain,
+        outputs=list(outputs.values()),
+        pending=pending,
+        reports=parts.reports,
+        clock=parts.clock,
+    )
     if vertex.kind is VertexKind.SOURCE:
-        setup = _source_setup(parts, vertex.name, subtask, aside[0])
-        return SourceTask(task_id, chain, ends, pending, setup=setup, reports=parts.reports, clock=parts.clock)
+        return SourceTask(made_of, _source_setup(parts, vertex.name, subtask, aside[0]))
     channels = wiring.into[vertex.name, subtask]
     back = frozenset(index for index, (_, is_back) in enumerate(channels) if is_back)
     hold = parts.plan.guarantee == "exactly_once"
     gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.choose)
     if parts.manifest is not None:
         gate.restore(_channel_times(parts, parts.manifest, task_id, gate.channels, watermark_us), watermark_us)
-    make = LoopTask if vertex.kind is VertexKind.LOOP else StreamTask
-    return make(task_id, chain, ends, pending, gate=gate, reports=parts.reports, clock=parts.clock)
+    return LoopTask(made_of, gate) if vertex.kind is VertexKind.LOOP else StreamTask(made_of, gate)
 
 
 def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:

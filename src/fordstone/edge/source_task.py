@@ -16,18 +16,15 @@ import polars as pl
 
 from fordstone.checkpoint.disk import FatalStorageError
 from fordstone.connectors.connector import Chunk, Source
-from fordstone.edge.chain import Chain
-from fordstone.edge.channel import Channel
-from fordstone.edge.clock import Clock
 from fordstone.edge.dead_letters import DeadLetters
-from fordstone.edge.item import Barrier, Item
+from fordstone.edge.item import Barrier
 from fordstone.edge.outlet import Outlet
 from fordstone.edge.partition import Partition
 from fordstone.edge.snapshot import FrozenSource
-from fordstone.edge.task import Output, Reports, Task
+from fordstone.edge.task import Task, TaskParts
 from fordstone.errors import StorageError
 from fordstone.model import plan as p
-from fordstone.model.ids import PartitionId, Position, TaskId
+from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
 from fordstone.operators.operator import ROW_ID
 
@@ -79,21 +76,11 @@ class SourceSetup:
 class SourceTask(Task):
     """Reads its share of a source's partitions."""
 
-    def __init__(
-        self,
-        task: TaskId,
-        chain: Chain,
-        outputs: Sequence[Output],
-        pending: deque[tuple[Channel, Item]],
-        *,
-        setup: SourceSetup,
-        reports: Reports,
-        clock: Clock,
-    ) -> None:
-        super().__init__(task, chain, outputs, pending, reports=reports, clock=clock)
+    def __init__(self, parts: TaskParts, setup: SourceSetup) -> None:
+        super().__init__(parts)
         self._setup = setup
         self._step = setup.step
-        now_us = clock.monotonic_us()
+        now_us = parts.clock.monotonic_us()
         self._partitions = {
             name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, assert_never
 
 import polars as pl
@@ -68,31 +68,33 @@ class Output:
                 self._pending.append((channel, Batch(part, late)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskParts:
+    """What every task is made of. `pending` is shared with the outputs, which queue into it."""
+
+    id: TaskId
+    chain: Chain
+    outputs: Sequence[Output]
+    pending: deque[tuple[Channel, Item]]
+    reports: Reports
+    clock: Clock
+
+
 class Task(ABC):
     """One subtask of one vertex."""
 
-    def __init__(
-        self,
-        task: TaskId,
-        chain: Chain,
-        outputs: Sequence[Output],
-        pending: deque[tuple[Channel, Item]],
-        *,
-        reports: Reports,
-        clock: Clock,
-    ) -> None:
-        """`pending` is shared with the outputs, which queue into it."""
-        self.id = task
-        self.chain = chain
-        self.outputs = tuple(outputs)
+    def __init__(self, parts: TaskParts) -> None:
+        self.id = parts.id
+        self.chain = parts.chain
+        self.outputs = tuple(parts.outputs)
         self.wake: Callable[[], None] = lambda: None
         self.rows_in = 0
         self.pauses_us: deque[int] = deque(maxlen=PAUSES_KEPT)
         self.ended = False
         """The last barrier has passed: there is nothing more to do."""
-        self._pending = pending
-        self._reports = reports
-        self._clock = clock
+        self._pending = parts.pending
+        self._reports = parts.reports
+        self._clock = parts.clock
         self._half: TaskSnapshot | None = None
         self.finished = False
 
@@ -179,18 +181,8 @@ class Task(ABC):
 class StreamTask(Task):
     """A task that reads channels through a gate."""
 
-    def __init__(
-        self,
-        task: TaskId,
-        chain: Chain,
-        outputs: Sequence[Output],
-        pending: deque[tuple[Channel, Item]],
-        *,
-        gate: Gate,
-        reports: Reports,
-        clock: Clock,
-    ) -> None:
-        super().__init__(task, chain, outputs, pending, reports=reports, clock=clock)
+    def __init__(self, parts: TaskParts, gate: Gate) -> None:
+        super().__init__(parts)
         self.gate = gate
 
     @property
@@ -248,18 +240,8 @@ class StreamTask(Task):
 class LoopTask(StreamTask):
     """The head of a loop. Time stops here: below, there is only the end, once the loop is empty."""
 
-    def __init__(
-        self,
-        task: TaskId,
-        chain: Chain,
-        outputs: Sequence[Output],
-        pending: deque[tuple[Channel, Item]],
-        *,
-        gate: Gate,
-        reports: Reports,
-        clock: Clock,
-    ) -> None:
-        super().__init__(task, chain, outputs, pending, gate=gate, reports=reports, clock=clock)
+    def __init__(self, parts: TaskParts, gate: Gate) -> None:
+        super().__init__(parts, gate)
         self._probe = 0
         self._probing = False
         self._came_back = False

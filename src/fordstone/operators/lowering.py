@@ -16,7 +16,7 @@ import polars as pl
 from fordstone.model import coercion
 from fordstone.model.expression import Expression
 from fordstone.model.schema import DataType, Schema
-from fordstone.model.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term, columns_of
+from fordstone.model.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term
 from fordstone.operators import lowering_cast as casts
 from fordstone.operators import lowering_decimal as decimal
 from fordstone.operators import lowering_numbers as numbers
@@ -47,8 +47,6 @@ def _is_full(term: Term) -> bool:
     """Whether the lowered term surely has a value for every row."""
     if not isinstance(term, Call):
         return isinstance(term, Column)
-    if term.function == "/":
-        return isinstance(term.args[1], Literal) and term.type.is_float and _is_full(term.args[0])
     plain = term.function in _FULL and not any(arg.type.name == "decimal" for arg in term.args)
     return plain and any(map(_is_full, term.args))
 
@@ -85,10 +83,8 @@ def lower(term: Term) -> pl.Expr:
 
 def _mentions_once(call: Call) -> bool:
     """Whether the lowered function mentions each argument only once."""
-    if call.function in {"+", "-", "*"}:
+    if call.function in {"+", "-", "*", "/"}:
         return call.type.is_numeric  # moving a time by months looks at it several times
-    if call.function == "/":
-        return call.type.name == "decimal" or not columns_of(call.args[1])
     return call.function in _ONCE
 
 
@@ -122,22 +118,11 @@ def _arithmetic(name: str) -> Lowered:
             case "*":
                 return left * right
             case "/":
-                return _quotient(call, left, right)
+                return numbers.divided(left, right)
             case _:
                 return _remainder(left, right, call.type)
 
     return lowered
-
-
-def _quotient(call: Call, left: pl.Expr, right: pl.Expr) -> pl.Expr:
-    read = columns_of(call)
-    if columns_of(call.args[1]) or not read:
-        return numbers.divided(left, right)
-    by = call.args[1]
-    by = by.args[0] if isinstance(by, Call) and by.implicit else by
-    if isinstance(by, Literal) and isinstance(by.value, (int, float)) and by.value != 0:
-        return numbers.divided_by(left, float(by.value), pl.col(read[0]))
-    return numbers.divided_by(left, pl.when(right != 0).then(right), pl.col(read[0]))
 
 
 def _remainder(left: pl.Expr, right: pl.Expr, kind: DataType) -> pl.Expr:
@@ -247,7 +232,7 @@ _DATE_PARTS: Final = (
 
 _FULL: Final = frozenset(
     {
-        "+", "-", "*", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "lower", "upper",
+        "+", "-", "*", "/", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "lower", "upper",
         "length", "like", "rlike", "abs", "sqrt", "exp", "sign", "isnan", "unix_micros", "unix_millis", "unix_seconds",
     }
 )  # fmt: skip
@@ -257,7 +242,7 @@ _ONCE: Final = frozenset(
         "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "coalesce", "case", "cast",
         "try_cast", "concat", "lower", "upper", "length", "replace", "like", "rlike", "size", "negative", "abs", "sqrt", "exp",
         "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
-        "ceil",
+        "ceil", "round", "log2", "log10",
     }
 )  # fmt: skip
 """Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""

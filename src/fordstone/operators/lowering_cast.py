@@ -11,7 +11,7 @@ from fordstone.operators import lowering_time as time
 from fordstone.operators.lowering_decimal import cut_off, rescaled, scaled, unscaled, whole
 from fordstone.operators.lowering_digits import EDGE_SPACE, decimal_text, float_text, to_decimal
 from fordstone.operators.lowering_let import let
-from fordstone.operators.lowering_numbers import divided_by, saturated
+from fordstone.operators.lowering_numbers import divided, saturated
 
 _TRUE: Final = ["t", "true", "y", "yes", "1"]
 _FALSE: Final = ["f", "false", "n", "no", "0"]
@@ -190,7 +190,7 @@ def _from_timestamp(value: pl.Expr, to: DataType) -> pl.Expr:
         return seconds.cast(to.polars, strict=False)
     if to.name == "decimal":
         return scaled(rescaled(micros.cast(pl.Int128), 6, to.scale), to)
-    return let(lambda time: divided_by(time.cast(pl.Float64), 1e6, time), time=micros).cast(to.polars)
+    return divided(micros.cast(pl.Float64), pl.lit(1e6)).cast(to.polars)
 
 
 def _to_decimal(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:

@@ -1,21 +1,27 @@
 """Numbers on Polars with Java's results: division, remainder, rounding, floor and ceiling, powers and logarithms.
 
-Where Polars has no exact counterpart (remainder of floats, logarithm to base 10) NumPy works on whole columns.
-The functions here mention their arguments several times; `operators.lowering` binds what is not a plain column.
+Where Polars is not exact NumPy works on whole columns: Polars divides by a constant as a product with its reciprocal
+(which is off by a bit now and then, and not in a batch of one row), has no remainder as in Java, and takes the
+logarithm of 1000 to base 10 to be 2.9999999999999996. The other functions here mention their arguments several times;
+`operators.lowering` binds what is not a plain column.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from fordstone.operators.lowering_decimal import signed, whole
 from fordstone.operators.lowering_digits import rounded_by_digits
 from fordstone.operators.lowering_let import let
+
+Floats = NDArray[Any]
+"""A column of floats; what is null is NaN."""
 
 _EXACT: Final = float(2**52)
 """From here on a double has no digits after the point."""
@@ -24,6 +30,30 @@ _PLACES: Final = 15
 _I64_DIGITS: Final = 19
 _I64_MIN: Final = -(2**63)
 _I64_MAX: Final = 2**63 - 1
+
+
+def _by_numpy(
+    function: Callable[..., tuple[Floats, NDArray[Any] | None]], *args: pl.Expr, dtype: pl.DataType
+) -> pl.Expr:
+    """A function of whole float columns, which gives the results and where they are null besides.
+
+    Null arguments give null. Columns are of one length, or of length one.
+    """
+
+    def run(columns: Sequence[pl.Series]) -> pl.Series:
+        with np.errstate(all="ignore"):
+            found, void = function(*(column.to_numpy() for column in columns))
+        out = pl.Series(found, dtype=dtype)
+        masks = [column.is_null() for column in columns if column.null_count()]
+        if void is not None and void.any():
+            masks.append(pl.Series(void))
+        for mask in masks:
+            out = out.zip_with(
+                ~mask if len(mask) == len(out) else ~mask.new_from_index(0, len(out)), out.clear(len(out))
+            )
+        return out
+
+    return pl.map_batches(args, run, return_dtype=dtype, is_elementwise=True)
 
 
 def saturated(value: pl.Expr, low: int = _I64_MIN, high: int = _I64_MAX, dtype: pl.DataType | None = None) -> pl.Expr:
@@ -42,22 +72,8 @@ def saturated(value: pl.Expr, low: int = _I64_MIN, high: int = _I64_MAX, dtype: 
 
 
 def divided(left: pl.Expr, right: pl.Expr) -> pl.Expr:
-    """The quotient of two columns; null if `right` is zero."""
-    return left / pl.when(right != 0).then(right)
-
-
-def divided_by(left: pl.Expr, right: float | pl.Expr, like: pl.Expr) -> pl.Expr:
-    """The quotient by a constant other than zero, correctly rounded; `like` is any column of the same length.
-
-    Polars divides a column by a constant as a product with the reciprocal, which is off by a bit now and then. So the
-    constant is made a column first.
-    """
-    return left / _column_of(right, like)
-
-
-def _column_of(value: float | pl.Expr, like: pl.Expr) -> pl.Expr:
-    """A constant as a column that Polars does not see through."""
-    return pl.when(like.is_null()).then(value).otherwise(value)
+    """The quotient of doubles, correctly rounded; null if `right` is zero."""
+    return _by_numpy(lambda left, right: (left / right, right == 0), left, right, dtype=pl.Float64())
 
 
 def integer_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
@@ -70,24 +86,12 @@ def integer_remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
 
 def float_remainder(left: pl.Expr, right: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     """The exact remainder with the sign of `left`; null if `right` is zero."""
-    found = pl.map_batches([left, right], _fmod, return_dtype=dtype, is_elementwise=True)
-    return pl.when(left.is_not_null() & (right != 0)).then(found)
-
-
-def _fmod(columns: Sequence[pl.Series]) -> pl.Series:
-    left, right = (column.to_numpy() for column in columns)
-    with np.errstate(all="ignore"):
-        return pl.Series(np.fmod(left, right).astype(left.dtype, copy=False))
+    return _by_numpy(lambda left, right: (np.fmod(left, right), right == 0), left, right, dtype=dtype)
 
 
 def log10(value: pl.Expr) -> pl.Expr:
-    """Logarithm to base 10 of positive numbers; Polars would give 2.9999999999999996 for 1000."""
-    return pl.when(value > 0).then(value.map_batches(_log10, return_dtype=pl.Float64(), is_elementwise=True))
-
-
-def _log10(column: pl.Series) -> pl.Series:
-    with np.errstate(all="ignore"):
-        return pl.Series(np.log10(column.to_numpy()))
+    """Logarithm to base 10; null if not positive, NaN of NaN."""
+    return _by_numpy(lambda value: (np.log10(value), value <= 0), value, dtype=pl.Float64())
 
 
 def ln(value: pl.Expr) -> pl.Expr:
@@ -97,7 +101,7 @@ def ln(value: pl.Expr) -> pl.Expr:
 
 def log2(value: pl.Expr) -> pl.Expr:
     """Logarithm to base 2, as the quotient that Spark takes."""
-    return pl.when(value > 0).then(divided_by(value.log(), math.log(2.0), value))
+    return divided(ln(value), pl.lit(math.log(2.0)))
 
 
 def power(base: pl.Expr, exponent: pl.Expr) -> pl.Expr:
@@ -112,18 +116,19 @@ def rounded(value: pl.Expr, places: int, dtype: pl.DataType) -> pl.Expr:
     double = value.cast(pl.Float64)
     if abs(places) > _PLACES:
         return let(_without_negative_zero, value=rounded_by_digits(double, places)).cast(dtype)
-    unit = 10.0 ** abs(places)
-    size = double.abs()
-    shifted = size * unit if places >= 0 else divided_by(size, unit, value)
-    below = shifted.floor()
+    return _by_numpy(lambda value: (_rounded(value, places), None), double, dtype=pl.Float64()).cast(dtype)
+
+
+def _rounded(value: Floats, places: int) -> Floats:
+    size, unit = np.abs(value), 10.0 ** abs(places)
+    shifted = size * unit if places >= 0 else size / unit
+    below = np.floor(shifted)
     # The double nearest to the decimal half way between `below` and the next: equal to it means a half is shown.
-    half = divided_by(below * 2 + 1, 2 * unit, value) if places >= 0 else (below + 0.5) * unit
-    count = below + (size >= half).cast(pl.Float64)
-    near = divided_by(count, unit, value) if places >= 0 else count * unit
-    found = pl.when(shifted >= _EXACT).then(size).otherwise(near)
-    sign = 1.0 - 2.0 * (double < 0).cast(pl.Float64)
+    half = (below * 2 + 1) / (2 * unit) if places >= 0 else (below + 0.5) * unit
+    count = below + (size >= half)
+    near = np.where(shifted < _EXACT, count / unit if places >= 0 else count * unit, size)
     # What is rounded by its decimal digits has no negative zero; adding zero takes its sign away.
-    return (found * sign + _column_of(0.0, value)).cast(dtype)
+    return np.where(value < 0, -near, near) + 0.0
 
 
 def _without_negative_zero(value: pl.Expr) -> pl.Expr:
