@@ -172,7 +172,7 @@ def _decimals() -> Group:
         [
             *(f"{one} {op} {two}" for op in "+-*/%" for one, two in [("p", "q"), ("q", "p"), ("p", "p"), ("p", "i"), ("p", "2"), ("p", "1.5"), ("i", "p"), ("p", "x"), ("x", "q")]),
             *(f"{one} {op} {two}" for op in "+-%" for one, two in [("g", "g"), ("w", "w"), ("g", "p"), ("w", "i")]),
-            "w * 2", "w * w", "w * 10", "q / CAST(3 AS BIGINT)", "q / 3L", "q * CAST(3 AS TINYINT)", "p + CAST(-3 AS SMALLINT)", "p / -3S", "p / 3", "w / 3", "p + NULL", "p / 0", "p % 0", "-p", "-q", "abs(p)", "abs(q)",
+            "w * 2", "w * w", "w * 10", "q / CAST(3 AS BIGINT)", "q / 3L", "q * CAST(3 AS TINYINT)", "p + CAST(-3 AS SMALLINT)", "p / -3S", "p / 3", "w / 3", "p + NULL", "p / NULL", "NULL / p", "NULL / 1.5", "p % NULL", "NULL - p", "NULL * p", "NULL % 1.5", "p / 0", "p % 0", "-p", "-q", "abs(p)", "abs(q)",
             *(f"{one} {op} {two}" for op in ("=", "<", ">=", "<>", "<=>") for one, two in [("p", "q"), ("p", "i"), ("g", "w"), ("p", "x"), ("p", "1.5"), ("q", "3")]),
             "round(p)", "round(p, 1)", "round(p, 5)", "round(p, -1)", "round(p, -9)", "round(q, 3)", "round(CAST(g AS DECIMAL(34,9)), 2)", "round(q, -15)", "floor(p)",
             "ceil(p)", "floor(q)", "ceil(CAST(g AS DECIMAL(34,9)))", "ceil(q)", "floor(CAST(p AS DECIMAL(8,0)))", "ceil(CAST(p AS DECIMAL(8,0)))", "sign(p)", "sqrt(p)", "greatest(p, q)", "least(p, i)", "greatest(p, x)", "coalesce(p, q)",

@@ -49,9 +49,11 @@ class Ended:
 class Process:
     """One running child. Its output goes to files in its folder."""
 
-    def __init__(self, folder: Path, job: Job, *, failpoint: str = "") -> None:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
-        command = [sys.executable, "-m", "tests.faults.child_pipeline", msgspec.json.encode(job).decode()]
+    def __init__(self, folder: Path, job: Job, *, failpoint: str = "", inside: tuple[str, ...] = ()) -> None:
+        """`inside` is a command that runs the one that follows it."""
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
+        command = [*inside, sys.executable, "-m", "tests.faults.child_pipeline", msgspec.json.encode(job).decode()]
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
@@ -102,9 +104,9 @@ class Process:
 
 
 @contextmanager
-def started(folder: Path, job: Job, *, failpoint: str = "") -> Iterator[Process]:
+def started(folder: Path, job: Job, *, failpoint: str = "", inside: tuple[str, ...] = ()) -> Iterator[Process]:
     """A process that does not outlive the test."""
-    process = Process(folder, job, failpoint=failpoint)
+    process = Process(folder, job, failpoint=failpoint, inside=inside)
     try:
         yield process
     finally:
@@ -112,9 +114,9 @@ def started(folder: Path, job: Job, *, failpoint: str = "") -> Iterator[Process]
             process.kill()
 
 
-def run_to_end(folder: Path, job: Job, *, failpoint: str = "") -> Ended:
+def run_to_end(folder: Path, job: Job, *, failpoint: str = "", inside: tuple[str, ...] = ()) -> Ended:
     """Start it and wait."""
-    with started(folder, job, failpoint=failpoint) as process:
+    with started(folder, job, failpoint=failpoint, inside=inside) as process:
         return process.ended()
 
 

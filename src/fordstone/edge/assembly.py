@@ -16,6 +16,7 @@ from fordstone.connectors.connector import Sink, Source
 from fordstone.edge.chain import Chain, Link
 from fordstone.edge.channel import Channel
 from fordstone.edge.clock import Clock
+from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.gate import Gate
 from fordstone.edge.graph import Edge, Graph, Vertex, VertexKind
 from fordstone.edge.item import Batch, Item, Watermark
@@ -30,9 +31,6 @@ from fordstone.operators.operator import MAIN, Operator
 from fordstone.state.key_group import key_groups, owners
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
-
-DEAD_LETTERS = "dead-letters/"
-"""Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

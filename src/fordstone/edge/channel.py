@@ -63,17 +63,16 @@ class Channel:
 
     def overtaken(self) -> tuple[Barrier, tuple[Item, ...]] | None:
         """The overtaking barrier, if one has come, with the items that it overtook and that still stand here."""
-        barrier = self._overtaking
-        if barrier is None:
+        if self._overtaking is None:
             return None
         with self._lock:
-            self._overtaking = None
+            barrier, self._overtaking = self._overtaking, None
             return barrier, tuple(self._items[i][0] for i in range(self._ahead))
 
     def take(self) -> Item | None:
-        """The next item, or None."""
+        """The next item, or None; nothing that stands behind an overtaking barrier, before that has been seen."""
         with self._lock:
-            if not self._items:
+            if not self._items or (self._overtaking is not None and self._ahead == 0):
                 return None
             item, rows, size = self._items.popleft()
             self._rows -= rows

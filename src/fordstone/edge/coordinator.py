@@ -16,8 +16,9 @@ from typing import assert_never
 from fordstone.connectors.connector import Source
 from fordstone.edge.clock import Clock
 from fordstone.edge.item import Barrier
+from fordstone.edge.share import BarrierOrder
 from fordstone.edge.snapshot import TaskSnapshot
-from fordstone.edge.source_task import BarrierOrder, SourceTask
+from fordstone.edge.source_task import SourceTask
 from fordstone.model.ids import Attempt, PartitionId, TaskId
 from fordstone.model.manifest import Cut, SourceCut
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
@@ -32,6 +33,8 @@ class Sealing:
     ended: bool
     """Every source has ended: nothing can follow."""
     last: bool
+    bounded: bool = False
+    overtakes: bool = False
     rebuilds: Cut | None = None
     """The recorded cut that was computed again."""
 
@@ -75,6 +78,7 @@ class Coordinator:
         self._sources = sources
         self._submit = submit
         self._overtakes = overtakes
+        self._overtook = False
         self._bounded = bounded
         self._follow = deque(follow)
         self._mail: deque[TaskSnapshot | TaskId] = deque()
@@ -127,13 +131,15 @@ class Coordinator:
         self._committed = sealing.attempt
         if sealing.last:
             self.over = True
-        self._committing = False
         if sealing.rebuilds is not None and not self._follow:
+            self._finished -= {task.id for task in self._source_tasks()}
             for share in self._sources.values():
                 joining = self._assign(share)
                 for task in share.tasks:
                     task.go_live(joining.get(task.id, ()))
         self._resume()
+        # Last, because from here on the coordinator's own thread may begin the next attempt.
+        self._committing = False
         self.wake()
 
     def stalled(self) -> None:
@@ -209,14 +215,21 @@ class Coordinator:
         cut = self._follow[0] if self._follow else None
         # Rescaling and moving need an aligned cut, and so does the end: nothing may be in flight (rule 16).
         overtakes = self._overtakes and not last and cut is None
-        barrier = Barrier(attempt=self._attempt, committed=self._committed, overtakes=overtakes, last=last)
+        barrier = Barrier(
+            attempt=self._attempt,
+            committed=self._committed,
+            overtakes=overtakes,
+            last=last,
+            drains=cut is not None,
+        )
+        self._overtook = overtakes
         for name, share in self._sources.items():
             joining = {} if cut is not None or last or self._bounded else self._assign(share)
             for task in share.tasks:
                 if cut is None:
                     task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
                 else:
-                    task.inject(self._following(barrier, cut.sources.get(name), task, share))
+                    task.inject(self._following(barrier, cut, name, task))
 
     def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
         """Give partitions that are new to the tasks that have fewest."""
@@ -224,24 +237,25 @@ class Coordinator:
         assigned: dict[TaskId, tuple[PartitionId, ...]] = {}
         for name in new:
             share.known.add(name)
-            task = min(share.tasks, key=lambda task: task.partition_count + len(assigned.get(task.id, ())))
+            # A task that has ended has told others so: what it read now would be late.
+            load = {task.id: task.partition_count + len(assigned.get(task.id, ())) for task in share.tasks}
+            task = min(share.tasks, key=lambda task: (task.finished, load[task.id]))
             assigned[task.id] = (*assigned.get(task.id, ()), name)
         return assigned
 
-    def _following(self, barrier: Barrier, cut: SourceCut | None, task: SourceTask, share: SourceShare) -> BarrierOrder:
-        """The order to compute a recorded epoch again: its partitions that this task reads; new ones go to the first task."""
-        recorded = cut.partitions if cut is not None else {}
-        began = (cut.began or {}) if cut is not None else {}
-        first = task is share.tasks[0]
-        mine = {name for name in (*recorded, *began) if task.reads(name) or (first and name not in share.known)}
+    def _following(self, barrier: Barrier, cut: Cut, source: str, task: SourceTask) -> BarrierOrder:
+        """The order to compute a recorded epoch again: what of it this task reads; what nobody knows goes to the first task."""
+        share = self._sources[source]
+        recorded = cut.sources.get(source, SourceCut(partitions={}))
+        names = {name for stage in (*recorded.stages, recorded.partitions) for name in stage}
+        mine = {name for name in names if task.reads(name) or (task is share.tasks[0] and name not in share.known)}
         if task is share.tasks[-1]:
-            share.known.update(recorded)
+            share.known.update(names)
         return BarrierOrder(
             barrier=barrier,
-            follow={name: part for name, part in recorded.items() if name in mine},
-            begin=None
-            if cut is None or cut.began is None
-            else {name: part for name, part in cut.began.items() if name in mine},
+            follow={name: part for name, part in recorded.partitions.items() if name in mine},
+            stages=tuple({name: part for name, part in stage.items() if name in mine} for stage in recorded.stages),
+            bounded=cut.bounded,
         )
 
     def _seal(self) -> None:
@@ -250,7 +264,15 @@ class Coordinator:
         rebuilds = self._follow.popleft() if self._follow else None
         ended = self._finished >= self._ends and self._bounded and self._last
         self._submit(
-            Sealing(attempt=self._attempt, snapshots=snapshots, ended=ended, last=self._last, rebuilds=rebuilds)
+            Sealing(
+                attempt=self._attempt,
+                snapshots=snapshots,
+                ended=ended,
+                last=self._last,
+                bounded=self._bounded,
+                overtakes=self._overtook,
+                rebuilds=rebuilds,
+            )
         )
 
     def _give_up(self) -> None:

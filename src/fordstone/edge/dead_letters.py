@@ -13,6 +13,8 @@ from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.operators.operator import ROW_ID
 
+DEAD_LETTERS: Final = "dead-letters/"
+"""Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
 DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
 TEXT_CHARS_MAX: Final = 4096
 SHOWN_CHARS_MAX: Final = 200
@@ -41,7 +43,7 @@ class DeadLetters:
         self._outlet.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
 
     def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
-        """Keep rows whose time is null. `position` is the end of what was read with them: the nearest place that is known."""
-        reason = f"column {self._source.time} (time=) is null"
+        """Keep rows whose time is null or absurd. `position` is the end of what was read with them: the nearest place that is known."""
+        reason = f"column {self._source.time} (time=) is null or out of range"
         texts = frame.drop(ROW_ID, strict=False).write_ndjson().splitlines()
         self.take(partition, [Rejected(position=position, text=text, reason=reason) for text in texts])

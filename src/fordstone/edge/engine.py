@@ -21,11 +21,11 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import files
 from fordstone.connectors.connector import Sink, SinkStream, Source, SourceOptions
 from fordstone.connectors.registry import open_sink, open_source
-from fordstone.edge.assembly import DEAD_LETTERS, Parts, assemble
+from fordstone.edge.assembly import Parts, assemble
 from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
-from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA
+from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.edge.dealing import dealt, newcomers, readers
 from fordstone.edge.graph import build_graph, steps_with_ids
 from fordstone.edge.reading import ReadSoFar
@@ -232,6 +232,7 @@ class Engine:
             committed=self._on_committed,
             stalled=self._on_stalled,
             sealed=self.resumption.sealed,
+            keys={name: key for name, key in _upsert_keys(plan, self._types).items() if key is not None},
         )
 
     def _on_stalled(self) -> None:
@@ -370,6 +371,10 @@ def sink_stream(step: p.Sink, types: Mapping[p.Input, StreamType]) -> SinkStream
     """What a sink is told about its stream."""
     stream = types[step.input]
     return SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key)
+
+
+def _upsert_keys(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, tuple[str, ...] | None]:
+    return {step.name: types[step.input].upsert_key for step in plan.steps if isinstance(step, p.Sink)}
 
 
 def _out_schema(step: p.Sink, types: Mapping[p.Input, StreamType]) -> pl.Schema:

@@ -7,7 +7,7 @@ it, and works out the task's watermark: the least over its channels, idle ones l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fordstone.edge.channel import Channel
@@ -93,6 +93,8 @@ class Gate:
         self._ready: GateEvent | None = None
         self._times = [TIME_MIN_US] * len(channels)
         self._idle = [False] * len(channels)
+        self._idle_next = [False] * len(channels)
+        """As the barriers that have come say for behind the cut."""
         self._probed: dict[int, set[int]] = {}
         self.watermark_us = TIME_MIN_US
         self.idle = False
@@ -167,9 +169,15 @@ class Gate:
             return Moved()
         self._times[index] = max(self._times[index], mark.us)
         self._idle[index] = mark.idle
+        return self._work_out_time()
+
+    def _work_out_time(self) -> GateEvent:
         forward = self._forward()
         self.forward_ended = all(self._times[i] == TIME_MAX_US for i in forward)
         busy = [self._times[i] for i in forward if not self._idle[i]]
+        if busy and min(busy) == TIME_MAX_US and not self.forward_ended:
+            # What has ended does not make time end for what is only idle.
+            busy = []
         grown = max(self.watermark_us, min(busy)) if busy else self.watermark_us
         idle = not busy
         if grown == self.watermark_us and idle == self.idle:
@@ -182,11 +190,18 @@ class Gate:
             self._newest = barrier.attempt
             self._overtaking.abandon()
             self._loop_log = None
+        self._idle_next[index] = barrier.idle
         match self._alignment.arrive(index, barrier.attempt):
             case Snapshot():
                 if self._back:
                     self._loop_log = []
-                return CutHere(barrier, logging=bool(self._back))
+                for forward in self._forward():
+                    self._idle[forward] = self._idle_next[forward]
+                moved = self._work_out_time()
+                if isinstance(moved, TimeMoved):
+                    # Behind the cut: it may close windows, which belong to the next epoch.
+                    self._ready = moved
+                return CutHere(replace(barrier, idle=self.idle), logging=bool(self._back))
             case Returned() if self._loop_log is not None:
                 log, self._loop_log = tuple(self._loop_log), None
                 return InFlight(barrier.attempt, {self.channels[index].name: log})
@@ -212,6 +227,10 @@ class Gate:
                 if index in self._logs:
                     self._logs[index] += moving
                 return Moved()
+
+    def log_anew(self) -> None:
+        """Forget what came around the loop since the cut was due: it has been worked on before the cut was made."""
+        self._loop_log = []
 
     def _in_flight(self, attempt: Attempt) -> InFlight:
         logs, self._logs = self._logs, {}

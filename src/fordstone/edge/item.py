@@ -36,6 +36,11 @@ class Barrier:
     """Unaligned: it does not wait for what stands before it."""
     last: bool = False
     """Nothing follows."""
+    idle: bool = False
+    """Behind it, this channel holds time back no longer. Taken up for all channels at the cut itself, so that it does not
+    matter whose rows come first behind it."""
+    drains: bool = False
+    """Loops are to run empty before it passes: a recorded epoch is computed again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import polars as pl
 
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.same_rows import difference
+from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.errors import CheckpointError, RebuildError
 from fordstone.model.manifest import Cut
-from fordstone.operators.operator import OP
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,20 @@ def read_sealed(store: CheckpointStore, cut: Cut) -> SealedRows:
 
 
 def left_over(
-    cut: Cut, sink: str, sealed: Sequence[pl.DataFrame] | None, rebuilt: Sequence[pl.DataFrame]
+    cut: Cut,
+    sink: str,
+    sealed: Sequence[pl.DataFrame] | None,
+    rebuilt: Sequence[pl.DataFrame],
+    *,
+    key: tuple[str, ...] | None = None,
 ) -> list[pl.DataFrame]:
-    """The rows that came out beyond what was sealed; raises `RebuildError` where that may not be."""
+    """The rows that came out beyond what was sealed; raises `RebuildError` where that may not be.
+
+    `key`: rows replace each other by it, so only the last of each counts.
+    """
     again = pl.concat(rebuilt) if rebuilt else pl.DataFrame()
+    if key is not None and again.height:
+        again = again.unique(key, keep="last", maintain_order=True) if key else again.tail(1)
     rows_sealed = sum(run.rows for segment in cut.segments if segment.sink == sink for run in segment.runs)
     if sealed is None:
         return _left_over_unseen(cut, sink, rows_sealed, again)
@@ -50,10 +60,14 @@ def left_over(
         if rows_sealed:
             raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, none came out")
         return []
-    if OP in again.columns and cut.overtaking:
-        # Rows that replace each other by key: those that came out now are newer, and take the place of the sealed ones.
+    if key is not None and cut.overtaking:
+        # Those that came out now are newer, and take the place of the sealed ones.
         return [again]
     before = pl.concat(sealed) if sealed else None
+    if sink.startswith(DEAD_LETTERS):
+        # Where a row without a time stood is known only as nearly as the read that brought it.
+        again = again.drop("position")
+        before = None if before is None else before.drop("position")
     missing, extra = difference(again.clear() if before is None else before, again)
     if missing.height:
         raise _mismatch(

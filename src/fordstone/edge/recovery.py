@@ -99,7 +99,7 @@ def check_plan(
             f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} was made by another plan.\n{match.explain()}\n"
             "Use another state directory to begin anew, or --allow-new-state."
         )
-    in_flight = any(item.run is not None for log_ in manifest.channels for item in log_.items)
+    in_flight = any(log_.items for log_ in manifest.channels)
     if in_flight and (manifest.parallelism != parallelism or manifest.plan_digest != plan_digest):
         raise PlanMismatchError(
             f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} is unaligned: it holds rows in flight between its tasks, "

@@ -66,7 +66,7 @@ def run(
                 match decide(config.restart, failures=failures, lasted_us=clock.monotonic_us() - began_us):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {error!r}"
+                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {_told(error)}."
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, restarts = count, restarts + 1
@@ -161,6 +161,11 @@ def recovered_engine(
             store.set_aside(resumption.manifest.epoch, str(error))
         else:
             return engine
+
+
+def _told(error: Exception) -> str:
+    """The error, and in which step it happened, which stands in its notes."""
+    return ", ".join([repr(error), *getattr(error, "__notes__", ())])
 
 
 class _Signals:

@@ -31,8 +31,8 @@ class FrozenSource:
     step: str
     partitions: Mapping[str, PartitionCut]
     watermark_us: int
-    began: Mapping[str, PartitionCut] | None = None
-    """As the epoch began with them, if it was the first after a start."""
+    stages: tuple[Mapping[str, PartitionCut], ...] = ()
+    """What changed within the epoch (see `edge.share`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Final, Protocol
 
 import polars as pl
@@ -20,6 +21,7 @@ from fordstone.edge.dead_letters import DeadLetters
 from fordstone.edge.item import Barrier
 from fordstone.edge.outlet import Outlet
 from fordstone.edge.partition import Partition
+from fordstone.edge.share import BarrierOrder, Followed, Share
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Task, TaskParts
 from fordstone.errors import StorageError
@@ -27,22 +29,16 @@ from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
 from fordstone.operators.operator import ROW_ID
+from fordstone.state.microseconds import microseconds
 
 log = logging.getLogger(__name__)
 
 POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarrierOrder:
-    """What the coordinator puts into a source: the barrier, partitions that join behind it, or the cut to follow."""
-
-    barrier: Barrier
-    joining: tuple[PartitionId, ...] = ()
-    follow: Mapping[str, PartitionCut] | None = None
-    begin: Mapping[str, PartitionCut] | None = None
-    """With `follow`: the partitions as the recorded epoch began with them, if it was the first after a start."""
+LOOK_EVERY_US: Final = 50_000
+"""How often silent and idle partitions are looked at while others are read."""
+TIME_BOUND_US: Final = 2**62
+"""Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
 
 
 class Reservation(Protocol):
@@ -80,20 +76,18 @@ class SourceTask(Task):
         super().__init__(parts)
         self._setup = setup
         self._step = setup.step
-        now_us = parts.clock.monotonic_us()
-        self._partitions = {
-            name: Partition.restored(name, cut, now_us=now_us) for name, cut in setup.partitions.items()
-        }
+        self._share = Share(setup.partitions, now_us=parts.clock.monotonic_us())
         self._orders: deque[BarrierOrder] = deque()
-        self._begun: BarrierOrder | None = None
+        self._ends = setup.bounded and not setup.following
+        """Whether what has been read to its end has ended for good."""
         self._watermark_us = setup.watermark_us
         self._idle = False
         self._announced = False
-        self._began: dict[str, PartitionCut] | None = None
         self._joining: tuple[PartitionId, ...] = setup.joining
         self._paused = False
         self._held = setup.following
         self._asked = False
+        self._looked_us = parts.clock.monotonic_us()
         self._refused = False
         self._poll_us = POLL_FIRST_US
         self._dead_letters = DeadLetters(setup.step, setup.dead_letters)
@@ -125,15 +119,15 @@ class SourceTask(Task):
     @property
     def partition_count(self) -> int:
         """How many partitions this task reads."""
-        return len(self._partitions)
+        return len(self._share.partitions)
 
     def cuts(self) -> dict[str, PartitionCut]:
         """Where the partitions stand about now: for progress bars, so it may be asked from any thread."""
-        return {name: partition.cut() for name, partition in list(self._partitions.items())}
+        return self._share.cuts()
 
     def reads(self, partition: str) -> bool:
         """Whether the partition is one of this task's."""
-        return partition in self._partitions
+        return partition in self._share.partitions
 
     # What the scheduler calls.
 
@@ -155,15 +149,13 @@ class SourceTask(Task):
             self._start()
             self._flush()
             return True
-        if (
-            self._orders
-            and self._announced
-            and (not blocked or self._orders[0].barrier.overtakes)
-            and self._reached(self._orders[0])
-        ):
-            self._take_order(self._orders.popleft())
-            self._flush()
-            return True
+        if self._orders and self._announced and (not blocked or self._orders[0].barrier.overtakes):
+            followed = self._follow(self._orders[0])
+            if followed is Followed.REACHED:
+                self._take_order(self._orders.popleft())
+            if followed is not Followed.READING:
+                self._flush()
+                return True
         if blocked or self.ended:
             return False
         if self._paused or not self._announced or (self._held and not self._orders):
@@ -177,99 +169,65 @@ class SourceTask(Task):
     def close(self) -> None:
         """Close readers and outlets."""
         super().close()
-        for partition in self._partitions.values():
+        for partition in self._share.partitions.values():
             if partition.reader is not None:
                 partition.reader.close()
 
     # Barriers.
 
-    def _reached(self, order: BarrierOrder) -> bool:
-        """Whether what the cut demands has been read."""
+    def _follow(self, order: BarrierOrder) -> Followed:
+        """Whether the barrier's place has come: at once, or when what a recorded cut demands has been read."""
         if order.follow is None:
-            return True
-        self._begin_again(order)
-        # Partitions that are not known yet joined behind this very barrier: nothing of them was read before it.
-        known = {name: cut for name, cut in order.follow.items() if name in self._partitions}
-        for name, cut in known.items():
-            self._partitions[name].target = cut.position
-        return all(self._partitions[name].position >= cut.position for name, cut in known.items())
+            return Followed.REACHED
+        self._ends = order.bounded
+        followed = self._share.follow(order, now_us=self._clock.monotonic_us())
+        if followed is Followed.STAGE and self._announced:
+            self._tell_time()
+        return followed
 
     def _take_order(self, order: BarrierOrder) -> None:
+        now_us = self._clock.monotonic_us()
         if order.follow is None:
-            self._change_idleness()
-            self._join(order.joining)
+            self._look_at_idle()
+            self._share.change_idleness(self._step.idle_after_us, watermark_us=self._watermark_us, now_us=now_us)
+            self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
         else:
             for name, cut in order.follow.items():
-                if name in self._partitions:
-                    self._partitions[name].done = cut.done
+                if name in self._share.partitions:
+                    self._share.partitions[name].done = cut.done
             self._tell_time()
-            self._follow_flags(order.follow)
+            self._share.take_up(order.follow, now_us=now_us)
         self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
         self._asked = False
-        self._cut(order.barrier, logging=False)
+        idle = all(partition.idle or partition.done for partition in self._share.partitions.values())
+        self._cut(replace(order.barrier, idle=idle and not self.finished), logging=False)
         self._tell_time()
 
     def _start(self) -> None:
-        """Begin reading: from here on, after a restart or when recorded cuts have been followed to their end."""
+        """Begin reading: after a start, or when recorded epochs have been followed to their end."""
         if self._held:
-            self._begin_again(self._orders[0])
+            self._follow(self._orders[0])
         else:
-            for partition in self._partitions.values():
-                # What had ended may have grown since; and of bounded input nothing is waited for.
-                if partition.done or (partition.idle and self._setup.bounded):
-                    partition.idle = partition.done = False
-                    partition.floor_us = max(partition.floor_us, self._watermark_us)
-            self._join(self._joining)
-            self._began = {name: partition.cut() for name, partition in self._partitions.items()}
+            self.finished, self._ends = False, self._setup.bounded
+            if self._step.time is None:
+                self._watermark_us = TIME_MIN_US
+            self._share.start(
+                self._joining,
+                bounded=self._setup.bounded,
+                watermark_us=self._watermark_us,
+                now_us=self._clock.monotonic_us(),
+            )
         self._tell_time()
         self._announced = True
-
-    def _begin_again(self, order: BarrierOrder) -> None:
-        """Take the partitions up as the recorded epoch began with them."""
-        if order.begin is None or order is self._begun:
-            return
-        self._begun = order
-        now_us = self._clock.monotonic_us()
-        for name, cut in order.begin.items():
-            partition = self._partitions.setdefault(name, Partition.restored(name, cut, now_us=now_us))
-            partition.idle, partition.done, partition.floor_us = cut.idle, cut.done, cut.floor_us
-        if self._announced:
-            self._tell_time()
-
-    def _join(self, names: Sequence[PartitionId]) -> None:
-        now_us = self._clock.monotonic_us()
-        for name in names:
-            if name not in self._partitions:
-                self._partitions[name] = Partition(name=name, floor_us=self._watermark_us, heard_us=now_us)
-
-    def _follow_flags(self, follow: Mapping[str, PartitionCut]) -> None:
-        now_us = self._clock.monotonic_us()
-        for name, cut in follow.items():
-            if name not in self._partitions:
-                self._partitions[name] = Partition.restored(name, cut, now_us=now_us)
-            partition = self._partitions[name]
-            partition.idle, partition.floor_us, partition.target = cut.idle, cut.floor_us, None
-
-    def _change_idleness(self) -> None:
-        """At a barrier: silent partitions fall idle, and idle ones with rows waiting come back."""
-        after_us = self._step.idle_after_us
-        now_us = self._clock.monotonic_us()
-        for partition in self._partitions.values():
-            if partition.done:
-                continue
-            if partition.idle and partition.stashed is not None:
-                partition.idle = False
-                partition.floor_us = max(partition.floor_us, self._watermark_us)
-                partition.heard_us = now_us
-            elif not partition.idle and after_us is not None and now_us - partition.heard_us >= after_us:
-                partition.idle = True
 
     # Reading.
 
     def _read(self) -> bool:
         """Read one chunk of the partition that is furthest behind and has something."""
         lateness_us = self._step.lateness_us
-        active = [q for q in self._partitions.values() if not q.done and not q.idle]
+        if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
+            return True
+        active = [q for q in self._share.partitions.values() if not q.done and not q.idle]
         active.sort(key=lambda q: (q.watermark_us(lateness_us), q.reads))
         for partition in active:
             if partition.target is not None and partition.position >= partition.target:
@@ -312,19 +270,22 @@ class SourceTask(Task):
         until = None if partition.target is None else Position(partition.target)
         return partition.reader.read(self._setup.batch_rows, until)
 
+    def _look_at_idle(self) -> None:
+        """See whether idle partitions have rows again. They are kept until a barrier lets the partition back in."""
+        for partition in self._share.partitions.values():
+            if partition.idle and not partition.done and partition.stashed is None:
+                partition.stashed = self._chunk(partition)
+
     def _look_at_silence(self) -> bool:
         """Ask for a barrier when a partition has fallen silent, or an idle one has rows again."""
         after_us = self._step.idle_after_us
+        self._looked_us = now_us = self._clock.monotonic_us()
         if after_us is None or self._asked or self._held:
             return False
-        now_us = self._clock.monotonic_us()
-        for partition in self._partitions.values():
-            if partition.done:
-                continue
-            if partition.idle and partition.stashed is None:
-                partition.stashed = self._chunk(partition)
-            due = partition.stashed is not None if partition.idle else now_us - partition.heard_us >= after_us
-            if due:
+        self._look_at_idle()
+        for partition in self._share.partitions.values():
+            silent = not partition.idle and now_us - partition.heard_us >= after_us
+            if not partition.done and (silent or partition.stashed is not None):
                 self._asked = True
                 self._reports.request_barrier()
                 return True
@@ -338,7 +299,11 @@ class SourceTask(Task):
         frame = chunk.frame
         self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
-            frame = frame.with_columns(pl.format("{}:{}:0", pl.lit(partition.name), chunk.row_positions).alias(ROW_ID))
+            frame = frame.with_columns(
+                pl.format("{}:{}:{}", pl.lit(self._step.name), pl.lit(partition.name), chunk.row_positions).alias(
+                    ROW_ID
+                )
+            )
         if frame.height:
             self._judge_and_push(partition, frame)
         if chunk.ended and not self._held:
@@ -351,21 +316,28 @@ class SourceTask(Task):
         if time is None:
             self.chain.push(frame, late=False)
             return
-        if frame[time].null_count():
-            self._dead_letters.take_timeless(partition.name, partition.position, frame.filter(pl.col(time).is_null()))
-            frame = frame.filter(pl.col(time).is_not_null())
+        times = microseconds(frame.get_column(time))
+        if times.null_count() or not self._sane(times):
+            sane = times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
+            self._dead_letters.take_timeless(partition.name, partition.position, frame.filter(~sane))
+            frame = frame.filter(sane)
         in_time, late = partition.judge(frame, time, self._step.lateness_us)
         if in_time.height:
             self.chain.push(in_time, late=False)
         if late is not None:
             self.chain.push(late, late=True)
 
+    @staticmethod
+    def _sane(times: pl.Series) -> bool:
+        low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
+        return -TIME_BOUND_US <= low <= high <= TIME_BOUND_US
+
     # Time.
 
     def _tell_time(self) -> None:
         """Announce the watermark if it has grown, or idleness if it has changed."""
-        open_ = [q for q in self._partitions.values() if not q.done]
-        if not open_ and self._setup.bounded:
+        open_ = [q for q in self._share.partitions.values() if not q.done]
+        if not open_ and self._ends:
             if not self.finished:
                 self.finished = True
                 self._watermark_us = TIME_MAX_US
@@ -385,24 +357,28 @@ class SourceTask(Task):
                 self._announce(grown, idle=idle)
 
     def _times_us(self) -> dict[str, int]:
-        return {name: q.watermark_us(self._step.lateness_us) for name, q in self._partitions.items()}
+        return {name: q.watermark_us(self._step.lateness_us) for name, q in self._share.partitions.items()}
 
-    def _freeze_source(self) -> FrozenSource:
-        partitions = {name: q.cut() for name, q in self._partitions.items()}
-        began, self._began = self._began, None
-        return FrozenSource(step=self._step.name, partitions=partitions, watermark_us=self._watermark_us, began=began)
+    def _freeze_source(self, barrier: Barrier) -> FrozenSource:
+        return FrozenSource(
+            step=self._step.name,
+            partitions=self._share.cuts(),
+            watermark_us=self._watermark_us,
+            stages=self._share.freeze_stages(barrier.attempt, barrier.committed),
+        )
 
 
 def source_cut(parts: Sequence[FrozenSource]) -> SourceCut:
-    """One source's cut, from all its tasks' shares."""
+    """One source's cut, from all its tasks' shares. All of them saw the same barriers, so their stages go together."""
     partitions: dict[str, PartitionCut] = {}
-    began: dict[str, PartitionCut] = {}
     for part in parts:
         partitions |= part.partitions
-        began |= part.began or {}
-    first = any(part.began is not None for part in parts)
+    stages = [
+        {name: cut for stage in shares for name, cut in sorted(stage.items())}
+        for shares in zip_longest(*(part.stages for part in parts), fillvalue={})
+    ]
     return SourceCut(
         partitions=dict(sorted(partitions.items())),
         watermark_us=min((part.watermark_us for part in parts), default=TIME_MIN_US),
-        began=dict(sorted(began.items())) if first else None,
+        stages=tuple(stages),
     )

@@ -164,14 +164,14 @@ class Task(ABC):
             task=self.id,
             attempt=barrier.attempt,
             states=self.chain.freeze(),
-            source=self._freeze_source(),
+            source=self._freeze_source(barrier),
             times_us=self._times_us(),
             watermark_us=self.watermark_us,
             outputs=self.chain.freeze_outlets(barrier.attempt, barrier.committed),
             finished=self.finished,
         )
 
-    def _freeze_source(self) -> FrozenSource | None:
+    def _freeze_source(self, barrier: Barrier) -> FrozenSource | None:  # noqa: ARG002 - sources need it
         return None
 
     def _times_us(self) -> dict[str, int]:
@@ -243,6 +243,8 @@ class LoopTask(StreamTask):
     def __init__(self, parts: TaskParts, gate: Gate) -> None:
         super().__init__(parts, gate)
         self._probe = 0
+        self._deferred: CutHere | None = None
+        """A cut that waits for the loop to run empty."""
         self._probing = False
         self._came_back = False
 
@@ -253,7 +255,8 @@ class LoopTask(StreamTask):
         """As a stream task; and once the input has ended, probe the loop until it is empty."""
         if super().step():
             return True
-        if self.gate.forward_ended and not self._probing and not self.finished and not self._pending:
+        wanted = (self.gate.forward_ended and not self.finished) or self._deferred is not None
+        if wanted and not self._probing and not self._pending:
             self._send_probe()
             self._flush()
             return True
@@ -262,17 +265,25 @@ class LoopTask(StreamTask):
     def _handle(self, event: GateEvent) -> None:
         if isinstance(event, Rows) and event.back:
             self._came_back = True
+        if isinstance(event, CutHere) and event.barrier.drains:
+            self._deferred = event
+            return
         super()._handle(event)
 
     def _on_time(self, us: int, *, idle: bool) -> None:
         """Nothing: event time ends at a loop."""
 
     def _on_probe(self, probe: Probe) -> None:
-        if probe.number != self._probe or self.finished:
+        if probe.number != self._probe or not self._probing:
             return
         self._probing = False
         if self._came_back or any(len(channel) for channel in self.gate.channels):
             # Sent again when there is nothing else to do: a probe must not keep other items from being taken.
+            return
+        if self._deferred is not None:
+            cut, self._deferred = self._deferred, None
+            self.gate.log_anew()
+            super()._handle(cut)
             return
         self.finished = True
         self.chain.on_watermark(TIME_MAX_US)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import polars as pl
 
 from fordstone.checkpoint.disk import FatalStorageError
@@ -23,9 +24,9 @@ from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.checkpoint.merge import merge_state
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.connector import Sink
-from fordstone.edge.assembly import DEAD_LETTERS
 from fordstone.edge.clock import Clock
 from fordstone.edge.coordinator import Sealing
+from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.item import Batch, Item, Watermark
 from fordstone.edge.rebuild import SealedRows, left_over
 from fordstone.edge.snapshot import FrozenSource, FrozenState
@@ -91,8 +92,9 @@ class Writer:
         committed: Callable[[Sealing], None],
         stalled: Callable[[], None],
         sealed: Mapping[int, SealedRows] | None = None,
+        keys: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """`sealed`: what the epochs that are being computed again had let out."""
+        """`sealed`: what the epochs that are being computed again had let out. `keys`: by which rows at a sink replace each other."""
         self.wake: Callable[[], None] = lambda: None
         self.last: Written | None = None
         self.stall: str | None = None
@@ -107,6 +109,7 @@ class Writer:
         self._committed = committed
         self._stalled = stalled
         self._sealed = dict(sealed or {})
+        self._keys = dict(keys or {})
         self._carried: dict[str, list[pl.DataFrame]] = {}
         """Rows of epochs computed again that their seals had not let out yet."""
         self._acknowledged: Callable[[], int | None] = lambda: None
@@ -180,7 +183,13 @@ class Writer:
             # What this epoch let out is final: it stands as it was sealed; what came out beyond it goes with the next.
             sealed = self._sealed[sealing.rebuilds.epoch]
             self._carried = {
-                name: left_over(sealing.rebuilds, name, sealed.get(name), [*self._carried.get(name, ()), *frames[name]])
+                name: left_over(
+                    sealing.rebuilds,
+                    name,
+                    sealed.get(name),
+                    [*self._carried.get(name, ()), *frames[name]],
+                    key=self._keys.get(name),
+                )
                 for name in frames
             }
             frames = {name: frames[name] if (known := sealed.get(name)) is None else known for name in frames}
@@ -215,7 +224,8 @@ class Writer:
             yield from self._patiently(lambda name=name, found=found: self.release(name, manifest.epoch, found))  # type: ignore[misc]
         self._committed(sealing)
         self._states = deque(state for snapshot in sealing.snapshots for state in snapshot.states)
-        yield from self._patiently(lambda: self._store.collect(acknowledged=self._acknowledged()))
+        yield
+        self._collect()
 
     def release(self, name: str, epoch: int, frames: Sequence[pl.DataFrame]) -> None:
         """Let the rows of a sealed epoch out at one sink."""
@@ -245,6 +255,15 @@ class Writer:
                 yield
                 return
 
+    def _collect(self) -> None:
+        try:
+            self._store.collect(acknowledged=self._acknowledged())
+        except FatalStorageError:
+            raise
+        except StorageError as error:
+            # Nobody waits for it, and the next epoch tries again.
+            log.warning("retention failed", extra={"problem": str(error)})
+
     def _merge_one(self) -> bool:
         """Fold some pieces of one state, while there is nothing else to do."""
         while self._states:
@@ -272,9 +291,18 @@ class Writer:
             epoch=epoch,
             sources={name: source_cut(parts) for name, parts in shares.items()},
             segments=segments,
-            overtaking=any(item.run is not None for log in logs for item in log.items),
+            # Unaligned, or with rows in a loop: computed again, it would let more out.
+            overtaking=sealing.overtakes or any(item.run is not None for log in logs for item in log.items),
+            bounded=sealing.bounded,
             ended=sealing.ended,
         )
+        if sealing.rebuilds is not None:
+            # What is recorded stays as it is, to be followed again if need be; only output that was damaged is replaced.
+            whole = {name for name, rows in self._sealed[epoch].items() if rows is not None}
+            kept = {segment.sink: segment for segment in sealing.rebuilds.segments if segment.sink in whole}
+            cut = msgspec.structs.replace(
+                sealing.rebuilds, segments=tuple(kept.get(segment.sink, segment) for segment in segments)
+            )
         states = tuple(
             StateRuns(state.step, state.name, state.subtask, _refs(state.pieces))
             for snapshot in sealing.snapshots

@@ -139,6 +139,8 @@ def arithmetic(operator: str, left: Term, right: Term) -> tuple[DataType, DataTy
             hint = "; write CAST(... AS DOUBLE) if it holds numbers" if term.type == STRING else ""
             raise ClashError(f"{operator!r} needs numbers, but this is {term.type}{hint}.", at)
     kinds = (left.type, right.type)
+    if operator == "/" and left.type == NULL:
+        return DOUBLE, DOUBLE, DOUBLE  # but a decimal / NULL is a decimal
     if any(kind.name == "decimal" for kind in kinds) and not any(kind.is_float for kind in kinds):
         one = as_decimal(left if left.type != NULL else right)
         two = as_decimal(right if right.type != NULL else left)

@@ -43,9 +43,9 @@ class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     partitions: dict[str, PartitionCut]
     watermark_us: int = TIME_MIN_US
-    began: dict[str, PartitionCut] | None = None
-    """The partitions as the epoch began with them, where that is not how the one before left them: after a start,
-    when partitions may have joined or come back."""
+    stages: tuple[dict[str, PartitionCut], ...] = ()
+    """Where partitions joined or came back within the epoch, at a start or at a barrier whose attempt was given up: the
+    partitions as they were then, in order."""
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +63,8 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segments: tuple[Segment, ...] = ()
     overtaking: bool = False
     """Unaligned, with rows in flight: they count as read, and come out in a later epoch."""
+    bounded: bool = False
+    """What had been read to its end had ended for good."""
     ended: bool = False
 
 

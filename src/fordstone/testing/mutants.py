@@ -118,7 +118,7 @@ def positions_after_the_barrier() -> Iterator[None]:
         held, self._reports = self._reports, reports
         self._read()
         for snapshot in held.snapshots:  # type: ignore[attr-defined]
-            reports.acknowledge(replace(snapshot, source=self._freeze_source()))
+            reports.acknowledge(replace(snapshot, source=replace(snapshot.source, partitions=self.cuts())))
 
     with patch.object(SourceTask, "_cut", late):
         yield

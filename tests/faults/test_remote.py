@@ -1,0 +1,140 @@
+"""Copies elsewhere: a machine that lost its state goes on from them, or its sinks refuse; never twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import BOUNDED, LIVE, NODE, PIPELINE, Job
+from tests.faults.oracle import Feed, judge
+from tests.faults.process import released, run_to_end, sealed, started, store_of
+
+REMOTE = {"remote": "file://remote"}
+FEED_ROWS = 60
+
+
+def at_the_remote(folder: Path) -> int:
+    """The newest epoch that has been copied."""
+    return sealed(folder, "remote")
+
+
+def grow(feed: Feed, epochs: int, options: dict[str, object]) -> None:
+    """Run for some epochs, then stop: what was sealed last is copied before the process ends."""
+    goal = sealed(feed.folder) + epochs
+    with started(feed.folder, Job(options=LIVE | options)) as process:
+        while sealed(feed.folder) < goal:
+            before = sealed(feed.folder)
+            feed.write(FEED_ROWS)
+            process.until(lambda before=before: sealed(feed.folder) > before, "another epoch")  # type: ignore[misc]
+        assert process.stop().report["outcome"] == "stopped"
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    feed = Feed(folder=tmp_path, seed=71)
+    grow(feed, 5, REMOTE)
+    assert at_the_remote(tmp_path) == sealed(tmp_path)
+    return feed
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_machine_that_lost_its_state_goes_on_from_the_remote_copy(
+    parallelism: int, feed: Feed, faults: Callable[..., None]
+) -> None:
+    newest = sealed(feed.folder)
+    shutil.rmtree(feed.folder / "state")
+    faults(states_lost=1)
+    feed.write(FEED_ROWS)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE | {"parallelism": parallelism}))
+    assert ended.report["outcome"] == "ended"
+    assert ended.report["resumed_from"] == newest
+    judge(feed.folder, feed.written)
+    assert at_the_remote(feed.folder) == sealed(feed.folder) == newest + 1
+
+
+@pytest.mark.parametrize("failpoint", ["run.renamed:2", "cut.synced:1", "manifest.renamed:1", "sink.released:2"])
+def test_a_kill_while_the_copy_is_brought_back_changes_nothing(
+    failpoint: str, feed: Feed, faults: Callable[..., None]
+) -> None:
+    shutil.rmtree(feed.folder / "state")
+    hits = feed.folder / "hits"
+    killed = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE), failpoint=f"{failpoint}@{hits}")
+    assert killed.killed, killed.errors
+    faults(states_lost=1, kills=1)
+    feed.write(FEED_ROWS)
+    assert run_to_end(feed.folder, Job(options=BOUNDED | REMOTE)).report["outcome"] == "ended"
+    judge(feed.folder, feed.written)
+
+
+def test_a_copy_that_is_behind_the_sinks_is_refused_by_them(feed: Feed, faults: Callable[..., None]) -> None:
+    """The machine went down before its last epochs were copied: their cuts are lost with it, but not their output."""
+    shutil.copytree(feed.folder / "remote", feed.folder / "behind")
+    behind = sealed(feed.folder)
+    grow(feed, 3, REMOTE)
+    shutil.rmtree(feed.folder / "state")
+    faults(states_lost=1)
+    before = {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")}
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | {"remote": "file://behind"}))
+    assert ended.code == 1
+    assert f"already has epoch {behind + 1} " in ended.errors
+    assert "nothing was overwritten" in ended.errors
+    assert {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")} == before
+
+
+@pytest.mark.parametrize("victim", ["runs", "manifests"])
+def test_a_damaged_copy_is_passed_over_for_the_one_before(victim: str, feed: Feed, faults: Callable[..., None]) -> None:
+    newest = sealed(feed.folder)
+    there = feed.folder / "remote" / PIPELINE / NODE
+    if victim == "manifests":
+        path = max((there / "manifests").iterdir())
+    else:
+        path = max((there / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+    path.write_bytes(path.read_bytes()[:-5])
+    shutil.rmtree(feed.folder / "state")
+    faults(states_lost=1, files_damaged=1)
+    feed.write(FEED_ROWS)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
+    assert ended.report["outcome"] == "ended"
+    assert ended.report["resumed_from"] < newest
+    judge(feed.folder, feed.written)
+
+
+def test_damage_here_is_made_up_for_by_the_copy(feed: Feed, faults: Callable[..., None]) -> None:
+    newest = sealed(feed.folder)
+    for file in (store_of(feed.folder) / "manifests").iterdir():
+        file.write_bytes(b"")
+        faults(files_damaged=1)
+    feed.write(FEED_ROWS)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
+    assert ended.report["outcome"] == "ended"
+    assert ended.report["resumed_from"] == newest
+    judge(feed.folder, feed.written)
+
+
+def test_a_remote_that_cannot_be_reached_does_not_stop_a_machine_with_state_of_its_own(feed: Feed) -> None:
+    (feed.folder / "remote").rename(feed.folder / "unplugged")
+    (feed.folder / "remote").write_text("a file, where the share was")
+    feed.write(FEED_ROWS)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
+    assert ended.report["outcome"] == "ended"
+    assert "remote" in ended.errors
+    judge(feed.folder, feed.written)
+
+
+def test_what_a_kill_kept_from_the_remote_is_copied_by_the_next_run_even_if_all_input_was_read(
+    tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    feed = Feed(folder=tmp_path, seed=72)
+    feed.write(FEED_ROWS)
+    hits = tmp_path / "hits"
+    killed = run_to_end(tmp_path, Job(options=BOUNDED | REMOTE), failpoint=f"upload.run:1@{hits}")
+    assert killed.killed, killed.errors
+    faults(kills=1)
+    assert run_to_end(tmp_path, Job(options=BOUNDED | REMOTE)).report["outcome"] in {"ended", "already_ended"}
+    assert at_the_remote(tmp_path) == sealed(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    assert run_to_end(tmp_path, Job(options=BOUNDED | REMOTE)).report["outcome"] == "already_ended"
+    judge(tmp_path, feed.written)
+    assert released(tmp_path) <= sealed(tmp_path)
