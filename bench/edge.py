@@ -79,7 +79,8 @@ def main() -> int:
             found = measure(size, options.directory)
             show(found)
             findings += found
-    write_json(options.json, size=name, facts=facts, findings=findings)
+            # After each section: what was measured is not lost when a later one fails.
+            write_json(options.json, size=name, facts=facts, findings=findings)
     missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
     print(
         f"targets missed: {len(missed)} of {sum(found.target is not None for found in findings)}", *missed, sep="\n  "

@@ -295,8 +295,10 @@ def startup(size: Size, directory: str | None) -> list[Finding]:
                 shutil.rmtree(home / "state", ignore_errors=True)
                 shutil.rmtree(home / "out", ignore_errors=True)
                 began = time.perf_counter()
-                subprocess.run(command, cwd=home, check=True, capture_output=True)
+                done = subprocess.run(command, cwd=home, check=False, capture_output=True, text=True)
                 seconds[name].append(time.perf_counter() - began)
+                if done.returncode != 0:
+                    raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     finally:
         shutil.rmtree(home)
     return [

@@ -44,6 +44,7 @@ def tumbling(size: Size, directory: str | None) -> list[Finding]:
                         )
                         for parallelism in (1, CORES)
                     },
+                    "polars streaming": every_core.ask("peers.one_group_by", **rows, streaming=True),
                     "polars 1 thread": one_core.ask("peers.one_group_by", **rows),
                     **{
                         f"bare {threads}": one_core.ask(
@@ -73,7 +74,7 @@ def _tumbling_findings(rows: int, keys: int, batch_rows: int, runs: Mapping[str,
     best = max(shares, key=lambda name: middle(shares[name]))
     is_goal = (keys, batch_rows) == (1_000, 64 * KI)
     peers = (
-        f"Polars {number(medians['polars'])}, on 1 thread {number(medians['polars 1 thread'])}; "
+        f"Polars {number(medians['polars'])}, on 1 thread {number(medians['polars 1 thread'])}, streaming {number(medians['polars streaming'])}; "
         f"bare loop {number(medians['bare 1'])}, on {CORES} threads {number(medians[f'bare {CORES}'])}"
     )
     findings = []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.errors import CheckpointError
+from fordstone.errors import CheckpointError, PipelineError
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint"}
 START = datetime(1969, 12, 31, 23, 59, 30, tzinfo=UTC)
@@ -205,3 +205,62 @@ def test_with_event_time_an_ended_pipeline_cannot_go_on(tmp_path):
     pipeline.run(state=tmp_path, bounded=True)
     with pytest.raises(CheckpointError, match="every further row would be late"):
         pipeline.run(state=tmp_path)
+
+
+def test_the_mean_of_large_integers_does_not_wrap(tmp_path):
+    out = MemorySink()
+    pipeline = Pipeline("mean")
+    stream = pipeline.source("rows", memory([[(2**63 - 1,), (2**63 - 1,)]]), schema={"n": "bigint"})
+    stream.group_by().agg(mean="avg(n)", total="sum(n)").sink("out", memory(out))
+    pipeline.run(state=tmp_path, bounded=True)
+    assert out.rows().select("mean", "total").rows() == [(float(2**63), -2)]
+
+
+def test_ids_of_rows_released_at_once_are_different_for_different_rows(tmp_path):
+    rows, windows = MemorySink(), MemorySink()
+    pipeline = Pipeline("ids")
+    schema = {"a": "string", "b": "string", "ts": "timestamp"}
+    given = [("a|b", "c", START), ("a", "b|c", START), (None, "x", START), ("", "x", START), ("-", "x", START)]
+    one = pipeline.source("one", memory([given]), schema=schema, time="ts")
+    two = pipeline.source("two", memory([given]), schema=schema, time="ts")
+    both = one.union(one.filter("b = 'x'"), two)
+    both.sink("rows", memory(rows), release="at_once")
+    both.group_by("a", "b").window(tumbling("10s")).agg(n="count(*)").sink(
+        "windows", memory(windows), release="at_once"
+    )
+    pipeline.run(state=tmp_path, bounded=True)
+    assert rows.rows().height == 13
+    assert rows.rows()["__id"].n_unique() == 13
+    assert windows.rows()["__id"].n_unique() == windows.rows().height == 5
+
+
+def test_rows_that_a_function_left_without_a_time_are_late(tmp_path):
+    out, late = MemorySink(), MemorySink()
+    pipeline = Pipeline("nulls")
+    stream = pipeline.source(
+        "rows", memory([[record(("a", 1, 1.0, 1)), record(("b", 2, 2.0, 2))]]), schema=SCHEMA, time="ts"
+    )
+    mapped = stream.map(lambda row: row | {"ts": None} if row["k"] == "b" else row)
+    windows = mapped.group_by("k").window(tumbling("10s")).agg(n="count(*)")
+    windows.sink("out", memory(out))
+    windows.late.sink("late", memory(late))
+    report = pipeline.run(state=tmp_path, bounded=True)
+    assert (out.rows()["k"].to_list(), late.rows()["k"].to_list(), report.progress.rows_late) == (["a"], ["b"], 1)
+
+
+def test_an_absurd_time_goes_to_the_dead_letters(tmp_path):
+    out = MemorySink()
+    pipeline = Pipeline("absurd")
+    times = pl.Series("ts", [0, 2**63 - 1], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+    source = MemorySource([])
+    source.append(source.add_partition(), pl.DataFrame([times]))
+    stream = pipeline.source("rows", memory(source), schema={"ts": "timestamp"}, time="ts")
+    stream.group_by().window(tumbling("10s")).agg(n="count(*)").sink("out", memory(out))
+    report = pipeline.run(state=tmp_path, bounded=True)
+    assert (out.rows()["n"].to_list(), report.progress.rows_rejected) == ([1], 1)
+
+
+def test_loops_cannot_be_nested():
+    stream = Pipeline("nested").source("rows", memory([[(1,)]]), schema={"n": "bigint"})
+    with pytest.raises(PipelineError, match="cannot be nested"):
+        stream.iterate(lambda outer: (outer.iterate(lambda inner: (inner, inner)), outer))

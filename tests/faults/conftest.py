@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Call it with what was done: `faults(kills=1)`. The sum is printed at the end of the run."""
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     request.node.user_properties.append(("faults", counts))
 
     def happened(**done: int) -> None:
-        counts.update(done)
+        for name, count in done.items():
+            counts[name] = counts.get(name, 0) + count
 
     return happened

@@ -114,13 +114,32 @@ def test_damage_here_is_made_up_for_by_the_copy(feed: Feed, faults: Callable[...
 
 
 def test_a_remote_that_cannot_be_reached_does_not_stop_a_machine_with_state_of_its_own(feed: Feed) -> None:
-    (feed.folder / "remote").rename(feed.folder / "unplugged")
-    (feed.folder / "remote").write_text("a file, where the share was")
+    away, place = feed.folder / "away", feed.folder / "remote"
+    place.rename(away)
+    place.write_text("a file, where the share was")
     feed.write(FEED_ROWS)
     ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
     assert ended.report["outcome"] == "ended"
-    assert "remote" in ended.errors
+    assert "remote copies not reached" in ended.errors
+    assert "checkpoint not copied" in ended.errors
     judge(feed.folder, feed.written)
+    place.unlink()
+    away.rename(place)
+    assert run_to_end(feed.folder, Job(options=BOUNDED | REMOTE)).report["outcome"] == "already_ended"
+    assert at_the_remote(feed.folder) == sealed(feed.folder)
+
+
+def test_a_remote_that_cannot_be_reached_stops_a_machine_without_state(feed: Feed, faults: Callable[..., None]) -> None:
+    """Whether it had sealed anything cannot be known, and to begin anew would give it out a second time."""
+    (feed.folder / "remote").rename(feed.folder / "away")
+    (feed.folder / "remote").write_text("a file, where the share was")
+    shutil.rmtree(feed.folder / "state")
+    faults(states_lost=1)
+    before = released(feed.folder)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
+    assert ended.code == 1
+    assert "StorageError: " in ended.errors
+    assert released(feed.folder) == before
 
 
 def test_what_a_kill_kept_from_the_remote_is_copied_by_the_next_run_even_if_all_input_was_read(

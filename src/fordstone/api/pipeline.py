@@ -128,6 +128,11 @@ class Pipeline:
 
     def add_loop(self, at: p.Input, name: str, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
         """Add a loop's head, the steps of its body, and close it."""
+        if self._open_loops:
+            raise PipelineError(
+                f"loop {name} stands inside loop {', '.join(self._open_loops)}: loops cannot be nested. Let rows carry a count, and send "
+                "them around one loop."
+            )
         open_head = p.Loop(name=name, input=at, feedback=at)
         self.add(open_head)
         self._open_loops.add(name)

@@ -153,7 +153,7 @@ class FsspecRemote(Remote):
 
 
 def open_remote(url: str) -> Remote:
-    """The remote that a URL names. Nothing is contacted yet."""
+    """The remote that a URL names. `StorageError` if it must be contacted to be opened and does not answer."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return DiskRemote(OsDisk(url))
@@ -163,6 +163,9 @@ def open_remote(url: str) -> Remote:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - a pipeline without remote copies does not pay for it
 
         filesystem, root = url_to_fs(url)
+    except OSError as error:
+        # Some kinds connect when they are opened.
+        raise StorageError(f"remote {url!r} cannot be reached: {error}. It will be tried again.") from error
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"remote {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."

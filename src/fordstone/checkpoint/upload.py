@@ -89,7 +89,7 @@ class Uploader:
         """`keep`: how many checkpoints stay at the remote. `clock_us` may start anywhere but only goes forward."""
         self._store = store
         self._url = url
-        self._remote = open_remote(url) if isinstance(url, str) else url
+        self._opened: Remote | None = None if isinstance(url, str) else url
         self._keep = keep
         self._backoff = backoff or Backoff()
         self._clock_us = clock_us
@@ -186,6 +186,15 @@ class Uploader:
             case "remove":
                 self._remote.remove(unit.path)
 
+    @property
+    def _remote(self) -> Remote:
+        """Opened when it is needed, for it may be out of reach now and back later."""
+        if self._opened is None:
+            if not isinstance(self._url, str):
+                raise AssertionError("a remote that was handed over is open")
+            self._opened = open_remote(self._url)
+        return self._opened
+
     def _put_run(self, run: RunRef) -> None:
         data = self._store.read_run_bytes(run)
         problem = run_problem(data, run)
@@ -264,7 +273,7 @@ class Uploader:
         self._drop()
         if isinstance(error, FatalStorageError) and isinstance(self._url, str):
             # A share that failed a sync: its descriptors are spent, ours was only a copy.
-            self._remote = open_remote(self._url)
+            self._opened = None
 
     def _drop(self) -> None:
         if self._job is not None:

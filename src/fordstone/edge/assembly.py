@@ -28,6 +28,7 @@ from fordstone.model.ids import PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
 from fordstone.operators.operator import MAIN, Operator
+from fordstone.operators.rowwise import TagBranch
 from fordstone.state.key_group import key_groups, owners
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
@@ -57,6 +58,8 @@ class Parts:
     manifest: Manifest | None = None
     load_steps: frozenset[str] = frozenset()
     reservation: Reservation | None = None
+    reserved_us: Mapping[str, int] = field(default_factory=dict)
+    """For at-most-once, by source: how far time may have come before the crash."""
     choose: Callable[[int], int] | None = None
 
     @property
@@ -173,7 +176,8 @@ def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -
     step = parts.plan.step(name)
     if not isinstance(step, p.Source):
         raise TypeError(f"{name} is not a source")
-    cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None else None
+    known = parts.manifest is not None and name in parts.load_steps
+    cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None and known else None
     return SourceSetup(
         step=step,
         source=parts.sources[name],
@@ -201,6 +205,12 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
         combiners: list[Link] = []
         for edge in parts.graph.out_of(vertex.name):
             if edge.step != name:
+                continue
+            if edge.target in parts.setting.with_ids and isinstance(parts.plan.step(edge.target), p.Union):
+                branch = edge.number - parts.graph.into(edge.target)[0].number
+                tag = f"{edge.target}/branch{branch}"
+                inside[edge.port].append(tag)
+                combiners.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
                 continue
             if edge.combiner is None:
                 onward[edge.port].append(outputs[edge.number])
@@ -244,6 +254,9 @@ def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
         return TIME_MIN_US
     keyed = any(edge.keys for edge in parts.graph.edges if edge.target == vertex.name)
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
+    if keyed and parts.reserved_us:
+        # At-most-once: a window that may have been let out since the checkpoint is lost rather than let out twice.
+        return max([*own, min(parts.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
 

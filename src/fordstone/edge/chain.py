@@ -16,6 +16,7 @@ from fordstone.edge.snapshot import FrozenState
 from fordstone.errors import FordstoneError
 from fordstone.model.ids import Attempt
 from fordstone.operators.operator import LATE, Emits, Operator
+from fordstone.operators.partial import ROWS
 from fordstone.state.piece import Piece
 
 
@@ -114,7 +115,8 @@ class Chain:
     def _route(self, link: Link, emits: Emits) -> None:
         for emit in emits:
             if emit.port == LATE:
-                self.late_rows += emit.frame.height
+                partial = ROWS in emit.frame.columns
+                self.late_rows += int(emit.frame.get_column(ROWS).sum()) if partial else emit.frame.height
             for step in link.links.get(emit.port, ()):
                 self._apply(step, emit.frame, late=emit.late)
             for onward in link.onward.get(emit.port, ()):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
+from polars import selectors
 
 from fordstone.connectors.connector import Rejected
 from fordstone.edge.outlet import Outlet
@@ -45,5 +46,7 @@ class DeadLetters:
     def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
         """Keep rows whose time is null or absurd. `position` is the end of what was read with them: the nearest place that is known."""
         reason = f"column {self._source.time} (time=) is null or out of range"
-        texts = frame.drop(ROW_ID, strict=False).write_ndjson().splitlines()
+        # Times as plain numbers: one that is out of range cannot be spelt as a date.
+        plain = frame.drop(ROW_ID, strict=False).with_columns(selectors.datetime().cast(pl.Int64))
+        texts = plain.write_ndjson().splitlines()
         self.take(partition, [Rejected(position=position, text=text, reason=reason) for text in texts])

@@ -41,7 +41,7 @@ from fordstone.model.duration import positive_us
 from fordstone.model.ids import Attempt, PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType, stream_types
+from fordstone.model.stream import StreamType, aggregates, stream_types
 from fordstone.operators.factory import Functions, OperatorSetting
 from fordstone.operators.operator import OP
 from fordstone.protocol.interval import IntervalFacts, choose
@@ -280,6 +280,7 @@ class Engine:
             manifest=self.resumption.manifest,
             load_steps=self._load_steps,
             reservation=self._reservations,
+            reserved_us=self._reserved_us(),
             choose=rim.choose,
         )
         tasks = assemble(parts)
@@ -324,6 +325,12 @@ class Engine:
         """Share out the partitions that have turned up since."""
         # When what was recorded is computed again first, they join after that.
         return newcomers(() if self.resumption.follow else source.partitions(), known)
+
+    def _reserved_us(self) -> dict[str, int]:
+        if self._reservations is None:
+            return {}
+        sources = [step for step in self.plan.steps if isinstance(step, p.Source)]
+        return {step.name: self._reservations.time_us(step.name, step.lateness_us) for step in sources}
 
     def _dead_letters(self, source: str) -> Sink:
         if self._rim.dead_letters is not None:
@@ -391,7 +398,9 @@ def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str,
             meaning: list[object] = ["source", step.connector.kind, step.time]
         elif isinstance(step, p.Aggregate):
             keys = [(key, str(types[step.input].schema[key])) for key in step.keys]
-            meaning = ["aggregate", keys, step.window, step.aggregates]
+            calls = [call for found in aggregates(step, types[step.input].schema) for call in found.calls]
+            kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
+            meaning = ["aggregate", keys, step.window, step.aggregates, kinds]
         elif isinstance(step, p.Loop):
             meaning = ["loop", types[step.input].schema.to_dict()]
         else:

@@ -66,6 +66,17 @@ class Graph:
         """The edges that end there."""
         return tuple(edge for edge in self.edges if edge.target == vertex)
 
+    def sources_of(self, vertex: str) -> frozenset[str]:
+        """The sources whose rows come here."""
+        seen: set[str] = set()
+        todo = [vertex]
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo += [edge.source for edge in self.into(name)]
+        return frozenset(name for name in seen if self.vertex(name).kind is VertexKind.SOURCE)
+
     def out_of(self, vertex: str) -> tuple[Edge, ...]:
         """The edges that begin there."""
         return tuple(edge for edge in self.edges if edge.source == vertex)

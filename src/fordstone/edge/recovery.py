@@ -46,7 +46,7 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
     _mend_cuts(store)
     survey = store.survey()
-    elsewhere = remote.survey() if remote is not None else Survey(checkpoints=(), cuts=frozenset())
+    elsewhere = _elsewhere(remote, survey)
     match decide_recovery(survey.checkpoints + elsewhere.checkpoints, survey.cuts | elsewhere.cuts):
         case StartEmpty():
             return Resumption()
@@ -56,6 +56,20 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
             return _resume(store, plan, decision, remote)
         case other:
             assert_never(other)
+
+
+def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
+    """What the copies tell. If they cannot be reached, what is here will do; but without anything, do not begin anew."""
+    nothing = Survey(checkpoints=(), cuts=frozenset())
+    if remote is None:
+        return nothing
+    try:
+        return remote.survey()
+    except StorageError as error:
+        if not here.checkpoints:
+            raise
+        log.warning("remote copies not reached", extra={"problem": str(error)})
+        return nothing
 
 
 def _mend_cuts(store: CheckpointStore) -> None:
@@ -100,10 +114,12 @@ def check_plan(
             "Use another state directory to begin anew, or --allow-new-state."
         )
     in_flight = any(log_.items for log_ in manifest.channels)
-    if in_flight and (manifest.parallelism != parallelism or manifest.plan_digest != plan_digest):
+    # A loop runs as one task whatever the parallelism, so rows inside it are in the way only of another plan.
+    rescaled = manifest.parallelism != parallelism and manifest.mode == "unaligned"
+    if in_flight and (rescaled or manifest.plan_digest != plan_digest):
         raise PlanMismatchError(
-            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} is unaligned: it holds rows in flight between its tasks, "
-            f"so it fits only the same plan with parallelism {manifest.parallelism}. Run it so and stop it with SIGTERM: "
-            "that makes an aligned checkpoint, which can be rescaled and changed."
+            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} holds rows in flight between its tasks, so it fits only the "
+            f"same plan with parallelism {manifest.parallelism}. Run it so and stop it with SIGTERM: that makes an aligned "
+            "checkpoint, which can be rescaled and changed once its loops are empty."
         )
     return frozenset(match.same)

@@ -106,8 +106,12 @@ def _run_once(
             f"pipeline {plan.pipeline} has ended: with epoch {resumed_from} its bounded input was read to the end and all its "
             "windows were closed, so every further row would be late. Go on with another state directory."
         )
+    upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
     if engine.time_has_ended:
         engine.close()
+        if upload is not None:
+            # The process before this one may have been stopped before it came to that.
+            upload.finish()
         return Report(
             pipeline=plan.pipeline,
             outcome="already_ended",
@@ -118,7 +122,6 @@ def _run_once(
         "pipeline started",
         extra={"pipeline": plan.pipeline, "node": config.node, "from_epoch": resumed_from, "tasks": len(engine.tasks)},
     )
-    upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
     if upload is not None:
         engine.writer.keep_for(upload.acknowledged)
     steppables = [*engine.steppables(), *([upload] if upload is not None else [])]

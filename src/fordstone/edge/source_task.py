@@ -44,8 +44,8 @@ TIME_BOUND_US: Final = 2**62
 class Reservation(Protocol):
     """For at-most-once: positions are durably marked as used before their rows move."""
 
-    def reserve(self, step: str, partition: str, position: int) -> None:
-        """After this returns, a restart begins behind `position`."""
+    def reserve(self, step: str, partition: str, position: int, time_us: int) -> None:
+        """After this returns, a restart begins behind `position`, with time at `time_us` at most."""
         ...
 
 
@@ -244,10 +244,23 @@ class SourceTask(Task):
 
     def _reserved(self, partition: Partition, chunk: Chunk) -> bool:
         """For at-most-once: mark the rows as used before they move; False: the disk refuses, so they stay."""
-        if self._setup.reservation is None or chunk.position <= partition.position:
+        if self._setup.reservation is None:
             return True
+        time_us = partition.max_time_us
+        if self._step.time is not None and chunk.frame.height:
+            newest = microseconds(chunk.frame.get_column(self._step.time)).max()
+            time_us = max(time_us, int(newest)) if isinstance(newest, int) else time_us
+        reserved = self._reserve(partition.name, int(chunk.position), time_us)
+        others = [q for q in self._share.partitions.values() if q is not partition and not q.done]
+        if reserved and chunk.ended and not others:
+            # The last of it: time goes to its end, and every window comes out.
+            return self._reserve("", 0, TIME_MAX_US)
+        return reserved
+
+    def _reserve(self, partition: str, position: int, time_us: int) -> bool:
         try:
-            self._setup.reservation.reserve(self._step.name, partition.name, int(chunk.position))
+            if self._setup.reservation is not None:
+                self._setup.reservation.reserve(self._step.name, partition, position, time_us)
         except FatalStorageError:
             raise
         except StorageError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +12,8 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.checkpoint.upload import Uploader
 from fordstone.edge.clock import Clock
 from fordstone.edge.recovery import Remote
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_US: Final = 100_000
 FINISH_UNITS_MAX: Final = 100_000
@@ -24,6 +27,7 @@ class Upload:
         self.wake: Callable[[], None] = lambda: None
         self._store = store
         self._uploader = Uploader(store, url, keep=keep, clock_us=clock.monotonic_us)
+        self._told: str | None = None
 
     @property
     def idle_wait_us(self) -> int | None:
@@ -44,7 +48,12 @@ class Upload:
         epochs = self._store.epochs()
         if epochs:
             self._uploader.offer(epochs[-1])
-        return self._uploader.step()
+        did = self._uploader.step()
+        if self.problem != self._told:
+            self._told = self.problem
+            if self.problem is not None:
+                log.warning("checkpoint not copied", extra={"problem": self.problem})
+        return did
 
     def finish(self) -> None:
         """Send what is left, unless the remote refuses."""

@@ -40,6 +40,11 @@ class Combine(Operator):
         """Partial rows, one a key and window; or one a row, where few rows share a key."""
         if late and self._drops_late:
             return [Emit(frame, port=LATE)]
+        timeless = self._partials.timeless(frame)
+        if timeless is not None:
+            in_time = frame.filter(~timeless)
+            lost = Emit(frame.filter(timeless), port=LATE)
+            return [lost, *self.on_batch(in_time, late=False)] if in_time.height else [lost]
         if self._skip > 0:
             self._skip -= 1
             return [Emit(self._partials.of_rows_unmerged(frame))]
@@ -72,11 +77,15 @@ class WindowAggregate(Operator):
         self._watermark_us = TIME_MIN_US
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Add rows to their windows. Rows of a window that idleness let close already are late."""
+        """Add rows to their windows. Rows of a window that idleness let close already are late, and so are rows without a time."""
         if late:
             return [Emit(frame, port=LATE)]
         if self._combined:
             return self._add(frame)
+        timeless = self._partials.timeless(frame)
+        if timeless is not None:
+            in_time = frame.filter(~timeless)
+            return [Emit(frame.filter(timeless), port=LATE), *(self._add_rows(in_time) if in_time.height else [])]
         return self._add_rows(frame)
 
     def on_watermark(self, watermark_us: int) -> Emits:

@@ -116,6 +116,7 @@ class Partials:
             single = {
                 "n": value.is_not_null().cast(pl.Int64),
                 "s": _summand(value, argument.type).fill_null(0),
+                "f": value.cast(pl.Float64).fill_null(0),
                 "lo": value,
                 "hi": value,
             }
@@ -130,7 +131,7 @@ class Partials:
                 if part not in argument.parts:
                     continue
                 name = argument.column(part)
-                if part in {"n", "s"}:
+                if part in _SUMS:
                     exprs.append(pl.col(name).sum())
                 else:
                     nan = part == "hi" and _has_nan(partials.get_column(name))
@@ -210,10 +211,17 @@ class Partials:
         return rows.with_columns(self._ids(partials)) if self._with_id else rows
 
     def _ids(self, partials: pl.DataFrame) -> pl.Series:
-        """Step, key and window: the same on every replay (rule 13)."""
-        names = [pl.col(name).cast(pl.String).fill_null("\0") for name in self.keys]
-        parts = [pl.lit(self._step), *names, pl.col(END).cast(pl.String)]
-        return partials.select(pl.concat_str(parts, separator="|").alias(ROW_ID)).to_series()
+        """Step, key and window: the same on every replay (rule 13), and different for different keys."""
+        parts = [pl.lit(self._step), *(_spelt(partials.schema[name], pl.col(name)) for name in self.keys)]
+        return partials.select(
+            pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
+        ).to_series()
+
+    def timeless(self, frame: pl.DataFrame) -> pl.Series | None:
+        """Which rows have no time, if any: a user's function may have given them none."""
+        if self._time is None or not frame.get_column(self._time.column).null_count():
+            return None
+        return frame.get_column(self._time.column).is_null()
 
     def _distinct_arguments(self, schema: Schema) -> tuple[_Argument, ...]:
         wanted: dict[str, tuple[AggregateCall, set[str]]] = {}
@@ -221,7 +229,7 @@ class Partials:
             if call.argument is None:
                 continue
             _, parts = wanted.setdefault(call.argument.sql, (call, set()))
-            parts |= _KEPT[call.function]
+            parts |= _kept(call)
         found = []
         for index, (call, parts) in enumerate(wanted.values()):
             argument = call.argument
@@ -251,7 +259,8 @@ class Partials:
             case "sum":
                 return pl.when(count > 0).then(pl.col(argument.column("s"))).cast(call.type.polars)
             case "mean":
-                return pl.when(count > 0).then(pl.col(argument.column("s")).cast(pl.Float64) / count)
+                total = pl.col(argument.column("f" if argument.type.is_integer else "s")).cast(pl.Float64)
+                return pl.when(count > 0).then(total / count)
             case "min":
                 return pl.col(argument.column("lo"))
             case "max":
@@ -260,7 +269,7 @@ class Partials:
                 raise NotImplementedError(f"aggregate {other} has no partial form")
 
 
-_ORDER: Final = ("n", "s", "lo", "hi")
+_ORDER: Final = ("n", "s", "f", "lo", "hi")
 _KEPT: Final = {
     "count": {"n"},
     "sum": {"n", "s"},
@@ -268,6 +277,13 @@ _KEPT: Final = {
     "min": {"lo"},
     "max": {"hi"},
 }
+_SUMS: Final = frozenset({"n", "s", "f"})
+
+
+def _kept(call: AggregateCall) -> set[str]:
+    # The sum of integers wraps; their mean is that of doubles, which do not.
+    whole = call.argument is not None and call.argument.type.is_integer
+    return {"n", "f"} if call.function == "mean" and whole else _KEPT[call.function]
 
 
 def _normalised(name: str, kind: DataType) -> pl.Expr:
@@ -276,6 +292,12 @@ def _normalised(name: str, kind: DataType) -> pl.Expr:
         return pl.col(name)
     zero = pl.lit(0.0, dtype=kind.polars)
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
+
+
+def _spelt(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
+    """A key as text that no other key has: with its length before it, and a mark of its own for null."""
+    text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
+    return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")
 
 
 def _summand(value: pl.Expr, kind: DataType) -> pl.Expr:
@@ -304,6 +326,7 @@ def _parts(argument: _Argument, *, nulls: bool, nan: bool) -> list[pl.Expr]:
         # Without nulls the count is the number of rows, which costs nothing.
         "n": (value.count() if nulls else pl.len()).cast(pl.Int64),
         "s": _summand(value, argument.type).sum(),
+        "f": value.cast(pl.Float64).sum(),
         "lo": _extreme("lo", value, nan=nan),
         "hi": _extreme("hi", value, nan=nan),
     }

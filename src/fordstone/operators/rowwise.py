@@ -27,6 +27,17 @@ class PassOn(Stateless):
         return frame
 
 
+class TagBranch(Stateless):
+    """Marks the ids of rows with the branch of a union that they come along: the same row may come along several."""
+
+    def __init__(self, branch: int) -> None:
+        self._id = pl.format("{}~{}", ROW_ID, pl.lit(branch)).alias(ROW_ID)
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows, with ids that no other branch gives."""
+        return frame.with_columns(self._id) if ROW_ID in frame.columns else frame
+
+
 class LetOut(Stateless):
     """The last step before a sink: the declared columns in order, and of the hidden ones those that the sink is to see."""
 
