@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from fordstone.edge.channel import Channel
@@ -146,3 +148,37 @@ def test_the_end_of_a_loops_input_does_not_count_what_comes_back():
     forward.offer(Watermark(TIME_MAX_US))
     events(gate)
     assert gate.forward_ended
+
+
+def test_what_has_ended_does_not_end_time_for_what_is_only_idle():
+    gate, (one, two) = gate_of(2)
+    two.offer(Watermark(5, idle=True))
+    one.offer(Watermark(TIME_MAX_US))
+    events(gate)
+    assert gate.watermark_us < TIME_MAX_US
+    two.offer(Watermark(TIME_MAX_US))
+    events(gate)
+    assert gate.watermark_us == TIME_MAX_US
+
+
+def test_idleness_is_taken_up_at_the_cut_whoever_speaks_first_behind_it():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(10))
+    two.offer(Watermark(2, idle=True))
+    events(gate)
+    one.offer(barrier(1))
+    two.offer(barrier(1))
+    one.offer(Watermark(30))
+    events(gate)
+    assert gate.watermark_us == 10
+
+
+def test_a_channel_that_falls_idle_with_the_barrier_lets_time_go_behind_the_cut():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(10))
+    two.offer(Watermark(2))
+    events(gate)
+    one.offer(barrier(1))
+    two.offer(replace(barrier(1), idle=True))
+    found = events(gate)
+    assert found[-2:] == [CutHere(barrier(1), logging=False), TimeMoved(10, idle=False)]

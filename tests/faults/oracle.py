@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import cycle
@@ -47,6 +49,13 @@ class Feed:
         self._seconds[name] = second
         self.written[name] = []
         (self.folder / "in" / name).touch()
+
+    def copy(self, to: Path) -> Feed:
+        """The job's whole folder once more, to be spoilt; what is written there does not show here."""
+        shutil.copytree(self.folder, to)
+        copy = deepcopy(self)
+        copy.folder = to
+        return copy
 
     def write(self, count: int) -> None:
         """Append so many rows, shared between the files."""

@@ -41,7 +41,7 @@ def dead_letters(folder: Path) -> list[tuple[str, int, str]]:
     return found.select("partition", "position", "text").rows()
 
 
-@pytest.mark.parametrize("failpoint", ["manifest.renamed:2", "sink.before-release:7", "sink.released:8"])
+@pytest.mark.parametrize("failpoint", ["manifest.renamed:2", "sink.released:8"])
 def test_malformed_lines_are_kept_once_with_their_place_whatever_is_killed(
     failpoint: str, tmp_path: Path, faults: Callable[..., None]
 ) -> None:

@@ -16,15 +16,20 @@ from fordstone.connectors import latest, rows
 ROWS = 240
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> Feed:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """A pipeline that has worked on all its input and was stopped."""
-    feed = Feed(folder=tmp_path, seed=31)
+    feed = Feed(folder=tmp_path_factory.mktemp("stopped"), seed=31)
     feed.write(ROWS)
-    with started(tmp_path, Job(options=LIVE)) as process:
-        process.until(lambda: kept(tmp_path) == sum(expect(feed.written).kept.values()), "all rows")
+    with started(feed.folder, Job(options=LIVE)) as process:
+        process.until(lambda: kept(feed.folder) == sum(expect(feed.written).kept.values()), "all rows")
         assert process.stop().report["outcome"] == "stopped"
     return feed
+
+
+@pytest.fixture
+def feed(stopped: Feed, tmp_path: Path) -> Feed:
+    return stopped.copy(tmp_path / "job")
 
 
 def kept(folder: Path) -> int:

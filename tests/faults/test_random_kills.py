@@ -14,7 +14,7 @@ from tests.faults.process import Process, opened_store, released, run_to_end, se
 from fordstone.model.plan import Mode
 
 KILLS = 6
-FEED_ROWS = 150
+FEED_ROWS = 100
 NARROW = {"parallelism": 2, "batch_rows": 10, "channel_rows_max": 40}
 """Rows are in flight between the tasks whenever a barrier comes."""
 

@@ -29,7 +29,7 @@ def live(feed: Feed, *, parallelism: int, mode: Mode = "aligned", stop: bool = T
             assert process.kill().killed
 
 
-@pytest.mark.parametrize("mode", ["aligned", "unaligned", "blocking"])
+@pytest.mark.parametrize("mode", ["aligned", "unaligned"])
 def test_a_pipeline_that_is_stopped_and_rescaled_is_exact(mode: Mode, tmp_path: Path) -> None:
     feed = Feed(folder=tmp_path, seed=11, files=4, ahead_s=(900, 500))
     for parallelism in (1, 3, 2):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fordstone.testing.scenario import Scenario
+from fordstone.testing import simulator
+from fordstone.testing.scenario import SHAPES, Scenario
 from fordstone.testing.simulator import Tally, simulate
 
 REGRESSIONS = {
@@ -38,3 +41,23 @@ def test_each_mode_and_shape_is_exact_whatever_crashes(mode, shape, simulation_t
     for seed in range(20_000, 20_012):
         simulation_tally.add(simulate(Scenario.of(seed, guarantee="exactly_once", mode=mode, shape=shape)))
     assert simulation_tally.checkpoints > before
+
+
+@pytest.mark.parametrize("mode", ["aligned", "unaligned", "blocking"])
+def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulation_tally: Tally):
+    for seed in range(25_000, 25_030):
+        shape = None if mode != "unaligned" else SHAPES[seed % 2]
+        scenario = Scenario.of(seed, guarantee="exactly_once", mode=mode, shape=shape)
+        hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.02, interval_us=2_000)
+        simulation_tally.add(simulate(hard))
+    assert simulation_tally.rebuilt > 0
+
+
+def test_several_damaged_checkpoints_are_computed_again(monkeypatch, simulation_tally: Tally):
+    monkeypatch.setattr(simulator, "KEEP", 5)
+    monkeypatch.setattr(simulator, "DAMAGED", 3)
+    for seed in range(26_000, 26_040):
+        scenario = Scenario.of(seed, guarantee="exactly_once", mode="aligned")
+        hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.005, interval_us=2_000, rescales=False)
+        simulation_tally.add(simulate(hard))
+    assert simulation_tally.rebuilt > 2

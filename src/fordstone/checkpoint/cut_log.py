@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,10 +128,9 @@ class CutLog:
             f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
         )
 
-    def output_of(self, epochs: AbstractSet[int]) -> set[str]:
+    def output_of(self, epochs: range) -> set[str]:
         """The digests of the runs that these epochs let out, as far as their cuts can be read."""
-        cuts = self.read().cuts
-        found = (cuts[epoch].segments for epoch in epochs & cuts.keys())
+        found = (cut.segments for epoch, cut in self.read().cuts.items() if epoch in epochs)
         return {run.digest for segments in found for segment in segments for run in segment.runs}
 
     def _append(self, cut: Cut) -> None:

@@ -386,9 +386,8 @@ class CheckpointStore:
 
     def _sealed_output(self) -> set[str]:
         """The runs that epochs beyond the newest manifest in place had let out: those that are to be rebuilt."""
-        newest = max(self._named, default=0)
-        waiting = {epoch for epoch in self._aside_epochs if epoch > newest}
-        return self._cuts.output_of(waiting) if waiting else set()
+        newest, sealed = max(self._named, default=0), max(self._aside_epochs, default=0)
+        return self._cuts.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
 
     def _first_fault(self, manifest: Manifest, faults: dict[RunRef, str | None], *, deep: bool) -> str | None:
         first = self._runs.first_fault(manifest.runs(), faults, deep=deep)

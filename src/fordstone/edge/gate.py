@@ -93,6 +93,7 @@ class Gate:
         self._ready: GateEvent | None = None
         self._times = [TIME_MIN_US] * len(channels)
         self._idle = [False] * len(channels)
+        self._idle_changed = False
         self._idle_next = [False] * len(channels)
         """As the barriers that have come say for behind the cut."""
         self._probed: dict[int, set[int]] = {}
@@ -120,6 +121,11 @@ class Gate:
                 return self._on_overtaking(index, *overtaken)
         if urgent_only:
             return None
+        if self._idle_changed:
+            self._idle_changed = False
+            moved = self._work_out_time()
+            if isinstance(moved, TimeMoved):
+                return moved
         for index in self._order():
             if self._alignment.held(index):
                 continue
@@ -171,13 +177,16 @@ class Gate:
         self._idle[index] = mark.idle
         return self._work_out_time()
 
-    def _work_out_time(self) -> GateEvent:
+    def _busy(self) -> list[int]:
+        """The watermarks that time goes by."""
         forward = self._forward()
         self.forward_ended = all(self._times[i] == TIME_MAX_US for i in forward)
         busy = [self._times[i] for i in forward if not self._idle[i]]
-        if busy and min(busy) == TIME_MAX_US and not self.forward_ended:
-            # What has ended does not make time end for what is only idle.
-            busy = []
+        # What has ended does not make time end for what is only idle.
+        return [] if busy and min(busy) == TIME_MAX_US and not self.forward_ended else busy
+
+    def _work_out_time(self) -> GateEvent:
+        busy = self._busy()
         grown = max(self.watermark_us, min(busy)) if busy else self.watermark_us
         idle = not busy
         if grown == self.watermark_us and idle == self.idle:
@@ -197,11 +206,9 @@ class Gate:
                     self._loop_log = []
                 for forward in self._forward():
                     self._idle[forward] = self._idle_next[forward]
-                moved = self._work_out_time()
-                if isinstance(moved, TimeMoved):
-                    # Behind the cut: it may close windows, which belong to the next epoch.
-                    self._ready = moved
-                return CutHere(replace(barrier, idle=self.idle), logging=bool(self._back))
+                # Time moves behind the cut: windows that close by it belong to the next epoch, and so does the watermark.
+                self._idle_changed = True
+                return CutHere(replace(barrier, idle=not self._busy()), logging=bool(self._back))
             case Returned() if self._loop_log is not None:
                 log, self._loop_log = tuple(self._loop_log), None
                 return InFlight(barrier.attempt, {self.channels[index].name: log})

@@ -60,10 +60,11 @@ def left_over(
         if rows_sealed:
             raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, none came out")
         return []
-    if key is not None and cut.overtaking:
-        # Those that came out now are newer, and take the place of the sealed ones.
-        return [again]
     before = pl.concat(sealed) if sealed else None
+    if key is not None and cut.overtaking:
+        # Rows that are not as they were sealed are newer: a later epoch has sealed them, or they go out with the next.
+        newer = again if before is None else difference(before, again)[1]
+        return [newer] if newer.height else []
     if sink.startswith(DEAD_LETTERS):
         # Where a row without a time stood is known only as nearly as the read that brought it.
         again = again.drop("position")

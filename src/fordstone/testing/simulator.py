@@ -26,6 +26,10 @@ from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 from fordstone.testing.scenario import Expected, Scenario, World, build, expect, passes, second_of
 
 STEPS_MAX: Final = 60_000
+KEEP = 2
+"""How many checkpoints are kept."""
+DAMAGED = 1
+"""How many of the newest ones are damaged, where a scenario damages any; with more than one, their manifests."""
 FILLS_MAX: Final = 6
 IDLE_ADVANCE_US: Final = 2_000
 
@@ -146,7 +150,7 @@ def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = Non
 
 
 def _store(run: _Run) -> CheckpointStore:
-    return CheckpointStore(run.disk, pipeline=run.world.plan.pipeline, node="sim", compression="none", keep=2)
+    return CheckpointStore(run.disk, pipeline=run.world.plan.pipeline, node="sim", compression="none", keep=KEEP)
 
 
 def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bool:
@@ -158,7 +162,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         parallelism=run.parallelism,
         interval=f"{scenario.interval_us}us",
         checkpoint_timeout=f"{scenario.timeout_us}us",
-        keep=2,
+        keep=KEEP,
         batch_rows=scenario.batch_rows,
         channel_rows_max=scenario.channel_rows,
         waiting_bytes_max=scenario.waiting_bytes,
@@ -238,15 +242,19 @@ def _damage(run: _Run) -> bool:
     """Flip a byte of the newest checkpoint: of its manifest, or of a run that only it names."""
     store = _store(run)
     epochs = store.epochs()
-    if len(epochs) < 2:
+    if len(epochs) <= DAMAGED:
         return False
+    base = f"{store.pipeline}/{store.node}"
+    if DAMAGED > 1:
+        for epoch in epochs[-DAMAGED:]:
+            run.disk.damage(f"{base}/manifests/{epoch:012}.json", b"not a manifest")
+        return True
     newest, before = store.manifest(epochs[-1]), store.manifest(epochs[-2])
     spared = {ref.digest for ref in before.runs()}
     if newest.cut.overtaking:
         # With its output gone too, what an unaligned epoch let out cannot be known: that stops with an error, rightly.
         spared |= {ref.digest for segment in newest.segments for ref in segment.runs}
     only = sorted({ref.digest for ref in newest.runs()} - spared)
-    base = f"{store.pipeline}/{store.node}"
     path = f"{base}/manifests/{epochs[-1]:012}.json"
     if only and run.rng.random() < 0.7:
         path = f"{base}/runs/{run.rng.choice(only)}"
