@@ -38,6 +38,11 @@ def read_sealed(store: CheckpointStore, cut: Cut) -> SealedRows:
     return found
 
 
+def latest_rows(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
+    """The last row of each key; of all, where there is no key."""
+    return frame.unique(key, keep="last", maintain_order=True) if key else frame.tail(1)
+
+
 def left_over(
     cut: Cut,
     sink: str,
@@ -52,7 +57,7 @@ def left_over(
     """
     again = pl.concat(rebuilt) if rebuilt else pl.DataFrame()
     if key is not None and again.height:
-        again = again.unique(key, keep="last", maintain_order=True) if key else again.tail(1)
+        again = latest_rows(again, key)
     rows_sealed = sum(run.rows for segment in cut.segments if segment.sink == sink for run in segment.runs)
     if sealed is None:
         return _left_over_unseen(cut, sink, rows_sealed, again)

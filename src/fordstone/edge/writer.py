@@ -28,7 +28,7 @@ from fordstone.edge.clock import Clock
 from fordstone.edge.coordinator import Sealing
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.item import Batch, Item, Watermark
-from fordstone.edge.rebuild import SealedRows, left_over
+from fordstone.edge.rebuild import SealedRows, latest_rows, left_over
 from fordstone.edge.snapshot import FrozenSource, FrozenState
 from fordstone.edge.source_task import source_cut
 from fordstone.errors import StorageError
@@ -165,7 +165,12 @@ class Writer:
         }
         if sealing.rebuilds is None:
             for name, carried in self._carried.items():
-                outputs[name] = [*(Piece(frame) for frame in carried), *outputs[name]]
+                outputs[name] = [*(Piece(frame, keep=True) for frame in carried), *outputs[name]]
+        for name, key in self._keys.items():
+            if len(outputs.get(name, ())) > 1:
+                # A key that changed again after an attempt that was given up is let out once (rule 15).
+                merged = pl.concat([piece.frame() for piece in outputs[name]])
+                outputs[name] = [Piece(latest_rows(merged, key), keep=True)]
         frames = {name: [piece.frame() for piece in pieces] for name, pieces in outputs.items()}
         pieces = [piece for snapshot in sealing.snapshots for state in snapshot.states for piece in state.pieces]
         waiting = [
