@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fordstone.checkpoint.aside import Aside
 from fordstone.checkpoint.cut_log import CutLog, parse_cut_log
 from fordstone.checkpoint.failpoint import NoFailpoints
 from fordstone.checkpoint.placing import Placer
@@ -101,3 +102,56 @@ def test_lines_of_rubbish_are_counted_and_passed_over(build: Any) -> None:
     content = parse_cut_log(data)
     assert content.cuts == {4: build.cut(4)}
     assert content.damaged_lines == 4
+
+
+def test_an_epoch_is_known_as_sealed_by_its_line_or_by_the_cut_after_it(disk: MemoryDisk, build: Any) -> None:
+    log = open_log(disk)
+    assert log.read().sealed == 0
+    record(log, build.cut(1))
+    assert log.read().sealed == 0
+    log.note_sealed(1)
+    assert open_log(disk).read().sealed == 1
+    record(log, build.cut(2), build.cut(3))
+    assert open_log(disk).read().sealed == 2
+    assert log.read().damaged_lines == 0
+
+
+def test_what_was_noted_as_sealed_survives_rewriting_and_a_second_try_takes_none_of_it_back(
+    disk: MemoryDisk, build: Any
+) -> None:
+    log = open_log(disk)
+    record(log, build.cut(1), build.cut(2))
+    log.note_sealed(2)
+    record(log, build.cut(1, 7), rebuilt=True)
+    assert open_log(disk).read().sealed == 2
+    log.add([build.cut(1, 8)])
+    assert open_log(disk).read().sealed == 2
+    record(open_log(disk), build.cut(3, 7))
+    record(open_log(disk), build.cut(3, 8))
+    assert open_log(disk).read().sealed == 2
+
+
+def test_a_full_disk_keeps_no_one_from_sealing(disk: MemoryDisk, build: Any) -> None:
+    log = open_log(disk)
+    record(log, build.cut(1))
+    disk.room_bytes = disk.size(LOG) + 40
+    log.note_sealed(1)
+    disk.room_bytes = None
+    record(log, build.cut(2))
+    assert open_log(disk).read().cuts.keys() == {1, 2}
+
+
+def test_a_damaged_log_is_kept_aside_and_mended_from_the_manifests(disk: MemoryDisk, build: Any) -> None:
+    log = open_log(disk)
+    disk.make_dirs("aside")
+    aside = Aside(disk, "aside")
+    record(log, build.cut(1), build.cut(2), build.cut(3))
+    log.note_sealed(3)
+    assert log.mend([build.cut(2), build.cut(3)], aside) is None
+    damaged = disk.read(LOG).replace(b'"epoch":2', b'"epoch":9')
+    disk.damage(LOG, damaged)
+    assert "1 of its lines cannot be read, 1 cuts" in log.mend([build.cut(2), build.cut(3)], aside)
+    assert disk.read("aside/cuts-1.jsonl") == damaged
+    content = open_log(disk).read()
+    assert content.cuts == {epoch: build.cut(epoch) for epoch in (1, 2, 3)}
+    assert (content.damaged_lines, content.sealed) == (0, 3)

@@ -101,6 +101,11 @@ def test_a_url_that_cannot_be_opened_says_what_to_install(url: Any) -> None:
         assert url.startswith("s3")
 
 
+def test_a_url_that_does_not_answer_may_be_tried_again() -> None:
+    with pytest.raises(StorageError, match="cannot be reached"):
+        open_remote("ftp://127.0.0.1:1/bucket")
+
+
 def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
     code = (
         "import sys, fordstone.checkpoint.upload as u, fordstone.checkpoint.fetch\n"

@@ -533,3 +533,53 @@ def test_a_checkpoint_survives_on_a_real_disk(tmp_path: Path, build: Any) -> Non
     assert other.epochs() == (3, 4, 5)
     assert other.verify().whole
     assert isinstance(other.read_run(other.manifest(5).runs()[0]), pl.DataFrame)
+
+
+@pytest.mark.parametrize("lost", [(3,), (2, 3), (1, 2, 3)])
+def test_manifests_that_vanish_are_missed_and_their_epochs_stay_sealed(
+    disk: MemoryDisk, store: CheckpointStore, build: Any, lost: tuple[int, ...]
+) -> None:
+    manifests = {epoch: build.commit(store, epoch) for epoch in (1, 2, 3)}
+    for epoch in lost:
+        disk.remove(f"{build.base}/manifests/{epoch:012}.json")
+    opened = build.open(disk)
+    decision = decide(opened)
+    assert (decision.epoch, decision.rebuild) == (lost[0] - 1, lost)
+    assert [fact.problem for fact in decision.damaged] == ["checkpoint 3 of pipeline cold-chain is missing."]
+    opened.set_aside(3, "it is missing")
+    assert b"it is missing" in disk.read(f"{build.base}/aside/000000000003-1.json")
+    # What they had let out is kept until they have been computed again.
+    opened.collect()
+    for epoch in lost:
+        for run in manifests[epoch].segments[0].runs:
+            assert opened.run_fault(run, deep=True) is None
+    for epoch in lost:
+        build.commit(opened, epoch, rebuilt=True)
+    assert decide(build.open(disk)) == Resume(epoch=3, where="local")
+    build.commit(opened, 4)
+
+
+def test_an_epoch_that_was_never_sealed_is_not_missed(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
+    build.commit(store, 1)
+    manifest = build.manifest(2, (store.write_run(build.frame(2)),))
+    disk.fail_next("create", "full")
+    with pytest.raises(StorageError):
+        store.commit(manifest)
+    assert store.cuts().keys() == {1, 2}
+    opened = build.open(disk)
+    assert decide(opened) == Resume(epoch=1, where="local")
+    opened.set_aside(2, "there is none")
+    assert decide(build.open(disk)) == Resume(epoch=1, where="local")
+    build.commit(opened, 2)
+
+
+def test_a_damaged_cut_log_is_mended_at_recovery(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
+    manifests = [build.commit(store, epoch) for epoch in (1, 2, 3)]
+    assert store.mend_cuts() is None
+    disk.damage(f"{build.base}/cuts.jsonl", b"rubbish")
+    opened = build.open(disk)
+    assert "3 cuts of kept checkpoints are missing" in str(opened.mend_cuts())
+    assert opened.cuts() == {manifest.epoch: manifest.cut for manifest in manifests}
+    assert disk.read(f"{build.base}/aside/cuts-1.jsonl") == b"rubbish"
+    assert opened.mend_cuts() is None
+    build.commit(opened, 4)

@@ -367,6 +367,21 @@ def test_a_share_that_fails_a_sync_is_opened_anew(
     assert uploader.status.uploaded == 1
 
 
+def test_a_remote_that_is_out_of_reach_at_first_is_opened_when_it_is_back(
+    build: Any, store: CheckpointStore, tmp_path: Path
+) -> None:
+    clock = Clock()
+    build.commit(store, 1)
+    (tmp_path / "far").write_text("not a share")
+    uploader = Uploader(store, f"file://{tmp_path}/far", clock_us=clock)
+    uploader.offer(1)
+    assert not uploader.step()
+    assert "could not make the directory" in str(uploader.status.last_error)
+    (tmp_path / "far").unlink()
+    drain(uploader, clock)
+    assert uploader.status.uploaded == 1
+
+
 def test_power_cuts_at_the_remote_never_leave_a_checkpoint_that_looks_whole_and_is_not(
     build: Any, store: CheckpointStore
 ) -> None:

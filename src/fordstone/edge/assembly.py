@@ -5,9 +5,12 @@ State is found by step name and key group, so a checkpoint may be taken up with 
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Final
 
 import polars as pl
 
@@ -25,13 +28,16 @@ from fordstone.edge.source_task import Reservation, SourceSetup, SourceTask
 from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, TaskId
-from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, StateRuns
+from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, RunRef, StateRuns
 from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
 from fordstone.operators.operator import MAIN, Operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.state.key_group import key_groups, owners
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
+
+READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
+READERS_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,15 +305,26 @@ def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: 
 def _pieces(
     store: CheckpointStore, found: Sequence[StateRuns], state: State, parallelism: int, subtask: int, *, rescaled: bool
 ) -> list[Piece]:
+    wanted = [
+        ref
+        for runs in sorted(found, key=lambda runs: runs.subtask)
+        if rescaled or runs.subtask == subtask
+        for ref in runs.runs
+    ]
     pieces = []
-    for runs in sorted(found, key=lambda runs: runs.subtask):
-        if not rescaled and runs.subtask != subtask:
+    for ref, frame in zip(wanted, _read(store, wanted), strict=True):
+        if not rescaled:
+            pieces.append(Piece(frame, ref=ref, keep=state.keeps_frames))
             continue
-        for ref in runs.runs:
-            frame = store.read_run(ref)
-            if rescaled:
-                mine = owners(key_groups(frame, state.key), parallelism) == subtask
-                frame = frame.filter(pl.Series(mine))
-            if frame.height or not rescaled:
-                pieces.append(Piece(frame, ref=None if rescaled else ref, keep=state.keeps_frames))
+        mine = frame.filter(pl.Series(owners(key_groups(frame, state.key), parallelism) == subtask))
+        if mine.height:
+            pieces.append(Piece(mine, keep=state.keeps_frames))
     return pieces
+
+
+def _read(store: CheckpointStore, refs: Sequence[RunRef]) -> list[pl.DataFrame]:
+    """The rows of runs; large ones several at once, because digests and decoding take longer than the disk."""
+    if len(refs) == 1 or sum(ref.size_bytes for ref in refs) < READ_TOGETHER_BYTES:
+        return [store.read_run(ref) for ref in refs]
+    with ThreadPoolExecutor(min(READERS_MAX, os.cpu_count() or 1)) as pool:
+        return list(pool.map(store.read_run, refs))

@@ -68,6 +68,9 @@ class Partition:
         before, self.max_time_us = self.max_time_us, max(self.max_time_us, high)
         if low >= max(self.max_time_us - lateness_us, self.floor_us):
             return frame, None
+        if low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
+            # In order among themselves, and not late against what came before.
+            return frame, None
         # Exactly, row by row: against the largest time before each row.
         highest = pl.select(pl.lit(times).cum_max().shift(1).fill_null(before).clip(before)).to_series()
         limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us

@@ -6,13 +6,16 @@ until it is woken. The first failure stops all.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from fordstone.edge.engine import Steppable
 
-TICK_SECONDS: Final = 0.05
+TICK_SECONDS: Final = 0.01
+TICKS_A_CALL: Final = 5
+"""`every_tick` is called at every so many looks at whether it is over."""
 JOIN_SECONDS: Final = 60.0
 
 
@@ -37,9 +40,11 @@ class ThreadScheduler:
             self._threads.append(thread)
             thread.start()
         try:
-            while not self._failures and not until():
+            for tick in itertools.count():
+                if self._failures or until():
+                    break
                 self._done.wait(TICK_SECONDS)
-                if every_tick is not None:
+                if every_tick is not None and tick % TICKS_A_CALL == 0:
                     every_tick()
         finally:
             self._stop()

@@ -21,8 +21,9 @@ from fordstone.state.table import FOUND, Table
 
 SHRINK_LEAST: Final = 0.5
 """A combiner that leaves more than this share of the rows is not worth its work."""
-OPEN_ROWS_MAX: Final = 512 * 1024
-"""How many partial rows a running aggregate gathers before it merges them within an epoch."""
+OPEN_ROWS_MIN: Final = 16 * 1024
+OPEN_RATIO: Final = 2
+"""A running aggregate merges partial rows within an epoch when there are so many times more of them than keys."""
 TRY_AGAIN_EVERY: Final = 64
 """After so many batches that were passed on as they are, the combiner tries again."""
 
@@ -134,15 +135,18 @@ class RunningAggregate(Operator):
         self._table = Table(partials.state_key, schema=partials.schema)
         self._open: list[pl.DataFrame] = []
         self._open_rows = 0
+        """Since they were last merged."""
+        self._merged_rows = 0
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - without windows no row is late
         """Take rows in; late ones too."""
         partials = frame if self._combined else self._partials.of_rows(frame)
         self._open.append(partials)
         self._open_rows += partials.height
-        if self._open_rows > OPEN_ROWS_MAX:
+        if self._open_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
+            # Before the barrier comes, which would have to wait for it.
             merged = self._partials.merge(pl.concat(self._open))
-            self._open, self._open_rows = [merged], merged.height // 2
+            self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
         return [] if self._at_barriers else self._emit_changed()
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - results do not wait for time
@@ -161,7 +165,7 @@ class RunningAggregate(Operator):
         if not self._open:
             return []
         changed = self._partials.merge(pl.concat(self._open))
-        self._open, self._open_rows = [], 0
+        self._open, self._open_rows, self._merged_rows = [], 0, 0
         known = self._table.get(changed.select(self._partials.state_key))
         before = known.filter(pl.col(FOUND)).select(changed.columns)
         if before.height:

@@ -321,4 +321,4 @@ class Timeline(State):
         least_us, most_us = self._extremes(frame)
         if self._time is not None and not times_of(frame, self._time).is_sorted():
             frame = frame.sort(self._time, maintain_order=True)
-        return TimedPiece(frame.rechunk(), time=self._time, least_us=least_us, most_us=most_us, ref=ref)
+        return TimedPiece(frame, time=self._time, least_us=least_us, most_us=most_us, ref=ref)
