@@ -112,7 +112,7 @@ def test_the_header_waits_for_its_newline_and_is_read_again_on_resuming(tmp_path
         (b"x", "1 fields, where 2"),
         (b"x,1,2", "3 fields, where 2"),
         (b"\xff,1", "UTF-8"),
-        (b'"x"y,1', "could not parse"),
+        (b'"x"y,1', "stands inside a field"),
         (b"x,one", "column b: 'one' is not a int"),
         (b"x,1.0", "is not a int"),
         (b"x, 1", "is not a int"),
@@ -216,3 +216,9 @@ def test_what_polars_writes_is_read_back(tmp_path: Path) -> None:
     )
     written.write_csv(tmp_path / "w.csv")
     assert read(tmp_path, (tmp_path / "w.csv").read_bytes(), KINDS).rows.equals(written)
+
+
+def test_a_quote_inside_a_plain_field_is_rejected_and_does_not_swallow_what_follows(tmp_path: Path) -> None:
+    found = read(tmp_path, 'a,b\nx,1\n"y",2\nx"y,3\nz,4\n"p,q",5\n', KINDS)
+    assert found.rows.rows() == [("x", 1), ("y", 2), ("z", 4), ("p,q", 5)]
+    assert [(one.position, one.text) for one in found.rejected] == [(14, 'x"y,3')]

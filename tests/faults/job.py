@@ -40,6 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError = "keep"
     failing: int = 0
     """How many times in all, counted across processes, the user's function raises."""
+    mutant: str | None = None
+    """A deliberate fault of `fordstone.testing.mutants`, to see that the tests notice."""
     task: Literal["run", "merge"] = "run"
     options: dict[str, Any] = {}
     """Of `Pipeline.run`."""

@@ -13,6 +13,8 @@ from tests.faults.process import Process, released, run_to_end, sealed, started
 from fordstone.checkpoint.failpoint import FAILPOINTS
 
 REMOTE = {"remote": "file://remote"}
+SMALL = {"batch_rows": 20}
+"""There is more to read at every barrier."""
 ROUNDS_MAX = 300
 FEED_ROWS = 24
 KEYS, FIRST_ROWS = 5000, 600
@@ -59,16 +61,37 @@ def test_a_pipeline_killed_at_a_failpoint_loses_and_doubles_nothing(
     feed.write(FIRST_ROWS)
     for life, count in enumerate(COUNTS[name]):
         hits = tmp_path / f"hits-{life}"
-        with started(tmp_path, Job(options=LIVE | REMOTE), failpoint=f"{name}:{count}@{hits}") as process:
-            feed_until_killed(process, feed)
-            ended = process.ended()
-        assert ended.killed, ended.errors
+        kill_at(feed, f"{name}:{count}@{hits}")
         assert hits.read_text().splitlines() == [name] * count
-        assert released(tmp_path) <= sealed(tmp_path), "rows were let out before their epoch was sealed"
         faults(kills=1)
-    ended = run_to_end(tmp_path, Job(options=BOUNDED | REMOTE))
+    finish(feed)
+
+
+def kill_at(feed: Feed, failpoint: str, *, mutant: str | None = None) -> None:
+    """Run it until the failpoint ends it; nothing may have been let out that was not sealed."""
+    job = Job(options=LIVE | REMOTE | SMALL, mutant=mutant)
+    with started(feed.folder, job, failpoint=failpoint) as process:
+        feed_until_killed(process, feed)
+        ended = process.ended()
+    assert ended.killed, ended.errors
+    assert released(feed.folder) <= sealed(feed.folder), "rows were let out before their epoch was sealed"
+
+
+def finish(feed: Feed, *, mutant: str | None = None) -> None:
+    """Run it to the end and judge what came out."""
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE, mutant=mutant))
     assert ended.report["outcome"] == "ended"
-    judge(tmp_path, feed.written)
+    judge(feed.folder, feed.written)
+
+
+@pytest.mark.parametrize("mutant", ["release_before_the_seal", "positions_after_the_barrier"])
+def test_these_tests_notice(mutant: str, tmp_path: Path) -> None:
+    feed = Feed(folder=tmp_path, seed=2)
+    feed.write(FIRST_ROWS)
+    with pytest.raises(AssertionError, match=r"before their epoch was sealed|lost or wrong|already has epoch"):  # noqa: PT012 - whichever comes first
+        for count in (1, 2):
+            kill_at(feed, f"cut.synced:{count}", mutant=mutant)
+        finish(feed, mutant=mutant)
 
 
 @pytest.fixture(scope="module")

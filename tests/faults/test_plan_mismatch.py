@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ def more(feed: Feed) -> dict[str, list[Row]]:
     return {name: part[before[name] :] for name, part in feed.written.items()}
 
 
-CHANGES = {
+CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "another window": (
         {"window": "20s"},
         [

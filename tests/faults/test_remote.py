@@ -21,10 +21,10 @@ def at_the_remote(folder: Path) -> int:
     return sealed(folder, "remote")
 
 
-def grow(feed: Feed, epochs: int, options: dict[str, object]) -> None:
+def grow(feed: Feed, epochs: int) -> None:
     """Run for some epochs, then stop: what was sealed last is copied before the process ends."""
     goal = sealed(feed.folder) + epochs
-    with started(feed.folder, Job(options=LIVE | options)) as process:
+    with started(feed.folder, Job(options=LIVE | REMOTE)) as process:
         while sealed(feed.folder) < goal:
             before = sealed(feed.folder)
             feed.write(FEED_ROWS)
@@ -35,7 +35,7 @@ def grow(feed: Feed, epochs: int, options: dict[str, object]) -> None:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     feed = Feed(folder=tmp_path_factory.mktemp("stopped"), seed=71)
-    grow(feed, 5, REMOTE)
+    grow(feed, 5)
     assert at_the_remote(feed.folder) == sealed(feed.folder)
     return feed
 
@@ -79,7 +79,7 @@ def test_a_copy_that_is_behind_the_sinks_is_refused_by_them(feed: Feed, faults: 
     """The machine went down before its last epochs were copied: their cuts are lost with it, but not their output."""
     shutil.copytree(feed.folder / "remote", feed.folder / "behind")
     behind = sealed(feed.folder)
-    grow(feed, 3, REMOTE)
+    grow(feed, 3)
     shutil.rmtree(feed.folder / "state")
     faults(states_lost=1)
     before = {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")}

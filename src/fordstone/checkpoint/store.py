@@ -9,8 +9,8 @@ What to resume from is decided by `protocol.recovery`, what to remove by `protoc
 facts and carries it out. It takes no lock against other processes: `OsDisk.lock` does.
 
 Invariants: a run is durable before a manifest names it, a cut before its manifest; a manifest is durable before
-`commit` returns; an epoch that was sealed once stays known as sealed, even when its manifest is damaged or aside; a
-run is removed only after every manifest that named it is gone durably.
+`commit` returns; an epoch that was sealed once stays known as sealed, even when its manifest is damaged, missing or aside;
+a run is removed only after every manifest that named it is gone durably.
 """
 
 from __future__ import annotations
@@ -222,8 +222,7 @@ class CheckpointStore:
     def set_aside(self, epoch: int, reason: str) -> None:
         """Move a checkpoint that cannot be used out of the way, with its damaged runs and a note. Nothing is deleted.
 
-        The epoch stays sealed: `commit` takes it only as `rebuilt`. Of one that is missing there is only the note. Nothing
-        happens if it was never sealed, or is aside already.
+        The epoch stays sealed: `commit` takes it only as `rebuilt`. Nothing happens if it is not, or is aside already.
         """
         self._check_writable()
         try:
@@ -232,17 +231,15 @@ class CheckpointStore:
             runs = {}
         damaged = [digest for digest, run in runs.items() if self._runs.fault(run, deep=True)]
         with self._mutex:
-            if epoch not in self._named:
-                if epoch <= self._cuts.read().sealed and epoch not in self._aside_epochs:
-                    self._aside.take(epoch, reason, [])
-                    self._aside_epochs.add(epoch)
+            in_place = epoch in self._named
+            if not in_place and (epoch in self._aside_epochs or epoch > self._cuts.read().sealed):
                 return
             damaged = [digest for digest in damaged if self._disk.exists(self._runs.path(digest))]
             paths = [self._runs.path(digest) for digest in damaged]
-            self._aside.take(epoch, reason, [*paths, self._manifest_path(epoch)])
+            self._aside.take(epoch, reason, [*paths, self._manifest_path(epoch)] if in_place else [])
             self._aside_epochs.add(epoch)
             self._runs.forget(damaged)
-            del self._named[epoch]
+            self._named.pop(epoch, None)
             self._disk.fsync_dir(self._manifests)
             self._runs.sync()
 
@@ -389,8 +386,8 @@ class CheckpointStore:
         newest, sealed = max(self._named, default=0), max(self._aside_epochs, default=0)
         return self._cuts.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
 
-    def _first_fault(self, manifest: Manifest, faults: dict[RunRef, str | None], *, deep: bool) -> str | None:
-        first = self._runs.first_fault(manifest.runs(), faults, deep=deep)
+    def _first_fault(self, manifest: Manifest, known: dict[RunRef, str | None], *, deep: bool) -> str | None:
+        first = self._runs.first_fault(manifest.runs(), known, deep=deep)
         return f"{self._title(manifest.epoch)} is damaged: {first}." if first else None
 
     def _manifest_path(self, epoch: int) -> str:
@@ -401,6 +398,4 @@ class CheckpointStore:
 
     def _check_writable(self) -> None:
         if self._read_only:
-            raise CheckpointError(
-                f"the store of pipeline {self.pipeline} on node {self.node} was opened for reading only."
-            )
+            raise CheckpointError(f"store of pipeline {self.pipeline} on node {self.node}: opened for reading only.")

@@ -97,6 +97,8 @@ class CsvRows(LineFormat):
         outside = record.split(_QUOTE)
         if len(outside) % 2 == 0:
             return "a quote is not closed"
+        if len(outside) > 1 and not _quotes_stand_right(record, self._delimiter_byte):
+            return "a quote stands inside a field that is not quoted"
         fields = 1 + sum(part.count(self._delimiter_byte) for part in outside[::2])
         if fields != len(self._names):
             return f"{fields} fields, where {len(self._names)} are expected"
@@ -115,6 +117,8 @@ class CsvRows(LineFormat):
         quotes = data.count(_QUOTE)
         if quotes % 2:
             raise MalformedError("a quote is not closed")
+        if quotes and not _quotes_stand_right(data, self._delimiter_byte):
+            raise MalformedError("a quote stands inside a field that is not quoted")
         if quotes:
             delimiters = _places_of(data, self._delimiter_byte)
             total = int(np.count_nonzero(np.searchsorted(_places_of(data, _QUOTE), delimiters) % 2 == 0))
@@ -150,6 +154,19 @@ def record_ends(data: bytes) -> Offsets:
         return found
     outside: Offsets = found[np.searchsorted(_places_of(data, _QUOTE), found) % 2 == 0]
     return outside
+
+
+def _quotes_stand_right(data: bytes, delimiter: bytes) -> bool:
+    """Whether quotes open at the beginning of a field and close at its end, doubled ones inside apart.
+
+    Parsers disagree about others, and one parser may disagree with itself about where they end when it is given more.
+    """
+    quotes = _places_of(data, _QUOTE)
+    padded = np.frombuffer(b"\n" + data + b"\n", dtype=np.uint8)
+    before, behind = padded[quotes[0::2]], padded[quotes[1::2] + 2]
+    opens = np.isin(before, np.frombuffer(b'\n"' + delimiter, dtype=np.uint8))
+    closes = np.isin(behind, np.frombuffer(b'\r\n"' + delimiter, dtype=np.uint8))
+    return bool(opens.all() and closes.all())
 
 
 def _places_of(data: bytes, byte: bytes) -> Offsets:
