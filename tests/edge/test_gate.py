@@ -182,3 +182,15 @@ def test_a_channel_that_falls_idle_with_the_barrier_lets_time_go_behind_the_cut(
     two.offer(replace(barrier(1), idle=True))
     found = events(gate)
     assert found[-2:] == [CutHere(barrier(1), logging=False), TimeMoved(10, idle=False)]
+
+
+def test_without_holding_back_what_a_channel_said_behind_its_barrier_stands():
+    channels = [Channel("c0"), Channel("c1")]
+    gate = Gate(channels, hold=False)
+    channels[0].offer(replace(barrier(1), idle=True))
+    channels[0].offer(Watermark(5))
+    events(gate)
+    channels[1].offer(Watermark(50))
+    channels[1].offer(barrier(1))
+    events(gate)
+    assert gate.watermark_us == 5

@@ -80,6 +80,7 @@ class Gate:
     ) -> None:
         self.channels = tuple(channels)
         self._back = back
+        self._hold = hold
         self._choose = choose
         self._turn = 0
         self._backs = 0
@@ -204,8 +205,10 @@ class Gate:
             case Snapshot():
                 if self._back:
                     self._loop_log = []
-                for forward in self._forward():
-                    self._idle[forward] = self._idle_next[forward]
+                if self._hold:
+                    # Without holding back, a channel may have said more about itself since its barrier.
+                    for forward in self._forward():
+                        self._idle[forward] = self._idle_next[forward]
                 # Time moves behind the cut: windows that close by it belong to the next epoch, and so does the watermark.
                 self._idle_changed = True
                 return CutHere(replace(barrier, idle=not self._busy()), logging=bool(self._back))
