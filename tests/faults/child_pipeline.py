@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 
 import msgspec
 from tests.faults.job import NODE, PIPELINE, Job, build
@@ -25,14 +25,13 @@ from fordstone.errors import FordstoneError
 from fordstone.model.stream import stream_types
 from fordstone.operators.factory import OperatorSetting, make_operator
 from fordstone.protocol.restart import RestartPolicy
-from fordstone.testing.mutants import MUTANTS
 
 
 def main() -> int:
     job = msgspec.json.decode(sys.argv[1], type=Job)
     configure_logging(0)
     try:
-        with MUTANTS[job.mutant]() if job.mutant is not None else nullcontext():
+        with mutant(job.mutant) if job.mutant is not None else nullcontext():
             if job.task == "merge":
                 merge(job)
             else:
@@ -41,6 +40,12 @@ def main() -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def mutant(name: str) -> AbstractContextManager[None]:
+    from fordstone.testing.mutants import MUTANTS  # few children need it, and each pays for its imports
+
+    return MUTANTS[name]()
 
 
 def run(job: Job) -> None:

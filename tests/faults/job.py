@@ -22,8 +22,8 @@ LATENESS_S = 4
 WINDOW_S = 10
 LIVE: dict[str, Any] = {"interval": "2ms"}
 """Waits for more input, and seals as often as the disk allows."""
-BOUNDED: dict[str, Any] = {"bounded": True}
-"""Ends with the input."""
+BOUNDED: dict[str, Any] = {"bounded": True, "interval": "10m"}
+"""Ends with the input, in one epoch."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,6 +116,12 @@ def expect(written: Mapping[str, Sequence[Row]], *, window_s: int = WINDOW_S) ->
     return found
 
 
+def all_out(folder: Path, written: Mapping[str, Sequence[Row]]) -> bool:
+    """Whether every plain row has been let out."""
+    there = (folder / "out" / "kept" / "_stream.json").exists()
+    return there and rows(folder / "out" / "kept").height >= expect(written).kept.total()
+
+
 def judge(folder: Path, written: Mapping[str, Sequence[Row]]) -> None:
     """Read what the sinks hold and compare: nothing lost, nothing doubled, nothing wrong."""
     wanted = expect(written)

@@ -52,7 +52,7 @@ class Process:
     def __init__(self, folder: Path, job: Job, *, failpoint: str = "", inside: tuple[str, ...] = ()) -> None:
         """`inside` is a command that runs the one that follows it."""
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "1", FAILPOINT_VARIABLE: failpoint}
+        environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
         command = [*inside, sys.executable, "-m", "tests.faults.child_pipeline", msgspec.json.encode(job).decode()]
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:

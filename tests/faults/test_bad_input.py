@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import BOUNDED, LIVE, Job
-from tests.faults.oracle import Feed, judge
+from tests.faults.oracle import Feed, all_out, judge
 from tests.faults.process import Ended, released, run_to_end, sealed, started, store_of
 
 from fordstone.connectors import rows
@@ -111,7 +111,7 @@ def test_a_file_that_was_read_and_is_not_what_it_was_stops_the_pipeline(how: str
     feed = Feed(folder=tmp_path, seed=64)
     feed.write(90)
     with started(tmp_path, Job(options=LIVE)) as process:
-        process.until(lambda: released(tmp_path) > 1, "output")
+        process.until(lambda: all_out(tmp_path, feed.written), "all rows")
         process.stop()
     path = tmp_path / "in" / "part-1.jsonl"
     whole, before = path.read_bytes(), released(tmp_path)

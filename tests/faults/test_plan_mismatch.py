@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.faults.job import BOUNDED, LIVE, Job
-from tests.faults.oracle import Feed, Row, expect, judge
+from tests.faults.oracle import Feed, Row, all_out, expect, judge
 from tests.faults.process import run_to_end, sealed, started
 
 from fordstone.connectors import latest, rows
@@ -23,7 +23,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     feed = Feed(folder=tmp_path_factory.mktemp("stopped"), seed=31)
     feed.write(ROWS)
     with started(feed.folder, Job(options=LIVE)) as process:
-        process.until(lambda: kept(feed.folder) == sum(expect(feed.written).kept.values()), "all rows")
+        process.until(lambda: all_out(feed.folder, feed.written), "all rows")
         assert process.stop().report["outcome"] == "stopped"
     return feed
 
@@ -31,10 +31,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 @pytest.fixture
 def feed(stopped: Feed, tmp_path: Path) -> Feed:
     return stopped.copy(tmp_path / "job")
-
-
-def kept(folder: Path) -> int:
-    return rows(folder / "out" / "kept").height if (folder / "out" / "kept" / "_stream.json").exists() else 0
 
 
 def more(feed: Feed) -> dict[str, list[Row]]:
