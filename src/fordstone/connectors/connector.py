@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from fordstone.model.ids import PartitionId, Position
@@ -19,7 +20,21 @@ from fordstone.model.manifest import PartitionCut
 from fordstone.model.plan import ConnectorSpec
 from fordstone.model.schema import Schema
 
-__all__ = ["Chunk", "ConnectorSpec", "Delivery", "Reader", "Rejected", "Sink", "SinkStream", "Source", "SourceOptions"]
+__all__ = [
+    "Chunk",
+    "ConnectorSpec",
+    "Delivery",
+    "Part",
+    "PartWriter",
+    "PartedSink",
+    "Reach",
+    "Reader",
+    "Rejected",
+    "Sink",
+    "SinkStream",
+    "Source",
+    "SourceOptions",
+]
 
 
 class Delivery(StrEnum):
@@ -52,6 +67,15 @@ class Chunk:
     """Nothing will ever follow: bounded input has been read to its end."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far a read would come, asked before it is made."""
+
+    position: Position
+    ended: bool = False
+    """Bounded input ends there: nothing will ever follow."""
+
+
 class Reader(ABC):
     """Reads one partition. Used by one thread. `close` may not be called at all after a crash."""
 
@@ -59,7 +83,8 @@ class Reader(ABC):
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows, at most about `rows_max`, or None when there is nothing now. Never waits.
 
-        With `until` (a position that an earlier read of this partition gave), reads up to it and not past it. Reading
+        With `until` (a position that an earlier read of this partition or `Source.reach` gave), reads up to it and not
+        past it. Reading
         twice from one position gives the same rows, however the reads are cut.
         """
 
@@ -83,6 +108,19 @@ class Source(ABC):
     @abstractmethod
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Start reading at `position` (0 is the beginning)."""
+
+    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+        """Where reading about `rows_max` rows from `position` would end now; `position` itself when nothing is there.
+
+        Called by an engine that plans reads in one process and makes them in others, once a micro-batch for each
+        partition. Sources that can tell without reading override it: here the rows are read, and thrown away.
+        """
+        reader = self.open(partition, position, with_positions=False)
+        try:
+            chunk = reader.read(rows_max)
+        finally:
+            reader.close()
+        return Reach(position=position) if chunk is None else Reach(position=chunk.position, ended=chunk.ended)
 
     def size_bytes(self) -> int | None:
         """How much there is to read in all, if known: for progress bars only."""
@@ -127,6 +165,33 @@ class Sink(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish files and connections. May not be called at all after a crash."""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some rows of an epoch, written and durable, but not visible yet."""
+
+    name: str
+    rows: int
+
+
+class PartWriter(ABC):
+    """Writes parts of epochs for a `PartedSink`, in another process than the sink's. Keeps nothing between calls."""
+
+    @abstractmethod
+    def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
+        """Write rows durably where nobody sees them yet. Called at most once with success for a number of an attempt.
+
+        A failed call may be made again, here or elsewhere. `attempt` is new for each try at an epoch; parts of attempts
+        that were never released are swept away when the sink is next opened or the epoch is released.
+        """
+
+
+class PartedSink(Sink):
+    """A sink whose epochs may be written in parts by several processes, and made visible by one."""
+
+    @abstractmethod
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        """As `release`, of the rows that these parts hold together. No parts: an epoch without rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import time
 from abc import ABC
 from collections.abc import Callable
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.connector import ConnectorSpec, Delivery, PartWriter, Sink, SinkStream, Source, SourceOptions
 from fordstone.errors import ConfigError
 
 ClockUs = Callable[[], int]
@@ -45,3 +45,8 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         """Make the live sink, on the node that runs it, before any row comes."""
         del stream
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
+
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
+        """Make a writer of parts, wherever rows are; None: all rows of an epoch go through `open_sink`'s sink."""
+        del spec, stream
+        return None

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.connector import ConnectorSpec, Delivery, PartWriter, Sink, SinkStream, Source, SourceOptions
 from fordstone.connectors.kind import ClockUs, ConnectorKind, system_clock_us
 from fordstone.errors import ConfigError
 
@@ -48,6 +48,11 @@ def open_source(spec: ConnectorSpec, options: SourceOptions, *, clock_us: ClockU
 def open_sink(spec: ConnectorSpec, stream: SinkStream) -> Sink:
     """Make the live sink."""
     return _kind(spec).open_sink(spec, stream)
+
+
+def open_parts(spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
+    """Make a writer of parts for the sink, where its kind has one."""
+    return _kind(spec).open_parts(spec, stream)
 
 
 def _kind(spec: ConnectorSpec) -> ConnectorKind:
