@@ -89,3 +89,7 @@ class SinkError(FordstoneError):
 
 class TaskError(FordstoneError):
     """A step failed while running and the restarts are used up."""
+
+
+class NotInstalledError(FordstoneError):
+    """Something that is needed is not on this machine; the text says how to get it."""

@@ -90,6 +90,36 @@ def test_making_directories_twice_is_no_fault(any_disk: Any) -> None:
     any_disk.fsync_dir("a/b/c")
 
 
+def test_a_directory_is_renamed_with_all_that_is_in_it(any_disk: Any) -> None:
+    any_disk.make_dirs("a/b/c")
+    any_disk.create("a/b/c/x", b"1")
+    any_disk.create("a/b/y", b"2")
+    any_disk.rename("a/b", "a/n")
+    assert not any_disk.exists("a/b")
+    assert any_disk.read("a/n/c/x") == b"1"
+    assert list(any_disk.list("a/n")) == ["c", "y"]
+    any_disk.make_dirs("a/b")
+    assert list(any_disk.list("a/b")) == []
+
+
+def test_a_directory_never_takes_the_name_of_one_that_has_files(any_disk: Any) -> None:
+    any_disk.make_dirs("a/n")
+    any_disk.create("a/n/x", b"1")
+    with pytest.raises(StorageError):
+        any_disk.rename("a/b", "a/n")
+    assert any_disk.read("a/n/x") == b"1"
+
+
+def test_only_an_empty_directory_is_removed_and_one_that_is_gone_is_no_fault(any_disk: Any) -> None:
+    any_disk.create("a/b/x", b"1")
+    with pytest.raises(StorageError):
+        any_disk.remove_dir("a/b")
+    any_disk.remove("a/b/x")
+    for _ in range(2):
+        any_disk.remove_dir("a/b")
+        assert not any_disk.exists("a/b")
+
+
 def test_a_synced_file_can_be_synced_again(any_disk: Any) -> None:
     any_disk.create("a/x", b"1")
     any_disk.fsync("a/x")
@@ -126,6 +156,7 @@ def test_a_failed_sync_is_fatal_and_every_later_change_is_refused(real: Any, mon
         lambda: real.rename("d/x", "d/y"),
         lambda: real.fsync_dir("d"),
         lambda: real.remove("d/x"),
+        lambda: real.remove_dir("d"),
         lambda: real.make_dirs("e"),
     )
     for change in changes:

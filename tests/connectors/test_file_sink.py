@@ -44,6 +44,17 @@ def seen(disk: MemoryDisk) -> list[int]:
     return rows_of(disk.list(""), disk.read, where="out")["n"].to_list()
 
 
+def test_no_name_of_unfinished_work_ends_as_output_does() -> None:
+    for file_format in FORMATS:
+        disk = MemoryDisk()
+        sink = on_disk(disk, file_format)
+        disk.cut_after = disk.changes + 3  # remove, create, fsync: the rename is missing
+        with pytest.raises(PowerCut):
+            sink.release(1, frame(1))
+        assert [name for name in disk.list("") if name.startswith(".tmp-epoch-000000000001")]
+        assert not [name for name in disk.list("") if name.endswith(file_format)]
+
+
 def visible(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir() if not file.name.startswith((".", "_")))
 

@@ -98,7 +98,10 @@ class TestGzippedJsonLines(FilesContract):
         return gzip.compress(super().content(frame))
 
     def test_input_that_grows_is_read_on(self, tmp_path: Path) -> None:
-        """Compressed files are bounded input only; see test_files_source."""
+        """Compressed files are bounded input only; see test_files."""
+
+    test_a_planned_read_stays_the_same_when_input_grows = test_input_that_grows_is_read_on
+    test_planned_reads_of_input_that_may_grow_give_what_one_read_gives = test_input_that_grows_is_read_on
 
 
 class TestCsv(FilesContract):

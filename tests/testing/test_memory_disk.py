@@ -100,6 +100,50 @@ def test_a_rename_between_directories_may_come_apart() -> None:
     assert found == {(b"1", None), (None, b"1"), (b"1", b"1"), (None, None)}
 
 
+def test_a_directory_that_was_renamed_without_a_sync_has_the_old_name_or_the_new_and_keeps_its_files() -> None:
+    def prepare(disk: MemoryDisk) -> None:
+        disk.create("d/e/x", b"1")
+        disk.fsync("d/e/x")
+        disk.fsync_dir("d/e")
+        disk.rename("d/e", "d/f")
+
+    assert outcomes(prepare, lambda disk: (content("d/e/x")(disk), content("d/f/x")(disk))) == {
+        (b"1", None),
+        (None, b"1"),
+    }
+
+
+def test_the_sync_of_a_directory_makes_the_new_name_of_one_below_it_durable_and_not_the_names_in_that() -> None:
+    def prepare(disk: MemoryDisk) -> None:
+        disk.create("d/e/x", b"1")
+        disk.fsync("d/e/x")
+        disk.rename("d/e", "d/f")
+        disk.fsync_dir("d")
+
+    found = outcomes(prepare, lambda disk: (disk.exists("d/e"), disk.exists("d/f"), content("d/f/x")(disk)))
+    assert found == {(False, True, None), (False, True, b"1")}
+
+
+def test_a_directory_that_is_made_in_the_place_of_another_is_durable_whatever_becomes_of_that() -> None:
+    def prepare(disk: MemoryDisk) -> None:
+        disk.rename("d/e", "d/f")
+        disk.make_dirs("d/e")
+
+    assert {found[0] for found in outcomes(prepare, lambda disk: (disk.exists("d/e"), disk.exists("d/f")))} == {True}
+
+
+def test_a_removed_directory_may_come_back_without_a_sync_and_not_with_one() -> None:
+    def prepare(disk: MemoryDisk) -> None:
+        disk.remove_dir("d/e")
+
+    def prepare_synced(disk: MemoryDisk) -> None:
+        prepare(disk)
+        disk.fsync_dir("d")
+
+    assert outcomes(prepare, lambda disk: disk.exists("d/e")) == {True, False}
+    assert outcomes(prepare_synced, lambda disk: disk.exists("d/e")) == {False}
+
+
 def test_a_removal_that_is_not_synced_may_be_undone() -> None:
     def prepare(disk: MemoryDisk) -> None:
         disk.create("d/x", b"1")

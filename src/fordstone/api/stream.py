@@ -15,7 +15,7 @@ from fordstone.api.column import Column
 from fordstone.errors import PipelineError
 from fordstone.model import plan as p
 from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.expression import expand, parse_predicate
+from fordstone.model.expression import expand, parse_double, parse_predicate
 from fordstone.model.ids import checked_name
 from fordstone.model.schema import Schema
 from fordstone.model.stream import StreamType
@@ -55,10 +55,10 @@ class Stream:
 
     @property
     def late(self) -> Stream:
-        """The rows that came too late for this step's windows, as they were."""
+        """The rows that came too late for this step, as they were."""
         port = p.Input(self._at.step, "late")
         if self._at.port != "main" or not self._pipeline.has(port):
-            raise PipelineError(f"step {self.name} has no late rows; only steps with windows by time have.")
+            raise PipelineError(f"step {self.name} has no late rows; only windows by time and ewma have.")
         return Stream(self._pipeline, port)
 
     def filter(self, predicate: Expr, *, name: str | None = None) -> Stream:
@@ -123,7 +123,7 @@ class Stream:
         return self._add(p.Union(name=self._named("union", name), streams=streams))
 
     def group_by(self, *keys: str) -> Grouped:
-        """Rows of one key together. Follow with `.window(...)` and `.agg(...)`. With no key there is one group."""
+        """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group."""
         return Grouped(self, keys, None)
 
     def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
@@ -153,6 +153,17 @@ class Stream:
             columns = {column: parse_aggregate(_given(sql), self.schema, column) for column, sql in aggregates.items()}
         given = tuple(p.NamedAggregate(column, found.sql) for column, found in columns.items())
         return self._add(p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given))
+
+    def _smooth(
+        self, keys: tuple[str, ...], alpha: float, columns: Mapping[str, Expr], *, name: str | None, base: str
+    ) -> Stream:
+        """What `group_by(...).ewma(...)` adds."""
+        named = self._named(base, name)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            raise PipelineError(f"step {named}: alpha={alpha!r} is not a number. It is the weight of the newest value.")
+        with self._pipeline.building(named):
+            given = tuple(parse_double(_given(sql), self.schema, column).sql for column, sql in columns.items())
+        return self._add(p.Ewma(name=named, input=self._at, keys=keys, alpha=float(alpha), columns=given))
 
     def _function(
         self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
@@ -199,8 +210,21 @@ class Grouped:
         With a window a row is given once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is given anew at each epoch in which it changed, and replaces the one before.
         """
-        base = "_".join(["agg", *(key for key in self._keys if key.isidentifier() and key.isascii())])[:80]
-        return self._stream.aggregate(self._keys, self._window, aggregates, name=name, base=base)
+        return self._stream.aggregate(self._keys, self._window, aggregates, name=name, base=self._base("agg"))
+
+    def ewma(self, *, alpha: float, name: str | None = None, **columns: Expr) -> Stream:
+        """Every row, with exponentially weighted means beside it: `ewma(smooth="temp", alpha=0.2)`.
+
+        The rows of a key are taken in order of time, once the watermark has passed them; each new column is a double,
+        `alpha` times the row's value plus `1 - alpha` times the mean so far. The first value is the first mean; a null
+        leaves the mean as it is.
+        """
+        if self._window is not None:
+            raise PipelineError("ewma goes on over all rows of a key and has no windows. Leave .window(...) out.")
+        return self._stream._smooth(self._keys, alpha, columns, name=name, base=self._base("ewma"))  # noqa: SLF001 - our own class
+
+    def _base(self, what: str) -> str:
+        return "_".join([what, *(key for key in self._keys if key.isidentifier() and key.isascii())])[:80]
 
 
 def _given(expression: Expr) -> str | exp.Expr:

@@ -56,7 +56,10 @@ class Disk(ABC):
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, replacing what has it. At once for those who read; durable after `fsync_dir`."""
+        """Give a file another name, replacing the file that has it; or a directory, with all that is in it, a free one.
+
+        At once for those who read; durable after `fsync_dir`.
+        """
 
     @abstractmethod
     def fsync_dir(self, path: str) -> None:
@@ -73,6 +76,10 @@ class Disk(ABC):
     @abstractmethod
     def remove(self, path: str) -> None:
         """Take a file away; it may be gone already."""
+
+    @abstractmethod
+    def remove_dir(self, path: str) -> None:
+        """Take an empty directory away; it may be gone already."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
@@ -175,6 +182,16 @@ class OsDisk(Disk):
         self._forget(path)
         try:
             self._at(path).unlink(missing_ok=True)
+        except OSError as error:
+            self._refuse(error, "remove", path)
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory."""
+        self._check()
+        try:
+            self._at(path).rmdir()
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._refuse(error, "remove", path)
 

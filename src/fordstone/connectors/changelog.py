@@ -14,6 +14,7 @@ from fordstone.connectors.stream_mark import (
     EPOCH_PREFIX,
     MARK_NAME,
     OP,
+    PART_PREFIX,
     ROWS_PREFIX,
     StreamMark,
     read_mark,
@@ -35,7 +36,7 @@ def latest(path: str | Path) -> pl.DataFrame:
 
 
 def rows_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str) -> pl.DataFrame:
-    """As `rows`, of a directory with these names, wherever it lies."""
+    """As `rows`, of a directory with files of these names, wherever it lies; parts are `<epoch>/<part>`."""
     return _all_rows(names, read, _mark(names, read, where), where)
 
 
@@ -53,7 +54,8 @@ def latest_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str)
 
 def _names(directory: Path) -> list[str]:
     try:
-        return [file.name for file in directory.iterdir()]
+        files = [file.name for file in directory.iterdir()]
+        return files + [str(part.relative_to(directory)) for part in directory.glob(f"{EPOCH_PREFIX}*/{PART_PREFIX}*")]
     except OSError as error:
         raise SinkError(f"{directory} cannot be read: {error.strerror}.") from error
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -35,6 +35,9 @@ __all__ = [
     "Source",
     "SourceOptions",
 ]
+
+REACH_ROWS: Final = 1 << 16
+"""How many rows `Source.reach` reads at a time, if it reads."""
 
 
 class Delivery(StrEnum):
@@ -83,9 +86,9 @@ class Reader(ABC):
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows, at most about `rows_max`, or None when there is nothing now. Never waits.
 
-        With `until` (a position that an earlier read of this partition or `Source.reach` gave), reads up to it and not
-        past it. Reading
-        twice from one position gives the same rows, however the reads are cut.
+        With `until` (a position that an earlier read of this partition or `Source.reach` gave, here or in another
+        process), reads up to it and not past it, whatever has come since: None then means that it is reached. What has
+        gone since is an error. Reading twice from one position gives the same rows, however the reads are cut.
         """
 
     @abstractmethod
@@ -113,14 +116,26 @@ class Source(ABC):
         """Where reading about `rows_max` rows from `position` would end now; `position` itself when nothing is there.
 
         Called by an engine that plans reads in one process and makes them in others, once a micro-batch for each
-        partition. Sources that can tell without reading override it: here the rows are read, and thrown away.
+        partition, on a source that it keeps. A reader may stop there, and finds the same rows before it whatever comes
+        later. Twice as many rows as asked for are not too many; any number above what there is means all of it.
+
+        Sources that can tell without reading override it: here the rows are read, some at a time, and thrown away.
         """
         reader = self.open(partition, position, with_positions=False)
+        reach, rows = Reach(position=position), 0
         try:
-            chunk = reader.read(rows_max)
+            while rows < max(1, rows_max) and not reach.ended:
+                chunk = reader.read(min(max(1, rows_max - rows), REACH_ROWS))
+                if chunk is None:
+                    break
+                stands = chunk.position <= reach.position
+                reach = Reach(position=chunk.position, ended=chunk.ended)
+                if stands:
+                    break
+                rows += chunk.frame.height + len(chunk.rejected)
         finally:
             reader.close()
-        return Reach(position=position) if chunk is None else Reach(position=chunk.position, ended=chunk.ended)
+        return reach
 
     def size_bytes(self) -> int | None:
         """How much there is to read in all, if known: for progress bars only."""

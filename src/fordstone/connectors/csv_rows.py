@@ -66,6 +66,11 @@ class CsvRows(LineFormat):
             self._learn(head[skipped:])
         return len(head)
 
+    @property
+    def ends_at_every_newline(self) -> bool:
+        """Not in quotes."""
+        return False
+
     def ends(self, data: bytes) -> Offsets:
         """The newlines that stand behind an even number of quotes."""
         return record_ends(data)

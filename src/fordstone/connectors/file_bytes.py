@@ -80,10 +80,7 @@ class PlainFile(FileBytes):
         except OSError as error:
             raise unreadable(self._path, error) from error
         if mine.st_size < position or named.st_size < position:
-            raise SourceError(
-                f"{self._path} shrank: it has {min(mine.st_size, named.st_size)} bytes, and {position} had been read.\n"
-                f"Files may only be appended to. Write to a new name instead of truncating or rotating in place."
-            )
+            raise shrank(self._path, min(mine.st_size, named.st_size), position)
         if (mine.st_ino, mine.st_dev) != (named.st_ino, named.st_dev):
             raise SourceError(
                 f"{self._path} was replaced by another file while it was read, at byte {position}.\n"
@@ -186,6 +183,14 @@ def _unpacked(path: Path) -> BinaryIO:
         except ModuleNotFoundError:
             continue
     raise SourceError(f"{path}: reading .zst needs the package 'zstandard'. Install it, or unpack the file first.")
+
+
+def shrank(path: Path, size: int, position: int) -> SourceError:
+    """The error for a file that ends before a position."""
+    return SourceError(
+        f"{path} shrank: it has {size} bytes, and {position} had been read.\n"
+        f"Files may only be appended to. Write to a new name instead of truncating or rotating in place."
+    )
 
 
 def unreadable(path: Path, error: OSError) -> SourceError:

@@ -1,74 +1,58 @@
 """A directory of output files.
 
-`release` writes `epoch-<number>.<ending>`: the whole epoch or nothing, once. `write` lets rows out at once, into
+`release` writes `epoch-<number>.<ending>`, `release_parts` makes a directory `epoch-<number>/` of what writers in other
+processes have staged (see `file_parts`): the whole epoch or nothing, once. `write` lets rows out at once, into
 `rows-<number>...` files of this opening. A stream of upserts is written as a changelog: its rows with `__op` and `__epoch`.
 Reading back is left to `changelog`.
 
-Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch's
-file never changes; an epoch that is there with other rows is an error, not a silent skip. All sinks of one directory are
-opened before the first row is written. Files may be taken away once that of a later epoch is there.
+Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch
+never changes; an epoch that is there with other rows is an error, not a silent skip. All sinks of one directory are
+opened before the first row is written. Epochs may be taken away once a later one is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from fordstone.checkpoint.disk import Disk, OsDisk
-from fordstone.connectors.cells import check_flat, json_types
-from fordstone.connectors.connector import Delivery, Sink, SinkStream
-from fordstone.connectors.encoding import encoded
-from fordstone.connectors.file_rows import file_rows
-from fordstone.connectors.file_settings import FileFormat, FileSettings
+from fordstone.connectors.connector import Delivery, Part, PartedSink, SinkStream
+from fordstone.connectors.file_parts import STAGED_ENDING, Staging, epoch_name
+from fordstone.connectors.file_settings import FileSettings
 from fordstone.connectors.same_rows import same_rows
-from fordstone.connectors.stream_mark import (
-    EPOCH,
-    EPOCH_PREFIX,
-    MARK_NAME,
-    OP,
-    ROWS_PREFIX,
-    UPSERT,
-    StreamMark,
-    read_mark,
-)
-from fordstone.errors import ConfigError, SinkError, StorageError
-from fordstone.model.schema import RESERVED_PREFIX
+from fordstone.connectors.sink_rows import SinkRows
+from fordstone.connectors.stream_mark import EPOCH_PREFIX, MARK_NAME, PART_PREFIX, ROWS_PREFIX, TEMPORARY_PREFIX
+from fordstone.errors import SinkError, StorageError
 
-EPOCH_DIGITS: Final = 12
-_TEMPORARY: Final = ".tmp-"
 _CLAIM_PREFIX: Final = ".claim-"
 _CLAIMS_MAX: Final = 10_000
 _APPENDED: Final = frozenset({"jsonl", "csv"})
 
 
-def open_file_sink(settings: FileSettings, stream: SinkStream) -> Sink:
+def open_file_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
     """Open the directory, which is made if missing."""
     return FileSink(settings, stream, OsDisk(Path(settings.path).expanduser().absolute()))
 
 
-class FileSink(Sink):
+class FileSink(PartedSink):
     """Writes one stream into one directory."""
 
     def __init__(self, settings: FileSettings, stream: SinkStream, disk: Disk) -> None:
         self._where = settings.path
-        self._format = _format(settings, stream)
-        self._stream = stream
+        self._rows = SinkRows(settings, stream)
         self._disk = disk
-        self._delimiter = settings.delimiter or ","
-        self._compression = settings.compression
+        self._staging = Staging(disk, where=settings.path)
         self._sync = settings.sync
         self._rows_number: int | None = None
         self._rows_file: str | None = None
         self._rows_columns: list[str] = []
         self._rows_files = 0
-        for name in disk.list(""):
-            if name.startswith(_TEMPORARY):
-                disk.remove(name)  # left by a crash
-        self._written = StreamMark.of(settings, stream, self._format)
-        self._mark(self._written)
+        self._staging.sweep()
+        self._mark()
 
     @property
     def delivery(self) -> Delivery:
@@ -76,24 +60,35 @@ class FileSink(Sink):
         return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        """Write the epoch's file, unless it is there; an epoch without rows has none."""
-        name = f"{EPOCH_PREFIX}{epoch:0{EPOCH_DIGITS}d}.{self._format}"
-        if self._disk.exists(name):
-            self._compare(name, epoch, frame)
-            self._disk.fsync_dir("")  # whoever wrote it may have been stopped before its name was durable
-        elif frame.height:
-            self._publish(name, self._encoded(self._columns(frame, epoch)))
+        """Write the epoch's file, unless the epoch is there; one without rows has none."""
+        rows = self._rows.columns(frame, epoch) if frame.height else None
+        there = self._there(epoch)
+        if there is not None:
+            would = [] if rows is None else [(f"epoch {epoch}", self._rows.encoded(rows))]
+            self._compare(epoch, there, would)
+        elif rows is not None:
+            self._publish(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""
+        staged = self._staging.seal(epoch, attempt, {part.name for part in parts if part.rows})
+        there = self._there(epoch)
+        if there is not None:
+            self._compare(epoch, there, [(name, self._disk.read(name)) for name in staged])
+        elif staged:
+            self._staging.publish(epoch, attempt)
+        with contextlib.suppress(StorageError):  # the epoch is out; what is left over goes when the sink is next opened
+            self._staging.sweep(epoch)
 
     def write(self, frame: pl.DataFrame) -> None:
         """Append to this opening's text file, or write another whole file."""
         if frame.is_empty():
             return
-        rows = self._columns(frame, None)
-        if self._format in _APPENDED:
+        rows = self._rows.columns(frame, None)
+        if self._rows.format in _APPENDED:
             self._append(rows)
             return
-        self._rows_files += 1
-        self._publish(f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._format}", self._encoded(rows))
+        self._publish(self._next_rows_file(), self._rows.encoded(rows))
 
     def close(self) -> None:
         """Make what was written durable."""
@@ -101,43 +96,20 @@ class FileSink(Sink):
             self._disk.fsync(self._rows_file)
             self._rows_file = None
 
-    def _mark(self, mark: StreamMark) -> None:
-        if not self._disk.exists(MARK_NAME):
-            others = [name for name in self._disk.list("") if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))]
-            if others:
-                raise SinkError(
-                    f"{self._where} has output ({others[0]}) but no {MARK_NAME}. Restore it, or choose another directory."
-                )
-            self._publish(MARK_NAME, mark.to_json())
+    def _mark(self) -> None:
+        if self._disk.exists(MARK_NAME):
+            self._rows.check_mark(self._disk.read(MARK_NAME))
             return
-        difference = read_mark(self._disk.read(MARK_NAME), where=self._where).disagreement(mark)
-        if difference:
+        others = [name for name in self._disk.list("") if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))]
+        if others:
             raise SinkError(
-                f"{self._where} holds the output of another stream: {mark.step} writes {difference}.\n"
-                f"Choose another directory, or move this one away."
+                f"{self._where} has output ({others[0]}) but no {MARK_NAME}. Restore it, or choose another directory."
             )
-
-    def _columns(self, frame: pl.DataFrame, epoch: int | None) -> pl.DataFrame:
-        """The declared columns with their types, then those that begin with `__`."""
-        schema = self._stream.schema
-        missing = [name for name in schema if name not in frame.columns]
-        if missing:
-            raise SinkError(
-                f"{self._where}: rows come without column {missing[0]!r}; they have {', '.join(frame.columns)}."
-            )
-        own = [name for name in frame.columns if name.startswith(RESERVED_PREFIX) and name not in {OP, EPOCH}]
-        columns = [pl.col(name).cast(kind.polars) for name, kind in schema.items()] + [pl.col(name) for name in own]
-        if self._stream.upsert_key is not None:
-            columns.append(pl.col(OP).cast(pl.String) if OP in frame.columns else pl.lit(UPSERT).alias(OP))
-            columns.append(pl.lit(epoch, dtype=pl.Int64).alias(EPOCH))
-        return frame.select(columns)
-
-    def _encoded(self, frame: pl.DataFrame, *, header: bool = True) -> bytes:
-        return encoded(frame, self._format, header=header, delimiter=self._delimiter, compression=self._compression)
+        self._publish(MARK_NAME, self._rows.mark.to_json())
 
     def _publish(self, name: str, data: bytes) -> None:
         """All of it under its name, durably, or nothing."""
-        temporary = _TEMPORARY + name
+        temporary = f"{TEMPORARY_PREFIX}{name}{STAGED_ENDING}"
         try:
             self._disk.remove(temporary)
             self._disk.create(temporary, data)
@@ -149,19 +121,26 @@ class FileSink(Sink):
             raise
         self._disk.fsync_dir("")
 
-    def _compare(self, name: str, epoch: int, frame: pl.DataFrame) -> None:
-        """What is there must be what would have been written."""
-        there = self._disk.read(name)
-        if frame.height:
-            would = self._encoded(self._columns(frame, epoch))
-            mark = self._written
-            # In any order: an epoch whose stored output was damaged has been computed again.
-            if there == would or same_rows(file_rows(there, mark, where=name), file_rows(would, mark, where=name)):
-                return
-        raise SinkError(
-            f"{self._where} already has epoch {epoch} ({name}), with other rows than are released now.\n"
-            f"It is the output of another run. Choose another directory, or move this one away; nothing was overwritten."
-        )
+    def _there(self, epoch: int) -> list[str] | None:
+        """The files of an epoch that is there, in order; None if it is not."""
+        name = epoch_name(epoch)
+        if self._disk.exists(f"{name}.{self._rows.format}"):
+            return [f"{name}.{self._rows.format}"]
+        if not self._disk.exists(name):
+            return None
+        return [f"{name}/{part}" for part in self._disk.list(name) if part.startswith(PART_PREFIX)]
+
+    def _compare(self, epoch: int, there: Sequence[str], would: Sequence[tuple[str, bytes]]) -> None:
+        """What is there must be what would have been written, in however many files."""
+        found = [(name, self._disk.read(name)) for name in there]
+        same = [data for _, data in found] == [data for _, data in would]
+        # In any order: an epoch whose stored output was damaged has been computed again.
+        if not would or not (same or same_rows(self._rows.decoded(found), self._rows.decoded(would))):
+            raise SinkError(
+                f"{self._where} already has epoch {epoch} ({epoch_name(epoch)}), with other rows than are released now.\n"
+                f"It is the output of another run. Choose another directory, or move this one away; nothing was overwritten."
+            )
+        self._disk.fsync_dir("")  # whoever wrote it may have been stopped before its name was durable
 
     def _append(self, rows: pl.DataFrame) -> None:
         if self._rows_columns != rows.columns:
@@ -169,18 +148,21 @@ class FileSink(Sink):
         name = self._rows_file
         self._rows_file = None  # if what follows fails, a line may be torn: the next goes into another file
         if name is None:
-            self._rows_files += 1
-            name = f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._format}"
-            self._disk.create(name, self._encoded(rows))
+            name = self._next_rows_file()
+            self._disk.create(name, self._rows.encoded(rows))
             self._rows_columns = rows.columns
             if self._sync:
                 self._disk.fsync(name)
                 self._disk.fsync_dir("")
         else:
-            self._disk.append(name, self._encoded(rows, header=False))
+            self._disk.append(name, self._rows.encoded(rows, header=False))
             if self._sync:
                 self._disk.fsync(name)
         self._rows_file = name
+
+    def _next_rows_file(self) -> str:
+        self._rows_files += 1
+        return f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._rows.format}"
 
     def _claimed(self) -> int:
         """The number of this opening, larger than any before it; claimed when the first row is written."""
@@ -200,24 +182,3 @@ class FileSink(Sink):
             self._rows_number = candidate
             return candidate
         raise SinkError(f"{self._where}: no number is free for another file; {_CLAIMS_MAX} were tried.")
-
-
-def _format(settings: FileSettings, stream: SinkStream) -> FileFormat:
-    if settings.format is None:
-        raise ConfigError(
-            f"sink {stream.step}: files({settings.path!r}) needs format='jsonl', 'csv', 'parquet' or 'arrow'."
-        )
-    if any(mark in settings.path for mark in "*?["):
-        raise ConfigError(f"sink {stream.step}: files({settings.path!r}) is a pattern; a sink needs a directory.")
-    if settings.format == "jsonl":
-        json_types(stream.schema)
-    if settings.format == "csv":
-        check_flat(stream.schema, where=f"sink {stream.step}")
-        if len(stream.schema) == 1:
-            raise SinkError(
-                f"sink {stream.step}: CSV of one column cannot tell null from a blank line. Use jsonl, parquet or arrow."
-            )
-    unknown = [name for name in stream.upsert_key or () if name not in stream.schema]
-    if unknown:
-        raise SinkError(f"sink {stream.step}: the key column {unknown[0]!r} is not among {', '.join(stream.schema)}.")
-    return settings.format

@@ -10,10 +10,21 @@ import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Reader, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.connector import (
+    ConnectorSpec,
+    Delivery,
+    PartWriter,
+    Reach,
+    Reader,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+)
 from fordstone.connectors.csv_rows import CsvRows
 from fordstone.connectors.file_bytes import PACKED_SUFFIXES, open_bytes
-from fordstone.connectors.file_settings import FileSettings, file_settings
+from fordstone.connectors.file_reach import FileReach
+from fordstone.connectors.file_settings import FileFormat, FileSettings, file_settings
 from fordstone.connectors.jsonl import JsonLines
 from fordstone.connectors.kind import ClockUs, ConnectorKind
 from fordstone.connectors.line_format import LineFormat
@@ -25,7 +36,12 @@ from fordstone.model.manifest import PartitionCut
 
 
 class FilesKind(ConnectorKind):
-    """The kind `files`."""
+    """The kind `files`.
+
+    Where several machines run one pipeline (the executors of a Spark cluster), each must see the files of a source under
+    the same path: on a shared file system, or as copies that are the same. A path that is not absolute is taken from
+    the working directory of the process that opens the source.
+    """
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Files stay, so replay is exact."""
@@ -48,6 +64,12 @@ class FilesKind(ConnectorKind):
 
         return open_file_sink(file_settings(spec), stream)
 
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
+        """Open a writer of parts; the sink must have made the directory."""
+        from fordstone.connectors.file_parts import open_file_parts  # noqa: PLC0415 - as above
+
+        return open_file_parts(file_settings(spec), stream)
+
 
 class FileSource(Source):
     """The files that match a pattern."""
@@ -59,6 +81,7 @@ class FileSource(Source):
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
+        self._reach = FileReach(options.schema, bounded=options.bounded, line_bytes_max=settings.line_bytes_max)
 
     @property
     def delivery(self) -> Delivery:
@@ -80,27 +103,16 @@ class FileSource(Source):
         self._found = found
         return found
 
+    def path_of(self, partition: PartitionId) -> Path:
+        """Where the file lies."""
+        return self._root / partition
+
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Open one file. Positions are bytes of text files, rows of others."""
         path = self._root / partition
-        file_format = self._settings.format_of(path)
-        if file_format is None:
-            raise SourceError(
-                f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
-            )
-        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or not self._options.bounded):
-            raise SourceError(
-                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
-            )
+        file_format = self._format_of(path)
         if file_format in {"parquet", "arrow"}:
-            reader = TableReader(
-                path,
-                file_format,
-                self._options.schema,
-                position,
-                bounded=self._options.bounded,
-                with_positions=with_positions,
-            )
+            reader = self._table(path, file_format, position, with_positions=with_positions)
             self._tables[partition] = reader
             return reader
         return LineReader(
@@ -112,6 +124,18 @@ class FileSource(Source):
             with_positions=with_positions,
             line_bytes_max=self._settings.line_bytes_max,
         )
+
+    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+        """From the sizes of files and a few of their bytes; but compressed files are read."""
+        path = self._root / partition
+        file_format = self._format_of(path)
+        if file_format in {"parquet", "arrow"}:
+            return self._reach.of_table(
+                path, lambda: self._table(path, file_format, position, with_positions=False), position, rows_max
+            )
+        if path.suffix in PACKED_SUFFIXES:
+            return super().reach(partition, position, rows_max)
+        return self._reach.of_lines(path, lambda: self._line_format(path, file_format), position, rows_max)
 
     def size_bytes(self) -> int:
         """The bytes of all files there are now."""
@@ -128,15 +152,37 @@ class FileSource(Source):
     def _read_of(self, name: str, size: int, cut: PartitionCut) -> float:
         if cut.done:
             return size
-        if name in self._tables:
-            return size * min(cut.position / max(self._tables[name].rows, 1), 1.0)
-        return min(cut.position, size)
+        counted = self._reach.rows_of(self._root / name)
+        rows = self._tables[name].rows if counted is None and name in self._tables else counted
+        return min(cut.position, size) if rows is None else size * min(cut.position / max(rows, 1), 1.0)
 
     def _sizes(self) -> dict[str, int]:
         if self._known_sizes is None or not self._options.bounded:
             paths = {name: self._root / name for name in self.partitions()}
             self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
         return self._known_sizes
+
+    def _format_of(self, path: Path) -> FileFormat:
+        file_format = self._settings.format_of(path)
+        if file_format is None:
+            raise SourceError(
+                f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
+            )
+        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or not self._options.bounded):
+            raise SourceError(
+                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
+            )
+        return file_format
+
+    def _table(self, path: Path, file_format: FileFormat, position: Position, *, with_positions: bool) -> TableReader:
+        return TableReader(
+            path,
+            file_format,
+            self._options.schema,
+            position,
+            bounded=self._options.bounded,
+            with_positions=with_positions,
+        )
 
     def _line_format(self, path: Path, file_format: str) -> LineFormat:
         if file_format == "jsonl":

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, Reader, Source, SourceOptions
+from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, Reach, Reader, Source, SourceOptions
 from fordstone.connectors.counter_random import random_below, random_normal, random_words, stream_key
 from fordstone.connectors.kind import ClockUs, ConnectorKind
 from fordstone.errors import ConfigError, SourceError
@@ -81,7 +81,7 @@ class GeneratorKind(ConnectorKind):
             raise SourceError(
                 "generator: bounded input needs an end. Say how many rows there are: generator(rows=1000)."
             )
-        return GeneratorSource(settings, options.schema, clock_us)
+        return GeneratorSource(settings, options.schema, clock_us, bounded=options.bounded)
 
 
 class _Settings:
@@ -124,13 +124,19 @@ def _start_us(text: str) -> int:
     return (whole.days * 86_400 + whole.seconds) * _SECOND_US + whole.microseconds
 
 
+def _lane_name(lane: int) -> PartitionId:
+    return PartitionId(f"lane-{lane:06d}")
+
+
 class GeneratorSource(Source):
     """As many partitions as were asked for, each with its own rows."""
 
-    def __init__(self, settings: _Settings, schema: Schema, clock_us: ClockUs) -> None:
+    def __init__(self, settings: _Settings, schema: Schema, clock_us: ClockUs, *, bounded: bool) -> None:
         self._settings = settings
         self._schema = schema
         self._clock_us = clock_us
+        self._bounded = bounded
+        self._paces: dict[PartitionId, _Pace] = {}
 
     @property
     def delivery(self) -> Delivery:
@@ -139,7 +145,7 @@ class GeneratorSource(Source):
 
     def partitions(self) -> Sequence[PartitionId]:
         """`lane-000000` and so on; never more than at the start."""
-        return [PartitionId(f"lane-{lane:06d}") for lane in range(self._settings.partitions)]
+        return [_lane_name(lane) for lane in range(self._settings.partitions)]
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
         """By rows."""
@@ -148,11 +154,42 @@ class GeneratorSource(Source):
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Start at a sequence number; pacing counts from now."""
-        if partition not in self.partitions():
-            raise SourceError(f"generator: there is no partition {partition!r}; there are {self._settings.partitions}.")
-        lane = int(partition.removeprefix("lane-"))
+        lane = self._lane(partition)
         columns = {name: _column(name, kind, lane, self._settings) for name, kind in self._schema.items()}
         return GeneratorReader(self._settings, columns, position, self._clock_us, with_positions=with_positions)
+
+    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+        """By the rate, which counts from the first time it is asked. Bounded input is all there: its rate paces readers alone."""
+        self._lane(partition)
+        rows = self._settings.rows
+        stop = min(position + max(1, rows_max), ROWS_MAX if rows is None else rows)
+        if self._settings.rate is not None and not self._bounded:
+            now_us = self._clock_us()
+            pace = self._paces.get(partition)
+            if pace is None or pace.row_at(now_us) < position:  # what was read elsewhere is not waited for
+                pace = self._paces[partition] = _Pace(self._settings.rate, position, now_us)
+            stop = min(stop, pace.row_at(now_us))
+        stop = max(stop, position)
+        return Reach(position=Position(stop), ended=rows is not None and stop >= rows)
+
+    def _lane(self, partition: PartitionId) -> int:
+        number = partition.removeprefix("lane-")
+        lane = int(number) if number.isdecimal() else -1
+        if partition != _lane_name(lane) or not 0 <= lane < self._settings.partitions:
+            raise SourceError(f"generator: there is no partition {partition!r}; there are {self._settings.partitions}.")
+        return lane
+
+
+class _Pace:
+    """How many rows there are by now, at so many a second from a row and a time on."""
+
+    def __init__(self, rate: float, row: int, since_us: int) -> None:
+        self._rate = rate
+        self._row = row
+        self._since_us = since_us
+
+    def row_at(self, now_us: int) -> int:
+        return self._row + int((now_us - self._since_us) * self._rate / _SECOND_US)
 
 
 class GeneratorReader(Reader):
@@ -171,7 +208,7 @@ class GeneratorReader(Reader):
         self._columns = columns
         self._position = position
         self._clock_us = clock_us
-        self._paced_from = (position, clock_us())
+        self._pace = None if settings.rate is None else _Pace(settings.rate, position, clock_us())
         self._with_positions = with_positions
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
@@ -180,9 +217,8 @@ class GeneratorReader(Reader):
         stop = self._position + max(1, rows_max)
         if until is not None:
             stop = min(stop, until)
-        elif self._settings.rate is not None:
-            start, since_us = self._paced_from
-            stop = min(stop, start + int((self._clock_us() - since_us) * self._settings.rate / _SECOND_US))
+        elif self._pace is not None:
+            stop = min(stop, self._pace.row_at(self._clock_us()))
         if rows is not None:
             stop = min(stop, rows)
         ended = rows is not None and max(stop, self._position) >= rows
@@ -190,8 +226,9 @@ class GeneratorReader(Reader):
             return None
         first, count = self._position, max(0, stop - self._position)
         self._position += count
-        if until is not None:
-            self._paced_from = (self._position, self._clock_us())  # a replay is not paced; what follows it is
+        if until is not None and self._settings.rate is not None:
+            # What is read again, or was planned by another clock, is not paced; what follows it is.
+            self._pace = _Pace(self._settings.rate, self._position, self._clock_us())
         return Chunk(
             frame=pl.DataFrame([make(first, count).alias(name) for name, make in self._columns.items()]),
             position=Position(self._position),
@@ -215,8 +252,8 @@ def _column(name: str, kind: DataType, lane: int, settings: _Settings) -> _Colum
     if kind.name == "date":
         return lambda first, count: (_times_us(key, settings, first, count) // _DAY_US).cast(pl.Int32).cast(pl.Date)
     if kind.name in {"string", "binary"}:
-        names = _key_names(settings.keys).cast(kind.polars)
-        return lambda first, count: names.gather(below(first, count, settings.keys))
+        names = _KeyNames(settings.keys)
+        return lambda first, count: names.of(below(first, count, settings.keys)).cast(kind.polars)
     if kind.name == "boolean":
         return lambda first, count: below(first, count, 2).cast(pl.Boolean)
     if kind.is_integer:
@@ -240,13 +277,21 @@ def _times_us(key: int, settings: _Settings, first: int, count: int) -> pl.Serie
     return pl.Series(times)
 
 
-def _key_names(keys: int) -> pl.Series:
-    digits = max(KEY_DIGITS_MIN, len(str(keys - 1)))
-    return (
-        pl.int_range(keys, eager=True)
-        .cast(pl.String)
-        .str.zfill(digits)
-        .to_frame("n")
-        .select("k" + pl.col("n"))
-        .to_series()
-    )
+class _KeyNames:
+    """The names of keys by number. All are made once as many were asked for: a reader of a few rows needs few of many."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+        self._digits = max(KEY_DIGITS_MIN, len(str(keys - 1)))
+        self._asked = 0
+        self._all: pl.Series | None = None
+
+    def of(self, numbers: pl.Series) -> pl.Series:
+        self._asked += len(numbers)
+        if self._all is None and self._asked >= self._keys:
+            self._all = self._made(pl.int_range(self._keys, eager=True))
+        return self._made(numbers) if self._all is None else self._all.gather(numbers)
+
+    def _made(self, numbers: pl.Series) -> pl.Series:
+        texts = numbers.cast(pl.String).str.zfill(self._digits)
+        return texts.to_frame("n").select("k" + pl.col("n")).to_series()

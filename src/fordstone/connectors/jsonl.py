@@ -40,8 +40,13 @@ class JsonLines(LineFormat):
             return None
         return len(BOM) if head == BOM else 0
 
+    @property
+    def ends_at_every_newline(self) -> bool:
+        """JSON has no newline inside its values."""
+        return True
+
     def ends(self, data: bytes) -> Offsets:
-        """Every newline: JSON has none inside its values."""
+        """Every newline."""
         return newlines(data)
 
     def blank(self, record: bytes) -> bool:

@@ -32,6 +32,11 @@ class LineFormat(ABC):
         `limit` is where the file ends, if it does; `complete`: it will not grow.
         """
 
+    @property
+    @abstractmethod
+    def ends_at_every_newline(self) -> bool:
+        """Whether a newline ends a record wherever it stands, so that one can be found without what lies before it."""
+
     @abstractmethod
     def ends(self, data: bytes) -> Offsets:
         """Where the records end: the offsets of those newlines that are not part of a value. `data` starts a record."""

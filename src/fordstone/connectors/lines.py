@@ -4,7 +4,8 @@ A block is parsed as a whole. If anything in it is wrong, its first few thousand
 are given as `Rejected`, the good stay, in order. A position lies always behind a newline or at the end of complete input.
 
 Invariants: what becomes of a record depends on its bytes alone, so that reading again from any position, in blocks of
-any size, gives the same rows and the same rejections. Neither memory nor the time of one read grows with the file.
+any size, gives the same rows and the same rejections (but a record that is rejected for what lies behind `until` has
+another reason when that is not looked at). Neither memory nor the time of one read grows with the file.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class LineReader(Reader):
         if self._first is None:
             self._first = self._format.begin(self._data, self._end, complete=self._bounded)
         if self._first is None:
-            self._data.check(self._position)
+            self._data.check(self._position if until is None else max(self._position, until))
             return None
         begin = max(self._position, self._first)
         wanted = max(1, rows_max if self._rows_try is None else min(rows_max, self._rows_try))
@@ -103,17 +104,22 @@ class LineReader(Reader):
             return self._chunk(found, begin)
         if found is not None:
             return self._chunk(self._parsed(found, rows_max), begin)
+        if until is not None and begin < until:
+            self._data.check(until)  # what was there when `until` was given is not there now
+            return None
+        if until is not None and self._position < until:
+            return self._chunk(self._nothing(), until)  # only the header lies before it
         if self._bounded and self._end is not None and begin >= self._end:
-            self._position = max(self._position, begin)
-            return self._chunk(
-                _Parsed(frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(), length=0), begin
-            )
+            return self._chunk(self._nothing(), begin)
         self._data.check(self._position if self._end is None else self._end)
         return None
 
     def close(self) -> None:
         """Close the file."""
         self._data.close()
+
+    def _nothing(self) -> _Parsed:
+        return _Parsed(frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(), length=0)
 
     def _chunk(self, parsed: _Parsed, begin: int) -> Chunk:
         self._position = begin + parsed.length

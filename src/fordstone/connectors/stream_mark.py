@@ -16,7 +16,9 @@ EPOCH: Final = "__epoch"
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 EPOCH_PREFIX: Final = "epoch-"
+PART_PREFIX: Final = "part-"
 ROWS_PREFIX: Final = "rows-"
+TEMPORARY_PREFIX: Final = ".tmp-"
 MARK_NAME: Final = "_stream.json"
 MARK_VERSION: Final = 1
 

@@ -56,7 +56,11 @@ class TableReader(Reader):
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows; nothing while the file has no footer yet."""
         if self._frame is None and not self._open():
-            return None
+            if until is None or until <= self._position:
+                return None
+            raise SourceError(f"{self._path} was complete, and now lacks its footer. Give new content a new name.")
+        if until is not None and until > self._rows:
+            raise self._shrank(until)
         stop = min(self._rows, self._position + max(1, rows_max), self._rows if until is None else until)
         if stop <= self._position:
             if self._position < self._rows:
@@ -77,6 +81,10 @@ class TableReader(Reader):
             rejected=() if bad is None else self._rejections(frame, bad, start),
             ended=stop >= self._rows,
         )
+
+    def count(self) -> int | None:
+        """How many rows the file has, without reading any; None while it has no footer yet."""
+        return self._rows if self._frame is not None or self._open() else None
 
     def close(self) -> None:
         """Let go of the decoded slice."""
@@ -113,9 +121,7 @@ class TableReader(Reader):
                     f"Declare the column with its own type, and cast it in a select."
                 )
         if self._position > self._rows:
-            raise SourceError(
-                f"{self._path} shrank: it has {self._rows} rows, and {self._position} had been read. Give new content a new name."
-            )
+            raise self._shrank(self._position)
         self._frame = scan.select(wanted)
         return True
 
@@ -172,6 +178,11 @@ class TableReader(Reader):
                 reason=f"a value does not fit its type ({types})",
             )
             for place in bad.arg_true().to_list()
+        )
+
+    def _shrank(self, position: int) -> SourceError:
+        return SourceError(
+            f"{self._path} shrank: it has {self._rows} rows, and {position} had been read. Give new content a new name."
         )
 
     def _damaged(self, error: BaseException) -> SourceError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import polars as pl
 from polars import selectors
 
 from fordstone.connectors.connector import Rejected
-from fordstone.edge.outlet import Outlet
 from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.operators.operator import ROW_ID
@@ -21,10 +20,18 @@ TEXT_CHARS_MAX: Final = 4096
 SHOWN_CHARS_MAX: Final = 200
 
 
+class Outward(Protocol):
+    """Takes dead letters out of the task."""
+
+    def take(self, frame: pl.DataFrame) -> None:
+        """Rows come out."""
+        ...
+
+
 class DeadLetters:
     """What one source task could not read. Let out with the epoch, so each is kept exactly once."""
 
-    def __init__(self, source: p.Source, outlet: Outlet) -> None:
+    def __init__(self, source: p.Source, outlet: Outward) -> None:
         self.rows = 0
         self._source = source
         self._outlet = outlet

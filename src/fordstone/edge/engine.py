@@ -401,6 +401,10 @@ def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str,
             calls = [call for found in aggregates(step, types[step.input].schema) for call in found.calls]
             kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
             meaning = ["aggregate", keys, step.window, step.aggregates, kinds]
+        elif isinstance(step, p.Ewma):
+            # The rows that wait have all columns; the order of columns decides which of equal time comes first.
+            columns, time = list(types[step.input].schema.to_dict().items()), types[step.input].time
+            meaning = ["ewma", step.keys, columns, time, step.alpha, step.columns]
         elif isinstance(step, p.Loop):
             meaning = ["loop", types[step.input].schema.to_dict()]
         else:

@@ -61,11 +61,9 @@ def _title(step: p.Step) -> str:
         case p.Union():
             return f"union of {', '.join(map(str, step.streams))}"
         case p.Aggregate():
-            over = f" for each {', '.join(step.keys)}" if step.keys else " over all rows"
-            if step.window is None:
-                return f"running aggregate{over}"
-            shift = f" shifted by {human_us(step.window.offset_us)}" if step.window.offset_us else ""
-            return f"{human_us(step.window.size_us)} windows{shift}{over}"
+            return f"{_kind(step)} {_over(step.keys)}"
+        case p.Ewma():
+            return f"exponentially weighted mean {_over(step.keys)}, alpha {step.alpha}"
         case p.Loop():
             return f"loop, fed back from {step.feedback}"
         case p.Sink():
@@ -74,11 +72,24 @@ def _title(step: p.Step) -> str:
             assert_never(step)
 
 
+def _kind(step: p.Aggregate) -> str:
+    if step.window is None:
+        return "running aggregate"
+    shift = f" shifted by {human_us(step.window.offset_us)}" if step.window.offset_us else ""
+    return f"{human_us(step.window.size_us)} windows{shift}"
+
+
+def _over(keys: tuple[str, ...]) -> str:
+    return f"for each {', '.join(keys)}" if keys else "over all rows"
+
+
 def _details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
     """What more there is to say of a step: a label and a text each."""
     stream = types[p.Input(step.name)]
     if isinstance(step, p.Aggregate):
         yield "computes", ", ".join(given.sql for given in step.aggregates)
+    if isinstance(step, p.Ewma):
+        yield "smooths", ", ".join(step.columns)
     if not isinstance(step, p.Sink):
         before = types[step.inputs[0]] if step.inputs else None
         if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
@@ -119,6 +130,8 @@ def _kept(plan: p.Plan, step: p.Step) -> str | None:
             return "one row a key" if step.keys else "one row"
         case p.Aggregate():
             return "partial aggregates of open windows"
+        case p.Ewma():
+            return "the rows that wait for time, and one number a key and column"
         case p.Loop() if plan.guarantee == "exactly_once":
             return "rows that are on their way back at a barrier"
         case _:
@@ -262,7 +275,7 @@ def _shape(step: p.Step) -> str:
     label = f'"{_quoted(step.name)}<br/>{_quoted(_title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
-    return f"[({label})]" if isinstance(step, p.Aggregate | p.Loop) else f"[{label}]"
+    return f"[({label})]" if isinstance(step, p.Aggregate | p.Ewma | p.Loop) else f"[{label}]"
 
 
 def _quoted(text: str) -> str:

@@ -107,6 +107,9 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
                 begin(step, VertexKind.STREAM, 1 if not step.keys or step.name in looped else parallelism)
                 combiner = step.name if combines(step, plan) else None
                 edges[-1] = replace(connect(step.input, step.name), keys=step.keys, combiner=combiner)
+            case p.Ewma():
+                begin(step, VertexKind.STREAM, 1 if not step.keys or step.name in looped else parallelism)
+                edges[-1] = replace(connect(step.input, step.name), keys=step.keys)
             case p.Union():
                 counts = {subtasks[home[stream.step]] for stream in step.streams}
                 begin(step, VertexKind.STREAM, counts.pop() if len(counts) == 1 and step.name not in looped else 1)

@@ -7,12 +7,17 @@ or less than the floor that the partition joined at. How rows were cut into chun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
 from fordstone.connectors.connector import Chunk, Reader
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+from fordstone.operators.operator import ROW_ID
 from fordstone.state.microseconds import microseconds
+
+TIME_BOUND_US: Final = 2**62
+"""Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,3 +83,19 @@ class Partition:
         if not late.any():
             return frame, None
         return frame.filter(~late), frame.filter(late)
+
+
+def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """The rows that have a time, and those whose time is null or absurd, if any."""
+    times = microseconds(frame.get_column(time))
+    if not times.null_count():
+        low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
+        if -TIME_BOUND_US <= low <= high <= TIME_BOUND_US:
+            return frame, None
+    sane = times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
+    return frame.filter(sane), frame.filter(~sane)
+
+
+def row_ids(source: str, partition: str, positions: pl.Series) -> pl.Expr:
+    """The ids of rows at these positions: the same on every replay (rule 13)."""
+    return pl.format("{}:{}:{}", pl.lit(source), pl.lit(partition), positions).alias(ROW_ID)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import Callable
 from contextlib import closing
-from types import FrameType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.failpoint import parse_failpoints
@@ -24,6 +21,7 @@ from fordstone.edge.engine import Engine, Rim
 from fordstone.edge.recovery import Remote, resume_from
 from fordstone.edge.report import Progress, Report
 from fordstone.edge.scheduler import ThreadScheduler
+from fordstone.edge.signals import Signals
 from fordstone.edge.uploading import Upload, remote_checkpoints
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.model import plan as p
@@ -53,7 +51,7 @@ def run(
     failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
     rim = Rim(clock=clock, disk=disk, failpoints=failpoints)
     disk.lock()
-    with closing(disk), _Signals() as signals:
+    with closing(disk), Signals() as signals:
         failures = restarts = 0
         while True:
             began_us = clock.monotonic_us()
@@ -84,7 +82,7 @@ def _run_once(
     functions: Functions,
     config: RunConfig,
     rim: Rim,
-    signals: _Signals,
+    signals: Signals,
     on_progress: OnProgress | None,
     restarts: int,
 ) -> Report:
@@ -169,36 +167,3 @@ def recovered_engine(
 def _told(error: Exception) -> str:
     """The error, and in which step it happened, which stands in its notes."""
     return ", ".join([repr(error), *getattr(error, "__notes__", ())])
-
-
-class _Signals:
-    """Remembers that SIGINT or SIGTERM came, so that the epoch can be finished; a second one ends the process as usual."""
-
-    def __init__(self) -> None:
-        self._told = threading.Event()
-        self._before: dict[int, Any] = {}
-
-    @property
-    def told(self) -> bool:
-        """Whether to stop."""
-        return self._told.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Rest, unless told to stop; says which."""
-        return self._told.wait(seconds)
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._told.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._told.set()

@@ -20,7 +20,7 @@ from fordstone.connectors.connector import Chunk, Source
 from fordstone.edge.dead_letters import DeadLetters
 from fordstone.edge.item import Barrier
 from fordstone.edge.outlet import Outlet
-from fordstone.edge.partition import Partition
+from fordstone.edge.partition import Partition, row_ids, split_untimed
 from fordstone.edge.share import BarrierOrder, Followed, Share
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Task, TaskParts
@@ -28,7 +28,6 @@ from fordstone.errors import StorageError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
-from fordstone.operators.operator import ROW_ID
 from fordstone.state.microseconds import microseconds
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
 LOOK_EVERY_US: Final = 50_000
 """How often silent and idle partitions are looked at while others are read."""
-TIME_BOUND_US: Final = 2**62
-"""Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
 
 
 class Reservation(Protocol):
@@ -312,11 +309,7 @@ class SourceTask(Task):
         frame = chunk.frame
         self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
-            frame = frame.with_columns(
-                pl.format("{}:{}:{}", pl.lit(self._step.name), pl.lit(partition.name), chunk.row_positions).alias(
-                    ROW_ID
-                )
-            )
+            frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
         if frame.height:
             self._judge_and_push(partition, frame)
         if chunk.ended and not self._held:
@@ -329,21 +322,14 @@ class SourceTask(Task):
         if time is None:
             self.chain.push(frame, late=False)
             return
-        times = microseconds(frame.get_column(time))
-        if times.null_count() or not self._sane(times):
-            sane = times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
-            self._dead_letters.take_timeless(partition.name, partition.position, frame.filter(~sane))
-            frame = frame.filter(sane)
+        frame, untimed = split_untimed(frame, time)
+        if untimed is not None:
+            self._dead_letters.take_timeless(partition.name, partition.position, untimed)
         in_time, late = partition.judge(frame, time, self._step.lateness_us)
         if in_time.height:
             self.chain.push(in_time, late=False)
         if late is not None:
             self.chain.push(late, late=True)
-
-    @staticmethod
-    def _sane(times: pl.Series) -> bool:
-        low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
-        return -TIME_BOUND_US <= low <= high <= TIME_BOUND_US
 
     # Time.
 

@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError
 from fordstone.model.checking import Checker
-from fordstone.model.coercion import BOOLEAN, NULL
+from fordstone.model.coercion import BOOLEAN, DOUBLE, NULL
 from fordstone.model.dialect import DIALECT, is_foreign, offset_of, quoted_name, read
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.term import Call, Column, Term, columns_of, render
@@ -79,6 +79,22 @@ def parse_predicate(source: str | exp.Expr, schema: Schema) -> Expression:
             f"a condition is needed here, but this is {found.type}.", text=text, offset=offset_of(found.tree) or 0
         )
     return found
+
+
+def parse_double(source: str | exp.Expr, schema: Schema, name: str | None = None) -> Expression:
+    """Check an expression whose values are taken as doubles: a number of any type. `name` is what it is called."""
+    found = parse(source, schema)
+    text = source if isinstance(source, str) else found.sql
+    if not found.type.is_numeric and found.type != NULL:
+        raise ExpressionError(
+            f"a number is needed here, but this is {found.type}.", text=text, offset=offset_of(found.tree) or 0
+        )
+    alias = split_alias(found.tree)[1]
+    if None not in {name, alias} and alias != name:
+        raise ExpressionError(f"the column is called {name!r} and also AS {alias}; drop one.", text=text)
+    # The cast is written, so that the plan says what is kept.
+    term = found.term if found.type == DOUBLE else Call("cast", (found.term,), DOUBLE)
+    return expression_of(term, found.tree, name or alias)
 
 
 def expand(sources: Iterable[str | exp.Expr], schema: Schema) -> list[Expression]:

@@ -136,6 +136,15 @@ class Aggregate(_Step, frozen=True, tag="aggregate", kw_only=True):
     aggregates: tuple[NamedAggregate, ...]
 
 
+class Ewma(_Step, frozen=True, tag="ewma", kw_only=True):
+    """The rows of each key in order of time, each with exponentially weighted means of all up to it."""
+
+    input: Input
+    keys: tuple[str, ...]
+    alpha: float
+    columns: tuple[str, ...]
+
+
 class Loop(_Step, frozen=True, tag="loop", kw_only=True):
     """The head of a loop: the rows of its input, and those that come back along `feedback`."""
 
@@ -151,7 +160,7 @@ class Sink(_Step, frozen=True, tag="sink", kw_only=True):
     release: Release = "commit"
 
 
-Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Aggregate | Loop | Sink
+Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Aggregate | Ewma | Loop | Sink
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

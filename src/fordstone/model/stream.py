@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
 from fordstone.model.aggregate import Aggregate, parse_aggregate
-from fordstone.model.expression import Expression, expand, parse, parse_predicate
+from fordstone.model.expression import Expression, expand, parse, parse_double, parse_predicate
 from fordstone.model.schema import DataType, Schema
 
 WINDOW_START: Final = "window_start"
@@ -98,7 +98,7 @@ def check_rules(plan: p.Plan, step: p.Step, types: Mapping[p.Input, StreamType])
         )
     if not (stream.row_wise or stream.windowed):
         raise PipelineError(
-            f"sink {step.name}: rows behind map_batches have no ids that a replay gives again. "
+            f"sink {step.name}: rows behind map_batches and ewma have no ids that a replay gives again. "
             "Use release='commit', or map instead of map_batches."
         )
 
@@ -132,6 +132,8 @@ def _main(step: p.Step, types: Mapping[p.Input, StreamType]) -> StreamType:
             return _united(step, [types[stream] for stream in step.streams])
         case p.Aggregate():
             return _aggregated(step, types[step.input])
+        case p.Ewma():
+            return _smoothed(step, types[step.input])
         case p.Loop():
             stream = types[step.input]
             _append_only(step, stream, "a loop")
@@ -143,7 +145,7 @@ def _main(step: p.Step, types: Mapping[p.Input, StreamType]) -> StreamType:
 
 
 def _late(step: p.Step, types: Mapping[p.Input, StreamType]) -> dict[p.Input, StreamType]:
-    if isinstance(step, p.Aggregate) and step.window is not None:
+    if isinstance(step, p.Ewma) or (isinstance(step, p.Aggregate) and step.window is not None):
         return {p.Input(step.name, "late"): replace(types[step.input], time=None, row_wise=False, windowed=False)}
     return {}
 
@@ -251,11 +253,7 @@ def aggregates(step: p.Aggregate, schema: Schema) -> tuple[Aggregate, ...]:
 
 def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
     _append_only(step, stream, "an aggregate")
-    columns: dict[str, str | DataType] = {}
-    for key in step.keys:
-        if key not in stream.schema:
-            raise SchemaError(f"group_by: there is no column {key!r}. Columns are: {', '.join(stream.schema)}.")
-        columns[key] = stream.schema[key]
+    columns: dict[str, str | DataType] = _keys(step, stream.schema)
     if not step.aggregates:
         raise PipelineError(f"step {step.name}: agg() needs at least one aggregate, such as n='count(*)'.")
     if step.window is not None:
@@ -273,14 +271,51 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
     return StreamType(schema=schema, time=time, row_wise=False, windowed=True, id_step=step.name)
 
 
-def _windowable(step: p.Aggregate, stream: StreamType) -> None:
+def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
+    """What each new column of a step smooths, as doubles, named as the column is."""
+    return tuple(parse_double(column, schema) for column in step.columns)
+
+
+def _smoothed(step: p.Ewma, stream: StreamType) -> StreamType:
+    _append_only(step, stream, "ewma")
+    time = _needs_time(step, stream, "ewma")
+    if not 0 < step.alpha <= 1:
+        raise PipelineError(
+            f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
+        )
+    for key, kind in _keys(step, stream.schema).items():
+        if isinstance(kind, DataType) and kind.element is not None:
+            raise SchemaError(f"group_by: column {key!r} is an array, which cannot be a key here.")
+    if not step.columns:
+        raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
+    columns: dict[str, str | DataType] = dict(stream.schema)
+    for column in smoothed(step, stream.schema):
+        if column.name in columns:
+            raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
+        columns[column.name] = column.type
+    return StreamType(schema=Schema.of(columns), time=time, row_wise=False)
+
+
+def _keys(step: p.Aggregate | p.Ewma, schema: Schema) -> dict[str, str | DataType]:
+    for key in step.keys:
+        if key not in schema:
+            raise SchemaError(f"group_by: there is no column {key!r}. Columns are: {', '.join(schema)}.")
+    return {key: schema[key] for key in step.keys}
+
+
+def _needs_time(step: p.Aggregate | p.Ewma, stream: StreamType, what: str) -> EventTime:
     if stream.looped:
-        raise PipelineError(f"step {step.name}: there is no event time inside or below a loop, so no windows by time.")
+        raise PipelineError(f"step {step.name}: {what} needs event time, and there is none inside or below a loop.")
     if stream.time is None:
         raise PipelineError(
-            f"step {step.name}: a window needs event time, and {step.input} has none. "
+            f"step {step.name}: {what} needs event time, and {step.input} has none. "
             'Declare it at the source (time="ts"), and keep that column on the way.'
         )
+    return stream.time
+
+
+def _windowable(step: p.Aggregate, stream: StreamType) -> None:
+    _needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):
         if reserved in step.keys:
             raise SchemaError(f"group_by: {reserved!r} is given out by the window itself. Rename that key.")

@@ -11,8 +11,9 @@ from fordstone.errors import PlanError
 from fordstone.model import plan as p
 from fordstone.model.expression import parse_predicate
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType, aggregates, exploded_columns, projection
+from fordstone.model.stream import StreamType, aggregates, exploded_columns, projection, smoothed
 from fordstone.operators.aggregate import Combine, RunningAggregate, WindowAggregate
+from fordstone.operators.ewma import Ewma
 from fordstone.operators.operator import OP, ROW_ID, Operator
 from fordstone.operators.partial import Partials
 from fordstone.operators.rowwise import (
@@ -63,6 +64,8 @@ def make_operator(step: p.Step, setting: OperatorSetting) -> Operator:
             if step.window is not None:
                 return WindowAggregate(partials, combined=combined)
             return RunningAggregate(partials, combined=combined, at_barriers=setting.plan.guarantee == "exactly_once")
+        case p.Ewma():
+            return _ewma(step, stream)
         case p.Sink():
             hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
             return LetOut(schema, hidden=hidden)
@@ -92,6 +95,12 @@ def partials_of(step: p.Aggregate, setting: OperatorSetting) -> Partials:
         step=step.name,
         with_id=step.name in setting.with_ids,
     )
+
+
+def _ewma(step: p.Ewma, stream: StreamType) -> Operator:
+    if stream.time is None:
+        raise PlanError(f"step {step.name}: ewma needs event time, and {step.input} has none.")
+    return Ewma(step.keys, smoothed(step, stream.schema), stream.schema, alpha=step.alpha, time=stream.time)
 
 
 def _function(step: p.Function, functions: Functions) -> Operator:

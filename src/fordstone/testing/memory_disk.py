@@ -5,7 +5,7 @@ an unkind file system would: unsynced bytes are lost, torn, zeroed or whole; a n
 without a sync of its directory is as it was or as it became, each change on its own, in any order.
 
 Invariants: what `fsync` and `fsync_dir` have returned for survives every crash; after a failed sync everything is
-refused until the crash. Directories are durable at once, as `Disk.make_dirs` promises.
+refused until the crash. New directories are durable at once, as `Disk.make_dirs` promises; moved or removed ones are not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final, Literal, NoReturn
 from fordstone.checkpoint.disk import Data, Disk, FatalStorageError
 from fordstone.errors import DamagedError, StorageError
 
-Operation = Literal["create", "append", "fsync", "rename", "fsync_dir", "read", "remove", "make_dirs"]
+Operation = Literal["create", "append", "fsync", "rename", "fsync_dir", "read", "remove", "remove_dir", "make_dirs"]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]
-CHANGING: Final[tuple[Operation, ...]] = ("create", "append", "fsync", "rename", "fsync_dir", "remove")
+CHANGING: Final[tuple[Operation, ...]] = ("create", "append", "fsync", "rename", "fsync_dir", "remove", "remove_dir")
 
 
 class PowerCut(BaseException):
@@ -40,11 +40,11 @@ class _File:
 
 
 class _Change:
-    """One change of names in one directory: these names now stand for these files, or for none."""
+    """One change of names in one directory: these names now stand for these files or directories, or for none."""
 
     __slots__ = ("entries",)
 
-    def __init__(self, *entries: tuple[str, _File | None]) -> None:
+    def __init__(self, *entries: tuple[str, _Node | None]) -> None:
         self.entries = entries
 
 
@@ -52,13 +52,22 @@ class _Directory:
     __slots__ = ("changes", "durable", "names")
 
     def __init__(self) -> None:
-        self.names: dict[str, _File] = {}
-        self.durable: dict[str, _File] = {}
+        self.names: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
         self.changes: list[_Change] = []
 
-    def change(self, *entries: tuple[str, _File | None]) -> None:
+    def change(self, *entries: tuple[str, _Node | None]) -> None:
         _apply(self.names, entries)
         self.changes.append(_Change(*entries))
+
+    def make(self, name: str) -> _Directory:
+        """A directory below this one, durable whatever becomes of earlier changes of its name."""
+        made = self.names[name] = self.durable[name] = _Directory()
+        self.changes = [_Change(*(entry for entry in change.entries if entry[0] != name)) for change in self.changes]
+        return made
+
+
+_Node = _File | _Directory
 
 
 class MemoryDisk(Disk):
@@ -75,7 +84,7 @@ class MemoryDisk(Disk):
         """After how many changes since the last crash the power goes: the next one raises `PowerCut`."""
         self.failures = 0
         """How many planned faults have happened."""
-        self._directories: dict[str, _Directory] = {"": _Directory()}
+        self._root = _Directory()
         self._planned: dict[str, list[tuple[int, Fault]]] = {}
         self._used_bytes = 0
         self._off: str | None = None
@@ -99,6 +108,8 @@ class MemoryDisk(Disk):
             fault = self._begin("append", path)
             directory, name = self._find_directory(path)
             file = directory.names.get(name)
+            if isinstance(file, _Directory):
+                raise StorageError(f"could not append to {path}: it is a directory.")
             kept, full = self._fit(bytes(data), fault)
             if file is None:
                 directory.change((name, _File(kept)))
@@ -120,23 +131,26 @@ class MemoryDisk(Disk):
         """Move a name. Within a directory it is one change; between two it is two, which a crash may part."""
         with self._mutex:
             self._begin("rename", old)
-            file = self._file(old)
             source, old_name = self._find_directory(old)
             target, new_name = self._find_directory(new)
-            replaced = target.names.get(new_name)
-            if replaced is not None and replaced is not file:
+            moved, replaced = source.names.get(old_name), target.names.get(new_name)
+            if moved is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file or directory", old)
+            if replaced is not None and replaced is not moved:
+                if not (isinstance(replaced, _File) and isinstance(moved, _File)):
+                    raise StorageError(f"could not rename {old}: {new} is there, and one of them is a directory.")
                 self._used_bytes -= len(replaced.data)
             if source is target:
-                source.change((old_name, None), (new_name, file))
+                source.change((old_name, None), (new_name, moved))
             else:
-                target.change((new_name, file))
+                target.change((new_name, moved))
                 source.change((old_name, None))
 
     def fsync_dir(self, path: str) -> None:
         """Make the names in a directory durable, or fail for good."""
         with self._mutex:
             fault = self._begin("fsync_dir", path)
-            directory = self._directories.get(path)
+            directory = self._directory(path)
             if directory is None:
                 raise FileNotFoundError(errno.ENOENT, "no such directory", path)
             if fault is not None:
@@ -154,12 +168,8 @@ class MemoryDisk(Disk):
     def list(self, path: str) -> Sequence[str]:
         """The names in a directory, with those of directories below it."""
         with self._mutex:
-            directory = self._directories.get(path)
-            if directory is None:
-                return ()
-            start = f"{path}/" if path else ""
-            below = {key[len(start) :] for key in self._directories if key.startswith(start) and key != path}
-            return sorted(directory.names.keys() | {key for key in below if "/" not in key})
+            directory = self._directory(path)
+            return () if directory is None else sorted(directory.names)
 
     def remove(self, path: str) -> None:
         """Take a name away."""
@@ -170,20 +180,34 @@ class MemoryDisk(Disk):
                 self._used_bytes -= len(self._file(path).data)
                 directory.change((name, None))
 
+    def remove_dir(self, path: str) -> None:
+        """Take the name of an empty directory away."""
+        with self._mutex:
+            self._begin("remove_dir", path)
+            found = self._directory(path)
+            if found is None:
+                return
+            if found.names:
+                raise StorageError(f"could not remove {path}: the directory is not empty.")
+            directory, name = self._find_directory(path)
+            directory.change((name, None))
+
     def exists(self, path: str) -> bool:
         """Whether there is such a file or directory."""
-        if path in self._directories:
-            return True
         parent, _, name = path.rpartition("/")
-        return parent in self._directories and name in self._directories[parent].names
+        directory = self._directory(parent)
+        return not path or (directory is not None and name in directory.names)
 
     def make_dirs(self, path: str) -> None:
         """Make a directory and those above it."""
         with self._mutex:
             self._begin("make_dirs", path)
-            while path and path not in self._directories:
-                self._directories[path] = _Directory()
-                path = path.rpartition("/")[0]
+            here = self._root
+            for name in path.split("/") if path else ():
+                below = here.names.get(name)
+                if isinstance(below, _File):
+                    raise StorageError(f"could not make the directory {path}: {name} is a file.")
+                here = here.make(name) if below is None else below
 
     def size(self, path: str) -> int:
         """How many bytes a file has."""
@@ -193,20 +217,22 @@ class MemoryDisk(Disk):
     def crash(self, rng: Random) -> None:
         """Lose power: keep what is durable, and of the rest what `rng` says. The disk works again afterwards."""
         with self._mutex:
-            settled: dict[int, bytes] = {}
-            for directory in self._directories.values():
+            self._used_bytes = 0
+            waiting = [self._root]
+            while waiting:
+                directory = waiting.pop()
                 if directory.changes:
                     for change in _surviving(directory.changes, rng):
                         _apply(directory.durable, change.entries)
                     directory.changes.clear()
                     directory.names = dict(directory.durable)
-                for file in directory.names.values():
-                    if file.durable is not file.data and id(file) not in settled:
-                        settled[id(file)] = _settle(file, rng)
-                        file.data = file.durable = settled[id(file)]
-            self._used_bytes = sum(
-                len(file.data) for directory in self._directories.values() for file in directory.names.values()
-            )
+                for node in directory.names.values():
+                    if isinstance(node, _Directory):
+                        waiting.append(node)
+                        continue
+                    if node.durable is not node.data:
+                        node.data = node.durable = _settle(node, rng)
+                    self._used_bytes += len(node.data)
         self.kill()
 
     def kill(self) -> None:
@@ -277,25 +303,31 @@ class MemoryDisk(Disk):
 
     def _find_directory(self, path: str) -> tuple[_Directory, str]:
         parent, _, name = path.rpartition("/")
-        directory = self._directories.get(parent)
+        directory = self._directory(parent)
         if directory is None:
             raise FileNotFoundError(errno.ENOENT, "no such directory", parent)
         return directory, name
 
+    def _directory(self, path: str) -> _Directory | None:
+        here: _Node | None = self._root
+        for name in path.split("/") if path else ():
+            here = here.names.get(name) if isinstance(here, _Directory) else None
+        return here if isinstance(here, _Directory) else None
+
     def _file(self, path: str) -> _File:
         directory, name = self._find_directory(path)
         file = directory.names.get(name)
-        if file is None:
+        if not isinstance(file, _File):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return file
 
 
-def _apply(names: dict[str, _File], entries: Sequence[tuple[str, _File | None]]) -> None:
-    for name, file in entries:
-        if file is None:
+def _apply(names: dict[str, _Node], entries: Sequence[tuple[str, _Node | None]]) -> None:
+    for name, node in entries:
+        if node is None:
             names.pop(name, None)
         else:
-            names[name] = file
+            names[name] = node
 
 
 def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:

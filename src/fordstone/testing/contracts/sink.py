@@ -14,8 +14,9 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream
-from fordstone.connectors.registry import open_sink, sink_delivery
+from fordstone.connectors.connector import ConnectorSpec, Delivery, PartedSink, PartWriter, Sink, SinkStream
+from fordstone.connectors.registry import open_parts, open_sink, sink_delivery
+from fordstone.connectors.same_rows import same_rows
 from fordstone.model.schema import Schema
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,6 +53,15 @@ class SinkContract(ABC):
             "n": [number * 10_000_000_000 for number in numbers],
         }
         return pl.DataFrame(columns, schema=self.schema.polars)
+
+    def open_parted(self, place: Path) -> tuple[PartedSink, PartWriter] | None:
+        """Open the sink and a writer of parts, as an engine of several processes does; None if the kind has no parts."""
+        sink = self.open(place)
+        writer = open_parts(self.spec(place), self.stream())
+        if writer is None:
+            return None
+        assert isinstance(sink, PartedSink)
+        return sink, writer
 
     def test_delivery_is_what_was_said_while_the_pipeline_was_built(self, tmp_path: Path) -> None:
         assert self.open(tmp_path).delivery == sink_delivery(self.spec(tmp_path))
@@ -110,6 +120,78 @@ class SinkContract(ABC):
         sink.write(self.rows(3, 3))
         sink.close()
         assert_frame_equal(self.seen(tmp_path), self.rows(0, 6))
+
+    def test_parts_are_seen_together_when_they_are_released_and_not_before(self, tmp_path: Path) -> None:
+        if (opened := self.open_parted(tmp_path)) is None:
+            return
+        sink, writer = opened
+        for epoch in (1, 2):
+            parts = [writer.write(epoch, f"a{epoch}", n, self.rows(epoch * 100 + n * 10, n + 1)) for n in (2, 0, 1)]
+            assert [part.rows for part in parts] == [3, 1, 2]
+            assert self.seen(tmp_path).height == 6 * (epoch - 1)
+            sink.release_parts(epoch, f"a{epoch}", parts)
+            assert self.seen(tmp_path).height == 6 * epoch
+        sink.release(3, self.rows(300, 2))
+        wanted = [self.rows(epoch * 100 + n * 10, n + 1) for epoch in (1, 2) for n in range(3)]
+        assert same_rows(self.seen(tmp_path), pl.concat([*wanted, self.rows(300, 2)]))
+
+    def test_an_epoch_is_seen_once_however_it_was_cut_when_it_is_released_again(self, tmp_path: Path) -> None:
+        if self.open_parted(tmp_path) is None or self.open(tmp_path).delivery is not Delivery.EXACTLY_ONCE:
+            return
+        cuts = ([(0, 6)], [(0, 2), (2, 4)], [(5, 1), (1, 4), (0, 1)], [(0, 6)])
+        for number, cut in enumerate([*cuts, *reversed(cuts)]):
+            opened = self.open_parted(tmp_path)
+            assert opened is not None
+            sink, writer = opened
+            if len(cut) == 1:
+                sink.release(1, self.rows(*cut[0]))
+            else:
+                parts = [writer.write(1, f"a{number}", n, self.rows(*some)) for n, some in enumerate(cut)]
+                sink.release_parts(1, f"a{number}", parts)
+            assert same_rows(self.seen(tmp_path), self.rows(0, 6))
+        parts = [writer.write(2, "b", n, self.rows(10 + n, 1)) for n in range(3)]
+        for _ in range(2):
+            sink.release_parts(2, "b", parts)
+            sink, writer = self.open_parted(tmp_path) or (sink, writer)
+            parts = [writer.write(2, "b", n, self.rows(12 - n, 1)) for n in range(3)]
+        sink.release(2, self.rows(10, 3))
+        assert same_rows(self.seen(tmp_path), pl.concat([self.rows(0, 6), self.rows(10, 3)]))
+
+    def test_a_part_that_was_written_by_two_tries_is_seen_once(self, tmp_path: Path) -> None:
+        if (opened := self.open_parted(tmp_path)) is None:
+            return
+        sink, writer = opened
+        writer.write(1, "a", 0, self.rows(0, 3))
+        parts = [writer.write(1, "a", 0, self.rows(0, 3)), writer.write(1, "a", 1, self.rows(3, 1))]
+        sink.release_parts(1, "a", parts)
+        assert same_rows(self.seen(tmp_path), self.rows(0, 4))
+
+    def test_parts_that_are_not_released_are_never_seen(self, tmp_path: Path) -> None:
+        if (opened := self.open_parted(tmp_path)) is None:
+            return
+        sink, writer = opened
+        writer.write(1, "given-up", 0, self.rows(100, 3))
+        parts = [writer.write(1, "a", 0, self.rows(0, 2))]
+        writer.write(1, "a", 7, self.rows(200, 3))
+        writer.write(2, "given-up", 0, self.rows(300, 3))
+        sink.release_parts(1, "a", parts)
+        writer.write(1, "given-up", 1, self.rows(400, 3))
+        assert same_rows(self.seen(tmp_path), self.rows(0, 2))
+        sink, writer = self.open_parted(tmp_path) or opened
+        sink.release_parts(2, "b", [writer.write(2, "b", 0, self.rows(2, 2))])
+        assert same_rows(self.seen(tmp_path), self.rows(0, 4))
+
+    def test_epochs_without_parts_or_with_empty_ones_change_nothing(self, tmp_path: Path) -> None:
+        if (opened := self.open_parted(tmp_path)) is None:
+            return
+        sink, writer = opened
+        sink.release_parts(1, "a", [])
+        writer.write(2, "a", 1, self.rows(100, 2))
+        for attempt in "ab":
+            sink.release_parts(2, attempt, [writer.write(2, attempt, 0, self.rows(0, 0))])
+        assert self.seen(tmp_path).height == 0
+        sink.release_parts(3, "a", [writer.write(3, "a", n, self.rows(n, n)) for n in (0, 1)])
+        assert same_rows(self.seen(tmp_path), self.rows(1, 1))
 
     def test_ids_and_changes_are_passed_on(self, tmp_path: Path) -> None:
         sink = self.open(tmp_path, upsert_key=("device",))

@@ -7,8 +7,9 @@ it. `read_all` is of use to other tests of sources too.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ EMPTY_READS_MAX = 10_000
 """So many reads without an end mean that there is none."""
 POSITIONS_MAX = 12
 """From so many positions of a partition the suite reads on."""
+ALL_ROWS = 2**62
+"""More than any source has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,11 @@ def read_all(
     schema: Schema,
     *,
     position: int = 0,
-    rows_max: int = 100_000,
+    rows_max: int | Callable[[], int] = 100_000,
     until: int | None = None,
     with_positions: bool = True,
 ) -> ReadBack:
-    """Read a partition until it ends, reaches `until`, or has nothing now."""
+    """Read a partition until it ends, reaches `until`, or has nothing now. `rows_max` may be another for each read."""
     reader = source.open(partition, Position(position), with_positions=with_positions)
     try:
         chunks = list(_chunks(reader, rows_max, until))
@@ -66,9 +69,41 @@ def read_all(
     )
 
 
-def _chunks(reader: Reader, rows_max: int, until: int | None) -> Iterator[Chunk]:
+def read_planned(
+    planner: Source,
+    reading: Callable[[], Source],
+    partition: PartitionId,
+    schema: Schema,
+    *,
+    rows_max: Callable[[], int],
+) -> tuple[list[ReadBack], bool]:
+    """Read a partition as engines do that plan in one process and read in others: from reach to reach, as far as it goes.
+
+    `rows_max` gives the size of each plan and of each read. Checks on the way that reads end where they should. Gives
+    the reads, and whether the last plan said that the partition has ended.
+    """
+    position, ended = 0, False
+    pieces: list[ReadBack] = []
     for _ in range(EMPTY_READS_MAX):
-        chunk = reader.read(rows_max, None if until is None else Position(until))
+        rows = rows_max()
+        reach = planner.reach(partition, Position(position), rows)
+        assert reach.position >= position
+        assert reach.ended or not ended
+        ended = reach.ended
+        if reach.position == position:
+            return pieces, ended
+        piece = read_all(reading(), partition, schema, position=position, rows_max=rows_max, until=int(reach.position))
+        assert piece.positions[-1] == reach.position
+        assert piece.rows.height + len(piece.rejected) <= 2 * rows
+        pieces.append(piece)
+        position = int(reach.position)
+    raise AssertionError(f"no end after {EMPTY_READS_MAX} plans")
+
+
+def _chunks(reader: Reader, rows_max: int | Callable[[], int], until: int | None) -> Iterator[Chunk]:
+    for _ in range(EMPTY_READS_MAX):
+        rows = rows_max if isinstance(rows_max, int) else rows_max()
+        chunk = reader.read(rows, None if until is None else Position(until))
         if chunk is None:
             return
         yield chunk
@@ -223,6 +258,69 @@ class SourceContract(ABC):
         reader.close()
         resumed = read_all(source, partition, self.schema, position=int(before[-1].position))
         assert_frame_equal(resumed.rows, added)
+
+    def test_planned_reads_give_together_what_one_read_gives(self, tmp_path: Path) -> None:
+        spec = self.fill(tmp_path)
+        for partition in self.source(spec).partitions():
+            for number, size in enumerate(CHUNK_ROWS):
+                assert self._check_planned(spec, partition, size, seed=number, bounded=True)
+
+    def test_planned_reads_of_input_that_may_grow_give_what_one_read_gives(self, tmp_path: Path) -> None:
+        spec = self.fill(tmp_path)
+        for partition in self.source(spec, bounded=False).partitions():
+            for number, size in enumerate(CHUNK_ROWS):
+                self._check_planned(spec, partition, size, seed=number, bounded=False)
+
+    def test_all_there_is_may_be_planned_at_once(self, tmp_path: Path) -> None:
+        spec = self.fill(tmp_path)
+        source = self.source(spec)
+        for partition in source.partitions():
+            end = read_all(source, partition, self.schema).positions[-1]
+            for position in (0, end):
+                reach = self.source(spec).reach(partition, Position(position), ALL_ROWS)
+                assert (reach.position, reach.ended) == (end, True)
+
+    def test_a_planned_read_stays_the_same_when_input_grows(self, tmp_path: Path) -> None:
+        spec = self.fill(tmp_path)
+        planner = self.source(spec, bounded=False)
+        partition = planner.partitions()[0]
+        before = read_all(planner, partition, self.schema)
+        reach = planner.reach(partition, Position(0), ALL_ROWS)
+        assert reach.position == before.positions[-1]
+        added = self.grow(tmp_path)
+        for rows_max in (2, 100_000):
+            again = self.source(spec, bounded=False)
+            head = read_all(again, partition, self.schema, rows_max=rows_max, until=int(reach.position))
+            assert_frame_equal(head.rows, before.rows)
+        if added is None:
+            return
+        assert not reach.ended
+        onward = planner.reach(partition, reach.position, ALL_ROWS)
+        rest = read_all(
+            planner, partition, self.schema, position=int(reach.position), rows_max=3, until=int(onward.position)
+        )
+        assert_frame_equal(rest.rows, added)
+
+    def _check_planned(
+        self, spec: ConnectorSpec, partition: PartitionId, size: int, *, seed: int, bounded: bool
+    ) -> bool:
+        """Compare, with plans and reads of about `size` rows; tells whether the partition ended."""
+        drawn = random.Random(seed)
+        whole = read_all(self.source(spec, bounded=bounded), partition, self.schema)
+        pieces, ended = read_planned(
+            self.source(spec, bounded=bounded),
+            lambda: self.source(spec, bounded=bounded),
+            partition,
+            self.schema,
+            rows_max=lambda: drawn.randint(1, 2 * size),
+        )
+        assert_frame_equal(pl.concat([self.schema.empty(), *(piece.rows for piece in pieces)]), whole.rows)
+        assert [place for piece in pieces for place in piece.row_positions] == whole.row_positions
+        # Of a reason only the wording may depend on how far the reader looked.
+        assert [(one.position, one.text) for piece in pieces for one in piece.rejected] == [
+            (one.position, one.text) for one in whole.rejected
+        ]
+        return ended
 
     def _positions(self, source: Source, partition: PartitionId) -> list[int]:
         found = read_all(source, partition, self.schema, rows_max=1).positions

@@ -1,0 +1,211 @@
+"""Make the output of a micro-batch visible, once, and write down where its sources stood.
+
+Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. Then each sink releases
+the epoch, then the cut is kept: a batch that Spark runs again after a crash finds its epoch released and leaves it.
+
+Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
+skipped unexecuted); no sink is released before all tasks are done; the cut follows the sinks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from fordstone.connectors.connector import Part, PartedSink, PartWriter, Sink, SinkStream
+from fordstone.connectors.registry import open_parts
+from fordstone.errors import DamagedError
+from fordstone.model import plan as p
+from fordstone.model.manifest import Cut
+from fordstone.model.stream import StreamType
+from fordstone.operators.operator import OP, ROW_ID
+from fordstone.spark.cuts import CutFiles
+from fordstone.spark.packing import PACKED, What, decode
+from fordstone.spark.work import TaskFacts, Work, cut_behind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PART_BYTES_MAX: Final = 128 * 1024 * 1024
+PARTS_MAX: Final = 10_000
+"""Parts of one task are numbered from its own number times this."""
+PART: Final = -1
+"""Stands where packed rows say what they are: the name of a part that was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """A sink as tasks know it."""
+
+    connector: p.ConnectorSpec
+    stream: SinkStream
+    hidden: tuple[str, ...] = ()
+    """Columns that rows carry beside those of the schema."""
+
+    def empty(self) -> pl.DataFrame:
+        """No rows, with the columns that rows have."""
+        return self.stream.schema.empty().with_columns(pl.lit(None, pl.String).alias(name) for name in self.hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """What a batch did, for whoever shows progress."""
+
+    epoch: int
+    cut: Cut
+    rows_in: int
+    rows_out: int
+    rows_late: int
+    rows_rejected: int
+    state_bytes: int
+    written_bytes: int
+
+
+def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, SinkSpec]:
+    """The sinks of a plan by name."""
+    return {
+        step.name: SinkSpec(
+            connector=step.connector,
+            stream=SinkStream(step=step.name, schema=types[step.input].schema, upsert_key=types[step.input].upsert_key),
+            hidden=(OP,)
+            if types[step.input].upsert_key is not None
+            else (ROW_ID,)
+            if step.release == "at_once"
+            else (),
+        )
+        for step in plan.steps
+        if isinstance(step, p.Sink)
+    }
+
+
+class PartTask:
+    """Runs in tasks: writes the parts of those sinks that take parts, and passes everything else on."""
+
+    def __init__(self, sinks: Sequence[SinkSpec], epoch: int, attempt: str) -> None:
+        """`sinks` by tag."""
+        self._sinks = sinks
+        self._epoch = epoch
+        self._attempt = attempt
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One task's packed rows in, packed rows out."""
+        from pyspark import TaskContext  # noqa: PLC0415 - only tasks have one
+
+        context = TaskContext.get()
+        self._next = (context.partitionId() if context is not None else 0) * PARTS_MAX
+        self._writers: dict[int, PartWriter | None] = {}
+        held: dict[int, list[pl.DataFrame]] = {}
+        sizes: dict[int, int] = {}
+        for batch in batches:
+            kept = []
+            for index, (what, tag) in enumerate(zip(batch["what"].to_pylist(), batch["tag"].to_pylist(), strict=True)):
+                if what != What.OUT or self._writer(tag) is None:
+                    kept.append(index)
+                    continue
+                data = batch["data"][index].as_py()
+                held.setdefault(tag, []).append(decode(data))
+                sizes[tag] = sizes.get(tag, 0) + len(data)
+                if sizes[tag] >= PART_BYTES_MAX:
+                    yield self._part(tag, held.pop(tag))
+                    sizes[tag] = 0
+            if kept:
+                yield batch.take(pa.array(kept, pa.int32()))
+        for tag, frames in held.items():
+            yield self._part(tag, frames)
+
+    def _writer(self, tag: int) -> PartWriter | None:
+        if tag not in self._writers:
+            sink = self._sinks[tag]
+            self._writers[tag] = open_parts(sink.connector, sink.stream)
+        return self._writers[tag]
+
+    def _part(self, tag: int, frames: Sequence[pl.DataFrame]) -> pa.RecordBatch:
+        writer = self._writers[tag]
+        if writer is None:
+            raise AssertionError("rows were held for a sink that takes no parts")
+        part = writer.write(self._epoch, self._attempt, self._next, pl.concat(frames))
+        self._next += 1
+        names = ["shard", "what", "tag", "data"]
+        row = ([0], [PART], [tag], [msgspec.json.encode(part)])
+        kinds = (pa.int32(), pa.int32(), pa.int32(), pa.binary())
+        return pa.RecordBatch.from_arrays(
+            [pa.array(one, kind) for one, kind in zip(row, kinds, strict=True)], names=names
+        )
+
+
+class Committer:
+    """Spark's `foreachBatch` function of a hosted query, on the driver."""
+
+    def __init__(
+        self,
+        *,
+        first_epoch: int,
+        specs: Sequence[SinkSpec],
+        sinks: Sequence[Sink],
+        cuts: CutFiles,
+        seed_cut: Cut | None,
+        lateness_us: Mapping[str, int],
+        on_batch: Callable[[BatchOutcome], None],
+    ) -> None:
+        """`specs` and `sinks` by tag. `first_epoch` is the epoch of batch 0."""
+        self._first_epoch = first_epoch
+        self.specs = tuple(specs)
+        self._sinks = tuple(sinks)
+        self._cuts = cuts
+        self._seed_cut = seed_cut
+        self._lateness_us = dict(lateness_us)
+        self._on_batch = on_batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Execute the batch, release its epoch, keep its cut."""
+        epoch = self._first_epoch + batch_id
+        attempt = uuid.uuid4().hex
+        task = PartTask(self.specs, epoch, attempt)
+        rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
+        self.commit(epoch, attempt, rows)
+
+    def commit(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Release what tasks gave, and keep the cut."""
+        facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
+        cut = self._cut(epoch, facts)
+        rows_out = 0
+        for tag, sink in enumerate(self._sinks):
+            parts = [
+                msgspec.json.decode(row["data"], type=Part) for row in rows if row["what"] == PART and row["tag"] == tag
+            ]
+            frames = [decode(row["data"]) for row in rows if row["what"] == What.OUT and row["tag"] == tag]
+            rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
+            if isinstance(sink, PartedSink) and not frames:
+                sink.release_parts(epoch, attempt, parts)
+            else:
+                sink.release(epoch, pl.concat([self.specs[tag].empty(), *frames]))
+        self._cuts.write(cut)
+        partitions = [fact for told in facts for fact in told.partitions]
+        self._on_batch(
+            BatchOutcome(
+                epoch=epoch,
+                cut=cut,
+                rows_in=sum(fact.rows for fact in partitions),
+                rows_out=rows_out,
+                rows_late=sum(told.rows_late for told in facts),
+                rows_rejected=sum(fact.rejected for fact in partitions),
+                state_bytes=sum(told.state_bytes for told in facts),
+                written_bytes=sum(told.written_bytes for told in facts),
+            )
+        )
+
+    def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
+        works: list[Work] = [told.work for told in facts if told.work is not None]
+        if len(works) != 1 or works[0].epoch != epoch:
+            told = ", ".join(str(work.epoch) for work in works) or "nothing"
+            raise DamagedError(
+                f"batch of epoch {epoch} tells of {told}: the checkpoint location has been mixed up with that of another query."
+            )
+        before = self._seed_cut if epoch == self._first_epoch else self._cuts.read(epoch - 1)
+        return cut_behind(before, works[0], [fact for told in facts for fact in told.partitions], self._lateness_us)

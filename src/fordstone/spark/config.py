@@ -1,0 +1,61 @@
+"""How a pipeline is run on Spark: what the command line's options and the arguments of `run` become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fordstone.errors import ConfigError
+from fordstone.model.duration import positive_us
+from fordstone.model.ids import KEY_GROUPS, checked_name
+
+Native = Literal["auto", "never", "always"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkConfig:
+    """Checked when it is made. Spans are text with a unit: "1s"."""
+
+    state: str | Path = "state"
+    """Where the query's checkpoint is kept, a directory or a URL that every executor reaches. The same one goes on."""
+    bounded: bool = False
+    """Run as a batch job over what is there now, and end."""
+    available_now: bool = False
+    """Read what is there now as a stream, keep the state, and stop: the next run goes on."""
+    interval: str = "1s"
+    """Between two micro-batches, if there is something to do."""
+    native: Native = "auto"
+    """Whether Spark's own operators may stand in for ours."""
+    shards: int | None = None
+    """Into how many parts keys are divided; as many as tasks run at once if left out. Fixed for the life of the state."""
+    rows_max: int = 4_000_000
+    """About how many rows a micro-batch reads from each source at most."""
+    batch_rows: int = 65_536
+    from_checkpoint: str | None = None
+    """An edge's state directory: the query begins where its newest checkpoint stands."""
+    node: str = "node"
+    """Whose checkpoint that is."""
+    allow_new_state: bool = False
+    """With `from_checkpoint`: begin although stateful steps changed; the state of those is left behind."""
+
+    def __post_init__(self) -> None:
+        checked_name(self.node, "node")
+        positive_us(self.interval, what="interval")
+        if self.native not in {"auto", "never", "always"}:
+            raise ConfigError(f"native={self.native!r}: it is 'auto', 'never' or 'always'.")
+        if self.shards is not None and not 1 <= self.shards <= KEY_GROUPS:
+            raise ConfigError(f"shards={self.shards}: it is 1 to {KEY_GROUPS}, the number of key groups.")
+        if self.rows_max < 1 or self.batch_rows < 1:
+            raise ConfigError("rows_max and batch_rows: at least one row is read.")
+        if self.bounded and self.available_now:
+            raise ConfigError(
+                "bounded ends the pipeline's time with what is there, available_now goes on later: choose one."
+            )
+
+    def checkpoint_of(self, pipeline: str) -> str:
+        """The checkpoint location of a pipeline's query: absolute, unless it is a URL."""
+        root = str(self.state)
+        if "://" not in root:
+            root = str(Path(root).expanduser().absolute())
+        return f"{root}/{pipeline}/_spark"

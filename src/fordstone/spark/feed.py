@@ -1,0 +1,181 @@
+"""Read a share of the sources' partitions, take the rows through the fused steps, and pack what comes out.
+
+Runs in Spark's tasks. The edge engine's own parts do the work: readers, judging of late rows, dead letters, chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from fordstone.connectors.connector import Source, SourceOptions
+from fordstone.connectors.registry import open_source
+from fordstone.edge.chain import Chain
+from fordstone.edge.dead_letters import DEAD_LETTERS, DeadLetters
+from fordstone.edge.graph import steps_with_ids
+from fordstone.edge.partition import Partition, row_ids, split_untimed
+from fordstone.errors import SourceError
+from fordstone.model import plan as p
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
+from fordstone.model.schema import Schema
+from fordstone.model.stream import stream_types
+from fordstone.operators.factory import OperatorSetting
+from fordstone.spark.chains import make_chain
+from fordstone.spark.packing import Packed, Packer, What
+from fordstone.spark.stages import Stages, build_stages
+from fordstone.spark.work import (
+    Clock,
+    PartitionFact,
+    PartitionRead,
+    TaskFacts,
+    Work,
+    partition_watermark_us,
+)
+
+EMPTY_READS_MAX: Final = 1000
+"""A partition that gives nothing so often before its end is reached has changed since it was planned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuerySetting:
+    """What every task of a query is told. Sent by Spark to its workers, functions included."""
+
+    plan_json: bytes
+    shards: int
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    batch_rows: int = 65_536
+    bounded: bool = False
+
+    def stages(self) -> Stages:
+        """The plan, cut."""
+        return build_stages(p.read_plan(self.plan_json))
+
+    def operators(self, stages: Stages) -> OperatorSetting:
+        """How the operators are made: running results come once a batch, as on the edge once an epoch."""
+        plan = stages.plan
+        return OperatorSetting(
+            plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
+            types=stream_types(plan),
+            functions=self.functions,
+            with_ids=steps_with_ids(plan),
+        )
+
+
+def opened(step: p.Source, *, bounded: bool) -> Source:
+    """The live source of a step."""
+    return open_source(step.connector, SourceOptions(schema=Schema.of(step.schema), bounded=bounded))
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadEnd:
+    packer: Packer
+    tag: int
+
+    def take(self, frame: pl.DataFrame) -> None:
+        self.packer.out(self.tag, frame)
+
+
+class Feed:
+    """One task's reading. Used once."""
+
+    def __init__(self, setting: QuerySetting) -> None:
+        self._setting = setting
+        self._stages = setting.stages()
+        self._operators = setting.operators(self._stages)
+        self._packer = Packer(setting.shards)
+        self._chains: dict[str, Chain] = {}
+
+    def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
+        """Everything that comes of these reads. One task of each batch is given the work too, and tells of it."""
+        facts: list[PartitionFact] = []
+        least_us: dict[str, int] = {}
+        for read in reads:
+            partition = Partition.restored(
+                read.partition,
+                PartitionCut(position=read.position, max_time_us=read.max_time_us, floor_us=read.floor_us),
+                now_us=0,
+            )
+            rows, rejected = 0, 0
+            for taken, refused in self._read(read, partition):
+                rows, rejected = rows + taken, rejected + refused
+                if self._packer.full():
+                    yield from self._packer.taken()
+            facts.append(
+                PartitionFact(
+                    source=read.source,
+                    partition=read.partition,
+                    max_time_us=partition.max_time_us,
+                    rows=rows,
+                    rejected=rejected,
+                )
+            )
+            if not read.ended:
+                us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
+                least_us[read.source] = min(least_us.get(read.source, us), us)
+        told = TaskFacts(
+            partitions=tuple(facts), rows_late=sum(chain.late_rows for chain in self._chains.values()), work=work
+        )
+        self._packer.add(Packed(0, What.FACTS, 0, told.to_json()))
+        if self._stages.depth and (least_us or work is not None):
+            mark = Clock(clocks=work.clocks if work is not None else {}, least_us=least_us)
+            self._packer.to_all(What.CLOCK, 0, mark.to_json())
+        yield from self._packer.taken()
+
+    def _step(self, name: str) -> p.Source:
+        return next(step for step in self._stages.sources if step.name == name)
+
+    def _read(self, read: PartitionRead, partition: Partition) -> Iterator[tuple[int, int]]:
+        """Read up to the end of the part; gives the rows and rejects of each chunk."""
+        step = self._step(read.source)
+        with_ids = step.name in self._operators.with_ids
+        letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
+        source = opened(step, bounded=self._setting.bounded)
+        reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
+        try:
+            nothing = 0
+            while partition.position < read.until:
+                chunk = reader.read(self._setting.batch_rows, Position(read.until))
+                nothing = nothing + 1 if chunk is None else 0
+                if chunk is None:
+                    if nothing == EMPTY_READS_MAX:
+                        raise SourceError(
+                            f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
+                            f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
+                        )
+                    continue
+                partition.position = int(chunk.position)
+                before = letters.rows
+                letters.take(partition.name, chunk.rejected)
+                frame = chunk.frame
+                if with_ids and chunk.row_positions is not None:
+                    frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
+                if frame.height:
+                    self._push(step, partition, letters, frame)
+                yield chunk.frame.height, letters.rows - before
+        finally:
+            reader.close()
+
+    def _push(self, step: p.Source, partition: Partition, letters: DeadLetters, frame: pl.DataFrame) -> None:
+        chain = self._chain(step.name)
+        if step.time is None:
+            chain.push(frame, late=False)
+            return
+        frame, untimed = split_untimed(frame, step.time)
+        if untimed is not None:
+            letters.take_timeless(partition.name, partition.position, untimed)
+        in_time, late = partition.judge(frame, step.time, step.lateness_us)
+        if in_time.height:
+            chain.push(in_time, late=False)
+        if late is not None:
+            chain.push(late, late=True)
+
+    def _chain(self, source: str) -> Chain:
+        if source not in self._chains:
+            host = self._stages.hosts[source]
+            self._chains[source] = make_chain(self._stages, host, self._operators, self._packer)
+        return self._chains[source]

@@ -1,0 +1,98 @@
+"""What a checkpoint location belongs to: `fordstone/query.json`, written when a query first uses it.
+
+Spark itself would take up the state of a plan that has changed and fail deep inside, or worse. So what the state depends on
+is written down, compared first, and a difference is told in our words (rule 22).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import fsspec
+import msgspec
+
+from fordstone.errors import CheckpointError, PlanMismatchError
+from fordstone.protocol.matching import match_plan
+
+IDENTITY_VERSION: Final = 1
+
+
+class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a query's state depends on."""
+
+    version: int = IDENTITY_VERSION
+    pipeline: str
+    way: Literal["hosted", "native"]
+    plan: msgspec.Raw
+    """As it was when the query was begun."""
+    step_digests: dict[str, str]
+    stages: tuple[tuple[str, ...], ...]
+    """The keyed steps of each stage."""
+    shards: int
+    first_epoch: int
+    """The epoch of Spark's batch 0."""
+    seed: str | None = None
+    """Where the state came from, if it did not begin empty."""
+    bounded: bool = False
+
+
+class QueryFile:
+    """The file below a checkpoint location, a path or any fsspec URL."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self.checkpoint = checkpoint
+        self._fs, self._path = fsspec.core.url_to_fs(f"{checkpoint.rstrip('/')}/fordstone/query.json")
+
+    def read(self) -> QueryIdentity | None:
+        """What stands there; None: the location is new."""
+        if not self._fs.exists(self._path):
+            return None
+        try:
+            found = msgspec.json.decode(self._fs.cat_file(self._path), type=QueryIdentity)
+        except msgspec.DecodeError as error:
+            raise CheckpointError(
+                f"{self._path} cannot be read: {error}. Restore the checkpoint location, or begin with a new one."
+            ) from error
+        if found.version != IDENTITY_VERSION:
+            raise CheckpointError(
+                f"{self._path} has version {found.version}; this fordstone reads version {IDENTITY_VERSION}."
+            )
+        return found
+
+    def write(self, identity: QueryIdentity) -> None:
+        """Write it, once, before the query starts."""
+        self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(self._path, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+
+    def checked(self, wanted: QueryIdentity) -> QueryIdentity:
+        """The identity to run with: what stands there if it fits, else the wanted one, which then stands there."""
+        found = self.read()
+        if found is None:
+            self.write(wanted)
+            return wanted
+        difference = mismatch(found, wanted)
+        if difference is not None:
+            raise PlanMismatchError(
+                f"the checkpoint location {self.checkpoint} belongs to another query.\n{difference}\n"
+                "Use another state directory to begin anew. To carry state over, make an edge checkpoint of this one "
+                "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
+            )
+        return found
+
+
+def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
+    """Why a query cannot go on from a checkpoint location, in words; None: it can."""
+    if found.pipeline != wanted.pipeline:
+        return f"  it is that of pipeline {found.pipeline}, this is {wanted.pipeline}."
+    if found.way != wanted.way:
+        return f"  its state is {found.way} (see `explain --on spark`), and this query would run {wanted.way}. Set native= as it was."
+    match = match_plan(found.step_digests, wanted.step_digests)
+    if not match.whole:
+        # Spark can neither drop nor add state: the last lines, which offer that, are the edge's.
+        return "\n".join(line for line in match.explain().splitlines() if not line.startswith("--"))
+    if found.stages != wanted.stages:
+        return "  the steps are the same, but stand at other depths now, so that their state would be looked for elsewhere."
+    if found.bounded != wanted.bounded:
+        was = "bounded" if found.bounded else "unbounded"
+        return f"  its input was {was}."
+    return None

@@ -1,0 +1,176 @@
+"""Decide what the next micro-batch reads. Runs beside the driver, in the process that Spark starts for the source.
+
+Partitions furthest behind in time are read first (rule 21), each up to its share of the batch. Partitions join, fall
+idle and come back between batches, as on the edge at barriers. What was decided stands in the offset; this object may be
+lost at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from fordstone.connectors.connector import Reach, Source
+from fordstone.connectors.kind import ClockUs
+from fordstone.model import plan as p
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
+from fordstone.spark.work import PartitionRead, SourceClock, Work, partition_watermark_us
+
+PARTITIONS_MAX: Final = 4096
+"""So many partitions are read in one batch at most; the others wait for the next."""
+ALL_ROWS: Final = 1 << 62
+
+
+class Planner:
+    """Plans batches of one query. Used by one thread."""
+
+    def __init__(
+        self,
+        steps: tuple[p.Source, ...],
+        sources: Mapping[str, Source],
+        *,
+        rows_max: int,
+        bounded: bool,
+        clock_us: ClockUs,
+    ) -> None:
+        """`bounded`: what is there now is all there will ever be."""
+        self._steps = steps
+        self._sources = sources
+        self._rows_max = rows_max
+        self._bounded = bounded
+        self._clock_us = clock_us
+        self._heard_us: dict[tuple[str, str], int] = {}
+        self._found: dict[str, tuple[PartitionId, ...]] = {}
+        self._target: dict[tuple[str, str], int] | None = None
+
+    def stop_at_what_is_there(self) -> None:
+        """Plan no further than what can be read at this moment."""
+        self._target = {}
+        for step in self._steps:
+            source = self._sources[step.name]
+            for partition in source.partitions():
+                reach = source.reach(partition, Position(0), ALL_ROWS)
+                self._target[step.name, partition] = int(reach.position)
+
+    def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
+        """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
+        work = Work(epoch=epoch, seeds=seeds, bounded=self._bounded)
+        reads: list[PartitionRead] = []
+        clocks: dict[str, SourceClock] = {}
+        changed: dict[str, dict[str, PartitionCut]] = {}
+        news = seeds
+        for step in self._steps:
+            cut = before.sources.get(step.name) if before is not None else None
+            known = cut if cut is not None else SourceCut(partitions={})
+            here = self._changed(step, known)
+            partitions = {**known.partitions, **here}
+            wanted = self._reads(step, partitions)
+            state = self._state(partitions, wanted)
+            ends = state == "ended" and known.watermark_us < TIME_MAX_US
+            news = news or bool(here) or bool(wanted) or ends
+            reads += wanted
+            read = {one.partition for one in wanted}
+            waiting = [
+                partition_watermark_us(one, step.lateness_us)
+                for name, one in partitions.items()
+                if name not in read and not one.idle and not one.done
+            ]
+            least_us = min(waiting, default=None) if step.time is not None else TIME_MIN_US
+            clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
+            if here:
+                changed[step.name] = here
+        if not news:
+            return None
+        return Work(
+            epoch=work.epoch,
+            reads=tuple(reads),
+            clocks=clocks,
+            changed=changed,
+            seeds=seeds,
+            bounded=self._bounded,
+        )
+
+    def _changed(self, step: p.Source, known: SourceCut) -> dict[str, PartitionCut]:
+        """Partitions that join, fall idle or come back, as they are now."""
+        now_us = self._clock_us()
+        changed: dict[str, PartitionCut] = {}
+        for name in self._partitions(step):
+            at = (step.name, name)
+            cut = known.partitions.get(name)
+            if cut is None:
+                if self._target is not None and at not in self._target:
+                    continue  # it came too late for this run
+                changed[name] = PartitionCut(position=0, floor_us=known.watermark_us)
+                self._heard_us[at] = now_us
+                continue
+            if cut.done and self._bounded:
+                continue
+            has_rows = self._reach(step, name, cut, 1).position > cut.position
+            if has_rows:
+                self._heard_us[at] = now_us
+            heard_us = self._heard_us.setdefault(at, now_us)
+            silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
+            if (cut.idle or cut.done) and has_rows:
+                floor_us = max(cut.floor_us, known.watermark_us)
+                changed[name] = PartitionCut(position=cut.position, max_time_us=cut.max_time_us, floor_us=floor_us)
+            elif silent and not cut.idle and not has_rows and not self._bounded:
+                changed[name] = PartitionCut(
+                    position=cut.position, max_time_us=cut.max_time_us, floor_us=cut.floor_us, idle=True
+                )
+        return changed
+
+    def _partitions(self, step: p.Source) -> tuple[PartitionId, ...]:
+        if self._bounded and step.name in self._found:
+            return self._found[step.name]
+        self._found[step.name] = tuple(self._sources[step.name].partitions())
+        return self._found[step.name]
+
+    def _reads(self, step: p.Source, partitions: Mapping[str, PartitionCut]) -> list[PartitionRead]:
+        there = set(self._partitions(step))
+        candidates = sorted(
+            (partition_watermark_us(cut, step.lateness_us), name)
+            for name, cut in partitions.items()
+            if name in there and not cut.idle and not cut.done
+        )
+        ready = []
+        for _, name in candidates:
+            reach = self._reach(step, name, partitions[name], 1)
+            if reach.position > partitions[name].position or reach.ended:
+                ready.append(name)
+                if len(ready) == PARTITIONS_MAX:
+                    break
+        share = max(1, self._rows_max // max(1, len(ready)))
+        reads = []
+        for name in ready:
+            cut = partitions[name]
+            reach = self._reach(step, name, cut, share)
+            reads.append(
+                PartitionRead(
+                    source=step.name,
+                    partition=name,
+                    position=cut.position,
+                    until=int(reach.position),
+                    max_time_us=cut.max_time_us,
+                    floor_us=cut.floor_us,
+                    ended=reach.ended and self._bounded,
+                )
+            )
+        return reads
+
+    def _reach(self, step: p.Source, name: str, cut: PartitionCut, rows_max: int) -> Reach:
+        reach = self._sources[step.name].reach(PartitionId(name), Position(cut.position), rows_max)
+        if self._target is None:
+            return reach
+        most = max(self._target.get((step.name, name), 0), cut.position)
+        return reach if reach.position <= most else Reach(position=Position(most), ended=False)
+
+    def _state(
+        self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]
+    ) -> Literal["open", "idle", "ended"]:
+        """How the source stands behind the batch."""
+        ending = {read.partition for read in reads if read.ended}
+        open_ = [cut for name, cut in partitions.items() if not cut.done and name not in ending]
+        if not open_ and self._bounded:
+            return "ended"
+        return "idle" if open_ and all(cut.idle for cut in open_) else "open"

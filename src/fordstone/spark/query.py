@@ -1,0 +1,224 @@
+"""A hosted query, ready to be started: its identity checked, its sinks open, its stages laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import msgspec
+
+from fordstone.connectors import files
+from fordstone.connectors.connector import Sink, SinkStream
+from fordstone.connectors.registry import open_sink
+from fordstone.edge.dead_letters import DEAD_LETTERS
+from fordstone.edge.engine import step_digests
+from fordstone.errors import CheckpointError, ConfigError
+from fordstone.model import plan as p
+from fordstone.model.duration import positive_us
+from fordstone.model.manifest import Cut
+from fordstone.model.schema import Schema
+from fordstone.model.stream import stream_types
+from fordstone.spark import hosted
+from fordstone.spark.commit import BatchOutcome, Committer, PartTask, SinkSpec, sink_specs
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.cuts import CutFiles
+from fordstone.spark.feed import QuerySetting, opened
+from fordstone.spark.identity import QueryFile, QueryIdentity
+from fordstone.spark.packing import PACKED
+from fordstone.spark.planner import ALL_ROWS, Planner
+from fordstone.spark.seed import Seed, edge_seed
+from fordstone.spark.session import parallelism, prepared
+from fordstone.spark.stages import Stages, build_stages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from fordstone.operators.factory import Functions
+
+LIVE_KINDS: Final = frozenset({"memory"})
+"""Connectors whose source lives in one process, where Spark's tasks cannot read it."""
+_DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
+OnBatch = Callable[[BatchOutcome], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedQuery:
+    """One pipeline as one query."""
+
+    spark: SparkSession
+    plan: p.Plan
+    config: SparkConfig
+    stages: Stages
+    setting: QuerySetting
+    identity: QueryIdentity
+    seed: Seed | None
+    checkpoint: str
+    tasks: int
+
+    @property
+    def cuts(self) -> CutFiles:
+        """Where the sources stood, epoch by epoch."""
+        return CutFiles(self.checkpoint)
+
+    def start(self, on_batch: OnBatch) -> StreamingQuery:
+        """Start it as a stream."""
+        rows = hosted.streaming(
+            self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
+        )
+        writer = (
+            rows.writeStream.foreachBatch(self._committer(on_batch))
+            .outputMode("append")
+            .queryName(f"fordstone {self.plan.pipeline}")
+            .option("checkpointLocation", self.checkpoint)
+        )
+        if self.config.available_now or self.config.bounded:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=_spark_span(self.config.interval)).start()
+
+    def run_batch(self, on_batch: OnBatch) -> None:
+        """Run it as a batch job. One that was done already is left as it is."""
+        if self.identity.first_epoch in self.cuts.epochs():
+            return
+        steps = self.stages.sources
+        sources = {step.name: opened(step, bounded=True) for step in steps}
+        planner = Planner(steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0)
+        before = self.seed.cut if self.seed is not None else None
+        epoch = self.identity.first_epoch
+        work = planner.next_work(before, epoch, seeds=self.seed is not None)
+        if work is None:
+            raise AssertionError("a bounded pipeline that has not ended has its end before it")
+        rows = hosted.batch(self.spark, self.setting, work, self.seed, tasks=self.tasks)
+        committer = self._committer(on_batch)
+        attempt = uuid4().hex
+        task = PartTask(committer.specs, epoch, attempt)
+        committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
+
+    def _committer(self, on_batch: OnBatch) -> Committer:
+        specs = sink_specs(self.plan, stream_types(self.plan))
+        by_tag = [specs.get(name) or self._dead_letters(name) for name in self.stages.sinks]
+        return Committer(
+            first_epoch=self.identity.first_epoch,
+            specs=by_tag,
+            sinks=[_opened_sink(spec) for spec in by_tag],
+            cuts=self.cuts,
+            seed_cut=self._seed_cut(),
+            lateness_us={step.name: step.lateness_us for step in self.stages.sources},
+            on_batch=on_batch,
+        )
+
+    def _seed_cut(self) -> Cut | None:
+        return None if self.seed is None else self.seed.cut
+
+    def _dead_letters(self, name: str) -> SinkSpec:
+        source = name.removeprefix(DEAD_LETTERS)
+        directory = dead_letters_of(self.config, self.plan.pipeline) / source
+        return SinkSpec(
+            connector=files(str(directory), format="jsonl"),
+            stream=SinkStream(step=name, schema=Schema.of(_DEAD_LETTER_SCHEMA)),
+        )
+
+
+def dead_letters_of(config: SparkConfig, pipeline: str) -> Path:
+    """Where rows that could not be read go: beside the checkpoint, or if that is a URL below the working directory."""
+    checkpoint = config.checkpoint_of(pipeline)
+    if "://" in checkpoint:
+        return Path("dead-letters").absolute() / pipeline
+    return Path(checkpoint) / "fordstone" / "dead-letters"
+
+
+def hosted_query(
+    plan: p.Plan, functions: Functions, config: SparkConfig, spark: SparkSession, *, batch: bool
+) -> HostedQuery:
+    """Check everything that can be checked, and lay the query out. `batch`: it will be run as a batch job."""
+    plan = absolute(plan)
+    stages = build_stages(plan)
+    live = [step.name for step in stages.sources if step.connector.kind in LIVE_KINDS]
+    if live:
+        raise ConfigError(
+            f"source {', '.join(live)} lives in this process's memory, which Spark's workers cannot read. Use files(...) or generator(...)."
+        )
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    file = QueryFile(checkpoint)
+    known = file.read()
+    seed = _seed(plan, config, known)
+    wanted = QueryIdentity(
+        pipeline=plan.pipeline,
+        way="hosted",
+        plan=msgspec.Raw(plan.to_json()),
+        step_digests=step_digests(plan, stream_types(plan)),
+        stages=tuple(tuple(host.name for host in stages.at(depth)) for depth in range(1, stages.depth + 1)),
+        shards=config.shards or parallelism(spark),
+        first_epoch=1 if seed is None else seed.epoch + 1,
+        seed=config.from_checkpoint,
+        bounded=config.bounded,
+    )
+    identity = file.checked(wanted)
+    own = prepared(spark)
+    own.conf.set("spark.sql.shuffle.partitions", str(identity.shards))
+    setting = QuerySetting(
+        plan_json=plan.to_json(),
+        shards=identity.shards,
+        functions=dict(functions),
+        batch_rows=config.batch_rows,
+        bounded=config.bounded or batch,
+    )
+    return HostedQuery(
+        spark=own,
+        plan=plan,
+        config=config,
+        stages=stages,
+        setting=setting,
+        identity=identity,
+        seed=seed,
+        checkpoint=checkpoint,
+        tasks=max(identity.shards, parallelism(spark)),
+    )
+
+
+def absolute(plan: p.Plan) -> p.Plan:
+    """The plan with local paths spelt out: Spark's workers have other working directories."""
+
+    def spelt(connector: p.ConnectorSpec) -> p.ConnectorSpec:
+        path = connector.options.get("path")
+        if not isinstance(path, str) or "://" in path:
+            return connector
+        whole = str(Path(path).expanduser().absolute())
+        return msgspec.structs.replace(connector, options={**connector.options, "path": whole})
+
+    steps = tuple(
+        msgspec.structs.replace(step, connector=spelt(step.connector)) if isinstance(step, p.Source | p.Sink) else step
+        for step in plan.steps
+    )
+    return msgspec.structs.replace(plan, steps=steps)
+
+
+def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> Seed | None:
+    """The checkpoint to begin from, while the query has not begun for good."""
+    if known is None:
+        if config.from_checkpoint is None:
+            return None
+        root = str(Path(config.from_checkpoint).expanduser().absolute())
+        return edge_seed(plan, root, node=config.node, allow_new_state=config.allow_new_state)
+    if known.seed is None:
+        if config.from_checkpoint is not None:
+            raise CheckpointError(
+                f"{config.checkpoint_of(plan.pipeline)} has state of its own, so it cannot begin from {config.from_checkpoint}. "
+                "Use another --state, or leave --from-checkpoint out to go on."
+            )
+        return None
+    if known.first_epoch in CutFiles(config.checkpoint_of(plan.pipeline)).epochs():
+        return None
+    root = str(Path(known.seed).expanduser().absolute())
+    return edge_seed(plan, root, node=config.node, epoch=known.first_epoch - 1, allow_new_state=config.allow_new_state)
+
+
+def _opened_sink(spec: SinkSpec) -> Sink:
+    return open_sink(spec.connector, spec.stream)
+
+
+def _spark_span(span: str) -> str:
+    return f"{max(1, positive_us(span, what='interval') // 1000)} milliseconds"

@@ -1,0 +1,214 @@
+"""Run a pipeline on Spark: as a stream until told to stop, or as a batch job; start again after failures.
+
+What to do after a failure is judged in `protocol.restart`, as on the edge. A mistake of the user's is told once, and not
+tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from fordstone import errors
+from fordstone.edge.report import Progress, Report
+from fordstone.edge.signals import Signals
+from fordstone.errors import ConfigError, FordstoneError, TaskError
+from fordstone.model.duration import positive_us
+from fordstone.model.manifest import TIME_MIN_US
+from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.query import HostedQuery, hosted_query
+from fordstone.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from fordstone.api.pipeline import Pipeline
+    from fordstone.edge.run import OnProgress
+    from fordstone.model import plan as p
+    from fordstone.operators.factory import Functions
+    from fordstone.spark.commit import BatchOutcome
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 0.05
+STOP_WAIT_S: Final = 60.0
+"""Told to stop, a batch that runs is waited for so long; then it is broken off, and done again at the next start."""
+_OURS: Final = re.compile(
+    r"fordstone\.errors\.(\w+): (.*?)(?=\n\s*(?:at |SQLSTATE|\n|JVM stacktrace)|\Z| SQLSTATE)", re.DOTALL
+)
+
+
+def run(
+    pipeline: Pipeline, *, spark: SparkSession | None = None, config: SparkConfig | None = None, **options: Any
+) -> Report:
+    """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process is told to stop.
+
+    Options are those of `fordstone.spark.config.SparkConfig`: `state=`, `bounded=`, `interval=`, `native=` ...
+    """
+    if config is not None and options:
+        raise ConfigError("give either a SparkConfig or options, not both.")
+    return run_plan(pipeline.plan(), pipeline.functions, config or SparkConfig(**options), spark=spark)
+
+
+def run_plan(
+    plan: p.Plan,
+    functions: Functions,
+    config: SparkConfig,
+    *,
+    spark: SparkSession | None = None,
+    on_progress: OnProgress | None = None,
+    restart: RestartPolicy | None = None,
+) -> Report:
+    """As `run`. `on_progress` is called about 20 times a second."""
+    policy = restart or RestartPolicy()
+    tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
+    with Signals() as signals:
+        failures = 0
+        while True:
+            began_us = time.monotonic_ns() // 1000
+            try:
+                own = spark or session(name=f"fordstone {plan.pipeline}")
+                return _run_once(plan, functions, config, own, tally, signals, on_progress)
+            except FordstoneError:
+                raise
+            except Exception as error:
+                mistake = _mistake(error)
+                if mistake is not None:
+                    raise mistake from error
+                match decide(policy, failures=failures, lasted_us=time.monotonic_ns() // 1000 - began_us):
+                    case Stop(failures=count):
+                        raise TaskError(
+                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {_told(error)}"
+                        ) from error
+                    case RestartAfter(wait_us=wait_us, failures=count):
+                        failures, tally.restarts = count, tally.restarts + 1
+                        log.exception(
+                            "query failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us}
+                        )
+                        if signals.wait(wait_us / 1e6):
+                            raise TaskError(
+                                f"pipeline {plan.pipeline} was told to stop after it had failed: {_told(error)}"
+                            ) from error
+
+
+def _run_once(
+    plan: p.Plan,
+    functions: Functions,
+    config: SparkConfig,
+    spark: SparkSession,
+    tally: _Tally,
+    signals: Signals,
+    on_progress: OnProgress | None,
+) -> Report:
+    query = hosted_query(plan, functions, config, spark, batch=config.bounded)
+    epochs = query.cuts.epochs()
+    resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
+    if config.bounded:
+        if epochs:
+            return Report(
+                pipeline=plan.pipeline, outcome="already_ended", progress=tally.progress(), resumed_from=resumed_from
+            )
+        query.run_batch(tally.add)
+        outcome: Literal["ended", "stopped"] = "ended"
+    else:
+        outcome = _follow(query, tally, signals, on_progress)
+    progress = tally.progress()
+    if on_progress is not None:
+        on_progress(progress)
+    return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
+
+
+def _follow(
+    query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
+) -> Literal["ended", "stopped"]:
+    """Run a stream until it ends, fails, or the process is told to stop."""
+    running = query.start(tally.add)
+    try:
+        while not running.awaitTermination(LOOK_EVERY_S):  # type: ignore[arg-type]  # parts of a second do work
+            if on_progress is not None:
+                on_progress(msgspec.structs.replace(tally.progress(running), stopping=signals.told))
+            if signals.told:
+                _stop(running)
+                return "stopped"
+    finally:
+        running.stop()
+    return "stopped"
+
+
+def _stop(running: StreamingQuery) -> None:
+    """Let the batch that runs finish, then stop."""
+    until = time.monotonic() + STOP_WAIT_S
+    while running.isActive and running.status["isTriggerActive"] and time.monotonic() < until:
+        running.awaitTermination(LOOK_EVERY_S)  # type: ignore[arg-type]  # parts of a second do work
+    running.stop()
+
+
+def _mistake(error: Exception) -> FordstoneError | None:
+    """An error of ours that came out of one of Spark's workers as text: what the user has to mend, without Spark's words."""
+    for name, text in reversed(_OURS.findall(str(error))):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, FordstoneError):
+            return TaskError(text.strip())
+    return None
+
+
+def _told(error: Exception) -> str:
+    """The last lines of what Spark says: its own stack is of no use to the user."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("at ")]
+    return " ".join(lines[-3:])[:2000] or repr(error)
+
+
+class _Tally:
+    """What the batches of this process have done so far. Added to from Spark's thread, read from the main one."""
+
+    def __init__(self, pipeline: str, interval_us: int) -> None:
+        self._pipeline = pipeline
+        self._interval_us = interval_us
+        self._began = time.monotonic_ns()
+        self._last: BatchOutcome | None = None
+        self._rows_in = self._rows_out = self._rows_late = self._rows_rejected = self._batches = 0
+        self.restarts = 0
+
+    def add(self, outcome: BatchOutcome) -> None:
+        """A batch is out."""
+        self._rows_in += outcome.rows_in
+        self._rows_out += outcome.rows_out
+        self._rows_late += outcome.rows_late
+        self._rows_rejected += outcome.rows_rejected
+        self._batches += 1
+        self._last = outcome
+
+    def progress(self, running: StreamingQuery | None = None) -> Progress:
+        """How the run stands."""
+        last = self._last
+        told = running.lastProgress if running is not None and running.isActive else None
+        durations: dict[str, int] = dict(told.durationMs) if told is not None else {}
+        times = [cut.watermark_us for cut in last.cut.sources.values()] if last is not None else []
+        least_us = min(times, default=TIME_MIN_US)
+        return Progress(
+            pipeline=self._pipeline,
+            epoch=last.epoch if last is not None else 0,
+            rows_in=self._rows_in,
+            rows_out=self._rows_out,
+            rows_late=self._rows_late,
+            rows_rejected=self._rows_rejected,
+            watermark_us=None if least_us == TIME_MIN_US else least_us,
+            state_bytes=last.state_bytes if last is not None else 0,
+            checkpoints=self._batches,
+            given_up=0,
+            checkpoint_us=1000 * (durations["walCommit"] + durations["commitOffsets"])
+            if {"walCommit", "commitOffsets"} <= durations.keys()
+            else None,
+            checkpoint_bytes=last.written_bytes if last is not None else None,
+            pause_us=None,
+            interval_us=self._interval_us,
+            restarts=self.restarts,
+            stalled=None,
+            elapsed_us=(time.monotonic_ns() - self._began) // 1000,
+        )

@@ -1,0 +1,119 @@
+"""State of an edge checkpoint for the first batch of a query: its runs, dealt out to the shards that own their keys.
+
+The runs come through the source like rows do, in the batch that reads the first of them: a query that is begun again
+brings them again, until that batch is committed, and never after. Read by tasks, each some of the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.engine import step_digests
+from fordstone.edge.recovery import check_plan
+from fordstone.errors import CheckpointError
+from fordstone.model import plan as p
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, Manifest
+from fordstone.model.stream import stream_types
+from fordstone.operators.factory import make_operator
+from fordstone.spark.feed import QuerySetting
+from fordstone.spark.host import SeedHeader, pack_seed
+from fordstone.spark.packing import Packed, What, split_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """An edge checkpoint that a query goes on from. Sent to tasks: holds no rows."""
+
+    root: str
+    """The edge's state directory; every executor must see it."""
+    manifest: Manifest
+    steps: frozenset[str]
+    """Whose state is taken over."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch behind which the query begins."""
+        return self.manifest.epoch
+
+    @property
+    def cut(self) -> Cut:
+        """Where the sources stood."""
+        sources = {name: cut for name, cut in self.manifest.cut.sources.items() if name in self.steps}
+        return msgspec.structs.replace(self.manifest.cut, sources=sources)
+
+    def rows(self, setting: QuerySetting, first: int, every: int) -> Iterator[Packed]:
+        """Every so many-th run, as seeds for the shards; the first task also tells how far time had come."""
+        stages = setting.stages()
+        operators = setting.operators(stages)
+        times = step_times_us(self.manifest)
+        if first == 0:
+            for tag, step in enumerate(stages.keyed):
+                header = SeedHeader(state="", order=0, watermark_us=times.get(step.name, TIME_MIN_US))
+                for shard in range(setting.shards):
+                    yield Packed(shard, What.SEED, tag, pack_seed(header, None))
+        store = self._store()
+        number = 0
+        for tag, step in enumerate(stages.keyed):
+            if step.name not in self.steps:
+                continue
+            states = make_operator(step, operators).states()
+            order = 0
+            for runs in sorted(self.manifest.states, key=lambda runs: runs.subtask):
+                if runs.step != step.name or runs.state not in states:
+                    continue
+                for ref in runs.runs:
+                    if number % every == first:
+                        frame = store.read_run(ref)
+                        header = SeedHeader(state=runs.state, order=order, watermark_us=times[step.name])
+                        key = states[runs.state].key
+                        for shard, mine in split_state(frame, key, keyed=bool(step.keys), shards=setting.shards):
+                            yield Packed(shard, What.SEED, tag, pack_seed(header, mine))
+                    number, order = number + 1, order + 1
+
+    def _store(self) -> CheckpointStore:
+        manifest = self.manifest
+        return CheckpointStore(OsDisk(self.root), pipeline=manifest.pipeline, node=manifest.node, read_only=True)
+
+
+def step_times_us(manifest: Manifest) -> Mapping[str, int]:
+    """How far time had come at each step that begins a task: the least over its subtasks."""
+    found: dict[str, int] = {}
+    for task in manifest.tasks:
+        name = task.task.rpartition("/")[0]
+        found[name] = min(found.get(name, TIME_MAX_US), task.watermark_us)
+    return found
+
+
+def edge_seed(
+    plan: p.Plan, root: str, *, node: str = "node", epoch: int | None = None, allow_new_state: bool = False
+) -> Seed:
+    """The newest checkpoint of the pipeline in an edge's state directory, or that of an epoch, checked against the plan."""
+    store = CheckpointStore(OsDisk(root), pipeline=plan.pipeline, node=node, read_only=True)
+    epochs = store.epochs()
+    if not epochs or (epoch is not None and epoch not in epochs):
+        there = (
+            f"There are {', '.join(map(str, epochs))}."
+            if epochs
+            else "There is none. Is it the right directory and --node?"
+        )
+        wanted = "no checkpoint" if epoch is None else f"no checkpoint {epoch}"
+        raise CheckpointError(f"{root} has {wanted} of pipeline {plan.pipeline} on node {node}. {there}")
+    manifest = store.manifest(epochs[-1] if epoch is None else epoch)
+    digests = step_digests(plan, stream_types(plan))
+    steps = check_plan(manifest, plan.digest(), digests, parallelism=0, allow_new_state=allow_new_state)
+    if any(log.items for log in manifest.channels):
+        raise CheckpointError(
+            f"checkpoint {manifest.epoch} of pipeline {plan.pipeline} holds rows in flight between its tasks, which Spark has no place "
+            "for. Run it on the edge once more and stop it with SIGTERM: that makes an aligned checkpoint."
+        )
+    if manifest.cut.ended and any(isinstance(step, p.Source) and step.time is not None for step in plan.steps):
+        raise CheckpointError(
+            f"pipeline {plan.pipeline} has ended: with epoch {manifest.epoch} its bounded input was read to the end and all its windows "
+            "were closed, so every further row would be late. Begin without --from-checkpoint."
+        )
+    return Seed(root=root, manifest=manifest, steps=steps)

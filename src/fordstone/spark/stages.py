@@ -1,0 +1,106 @@
+"""From a plan to the stages of one query on Spark.
+
+Readers stand first: each runs the fused steps behind its source. Then one stage for each depth of keyed steps: all keyed
+steps of that depth are hosted side by side, each with the steps that are fused behind it. A union costs nothing: its
+steps run wherever its rows come from. So the whole pipeline is one query with one commit a micro-batch. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fordstone.edge.dead_letters import DEAD_LETTERS
+from fordstone.errors import PipelineError
+from fordstone.model import plan as p
+from fordstone.operators.factory import combines
+
+KeyedStep = p.Aggregate | p.Ewma
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A source or a keyed step, and the steps that run with it."""
+
+    name: str
+    members: tuple[str, ...]
+    """In plan order, itself first; up to the next keyed steps and the sinks."""
+    sources: frozenset[str]
+    """Whose time is the time here."""
+    depth: int
+    """0 for sources; else how many keyed steps rows pass through up to and with this one."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What runs where."""
+
+    plan: p.Plan
+    hosts: Mapping[str, Host]
+    depth: int
+    """How many stages stand behind the readers."""
+
+    @cached_property
+    def keyed(self) -> tuple[KeyedStep, ...]:
+        """The keyed steps in plan order: a packed row's tag is the place in here."""
+        return tuple(step for step in self.plan.steps if isinstance(step, KeyedStep))
+
+    @cached_property
+    def sinks(self) -> tuple[str, ...]:
+        """Sinks in plan order, then the dead letters of each source: a packed row's tag is the place in here."""
+        named = [step.name for step in self.plan.steps if isinstance(step, p.Sink)]
+        return (*named, *(DEAD_LETTERS + source.name for source in self.sources))
+
+    @cached_property
+    def sources(self) -> tuple[p.Source, ...]:
+        """The sources in plan order."""
+        return tuple(step for step in self.plan.steps if isinstance(step, p.Source))
+
+    def tag_of(self, keyed: str) -> int:
+        """The tag of rows for a keyed step."""
+        return [step.name for step in self.keyed].index(keyed)
+
+    def at(self, depth: int) -> tuple[Host, ...]:
+        """The hosts of one stage; 0: the readers."""
+        return tuple(host for host in self.hosts.values() if host.depth == depth)
+
+
+def build_stages(plan: p.Plan) -> Stages:
+    """Cut the plan into stages. Raises `PipelineError` for what cannot run on Spark."""
+    loops = [step.name for step in plan.steps if isinstance(step, p.Loop)]
+    if loops:
+        raise PipelineError(
+            f"loop {', '.join(loops)} cannot run on Spark: a Spark query has no way back. "
+            "Run this pipeline on the edge engine, or write the loop out as the steps of a few rounds."
+        )
+    depths: dict[str, int] = {}
+    sources: dict[str, frozenset[str]] = {}
+    for step in plan.steps:
+        if isinstance(step, p.Source):
+            depths[step.name], sources[step.name] = 0, frozenset({step.name})
+            continue
+        deepest = max(depths[stream.step] for stream in step.inputs)
+        depths[step.name] = deepest + isinstance(step, KeyedStep)
+        sources[step.name] = frozenset().union(*(sources[stream.step] for stream in step.inputs))
+    hosts = {
+        step.name: Host(
+            name=step.name, members=_members(plan, step), sources=sources[step.name], depth=depths[step.name]
+        )
+        for step in plan.steps
+        if isinstance(step, p.Source | KeyedStep)
+    }
+    return Stages(plan=plan, hosts=hosts, depth=max(host.depth for host in hosts.values()))
+
+
+def combines_first(step: KeyedStep, plan: p.Plan) -> bool:
+    """Whether rows become partial aggregates before they are packed for this step."""
+    return isinstance(step, p.Aggregate) and combines(step, plan)
+
+
+def _members(plan: p.Plan, head: p.Step) -> tuple[str, ...]:
+    inside = {head.name}
+    for step in plan.steps:
+        if not isinstance(step, p.Source | KeyedStep) and any(stream.step in inside for stream in step.inputs):
+            inside.add(step.name)
+    return tuple(step.name for step in plan.steps if step.name in inside)

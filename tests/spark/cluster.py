@@ -1,0 +1,177 @@
+"""A real Spark cluster on this machine: a master and workers as processes of their own, through pip's PySpark.
+
+Loopback only, ports that the system gives, a folder for what they write. They end with the `with` block, by their own
+ids, and should the test process be killed, with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+
+from fordstone.spark import java
+
+WAIT_SECONDS_MAX = 120.0
+END_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.05
+DAEMON_MEMORY = "256m"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = "Successfully registered with master"
+_PR_SET_PDEATHSIG = 1
+
+
+class Daemon:
+    """One master or worker. What it logs goes to a file in its folder."""
+
+    def __init__(self, folder: Path, main: str, *arguments: str) -> None:
+        folder.mkdir()
+        self._log = folder / "log"
+        home = Path(pyspark.__file__).parent
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+        environment |= {
+            "JAVA_HOME": str(java.home()),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), main, "--host", "127.0.0.1", "--port", "0", *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Wait for something to happen while it runs."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not met():
+            assert self.running, f"it ended before {what}:\n{self.log()}"
+            assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self.log()}"
+            time.sleep(POLL_SECONDS)
+
+    def executors(self) -> list[int]:
+        """The ids of the executors that this worker runs now."""
+        return [pid for pid in _children(self.pid) if EXECUTOR in _command(pid)]
+
+    def kill(self) -> None:
+        """SIGKILL, which nobody can catch."""
+        self._process.kill()
+        self._process.wait(END_SECONDS_MAX)
+
+    def end(self) -> None:
+        """SIGTERM, upon which a worker ends its executors; SIGKILL if that does not help."""
+        mine = self.executors() if self.running else []
+        if self.running:
+            self._process.terminate()
+            try:
+                self._process.wait(END_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        deadline = time.monotonic() + END_SECONDS_MAX
+        for pid in mine:
+            while EXECUTOR in _command(pid):
+                if time.monotonic() >= deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(POLL_SECONDS)
+
+
+class Cluster:
+    """A master and its workers, for as long as the block lasts that made it."""
+
+    def __init__(self, master: str, workers: list[Daemon]) -> None:
+        self.master = master
+        self.workers = workers
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.pid for worker in self.workers]
+
+    def executor_pids(self) -> list[int]:
+        """Of all executors that run now, whatever the application."""
+        return [pid for worker in self.workers if worker.running for pid in worker.executors()]
+
+    def python_pids(self) -> list[int]:
+        """Of the Python processes that run tasks now; the one that forks them for its executor is not among them."""
+        forking = [pid for executor in self.executor_pids() for pid in _children(executor) if "pyspark.daemon" in _command(pid)]
+        return [pid for parent in forking for pid in _children(parent)]
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Wait for something that happens in the cluster."""
+        self.workers[0].until(met, what)
+
+    def log(self) -> str:
+        """What the workers have logged, and the executors that they ran."""
+        return "\n".join(worker.log() for worker in self.workers)
+
+
+@contextmanager
+def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> Iterator[Cluster]:
+    """A master and so many workers, registered with it; each has so many cores and so much memory for executors."""
+    started: list[Daemon] = []
+    try:
+        master = Daemon(folder / "master", "org.apache.spark.deploy.master.Master", "--webui-port", "0")
+        started.append(master)
+        master.until(lambda: _MASTER_URL.search(master.log()) is not None, "address of the master")
+        found = _MASTER_URL.search(master.log())
+        assert found is not None
+        for number in range(workers):
+            place = folder / f"worker-{number}"
+            room = ["--cores", str(cores), "--memory", memory, "--work-dir", str(place / "work")]
+            started.append(
+                Daemon(place, "org.apache.spark.deploy.worker.Worker", "--webui-port", "0", *room, found[1])
+            )
+        for worker in started[1:]:
+            worker.until(lambda worker=worker: _REGISTERED in worker.log(), "registration of a worker")  # type: ignore[misc]  # a lambda's default has no type
+        yield Cluster(found[1], started[1:])
+    finally:
+        for daemon in reversed(started):
+            daemon.end()
+
+
+def _die_with_parent() -> None:
+    # Runs between fork and exec; the process that it becomes is the Java process itself.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    """Also of threads other than the first, which is where Java starts its children."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in file.read_text().split()]
+        except OSError:  # that thread has ended meanwhile
+            continue
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
