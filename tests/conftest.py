@@ -51,7 +51,9 @@ def spark() -> Iterator[SparkSession]:
     """The one Spark of a test run. Tests that set something in it use `prepared(spark)` or `spark.newSession()`."""
     from fordstone.spark import session
 
-    started = session(master="local[2]", name="fordstone-tests", memory="2g")
+    # Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    started = session(master="local[2]", memory="2g", config={"spark.driver.extraJavaOptions": options})
     yield started
     started.stop()
 

@@ -10,6 +10,7 @@ import pytest
 
 from fordstone.connectors import files
 from fordstone.connectors.connector import Reader, Source, SourceOptions
+from fordstone.connectors.files import FileSource
 from fordstone.connectors.lines import BLOCK_BYTES_MAX
 from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
@@ -56,6 +57,19 @@ def test_partitions_are_named_by_their_path_below_the_fixed_part_of_the_pattern(
     assert list(source(tmp_path / "**" / "*.jsonl").partitions()) == ["a/1.jsonl", "a/x/3.jsonl", "b/2.jsonl"]
     assert list(source(tmp_path / "a" / "1.jsonl").partitions()) == ["1.jsonl"]
     assert list(source(tmp_path / "a" / "_*.jsonl").partitions()) == ["_stream.jsonl"]
+
+
+def test_one_file_is_opened_and_planned_without_looking_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1.jsonl").write_text(lines(1, 2))
+    monkeypatch.setattr(FileSource, "partitions", lambda _: pytest.fail("looked for files"))
+    monkeypatch.setattr(FileSource, "_matching", lambda _: pytest.fail("looked for files"))
+    made = source(tmp_path / "*.jsonl")
+    reach = made.reach(PartitionId("1.jsonl"), Position(0), 1)
+    opened = made.open(PartitionId("1.jsonl"), Position(0), with_positions=False)
+    assert numbers(opened.read(10, reach.position)) == [1]
+    opened.close()
 
 
 def test_the_names_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ import sys
 def test_the_functions_keep_their_names_when_the_modules_of_the_same_names_are_loaded():
     code = (
         "import fordstone.connectors as connectors\n"
-        "from fordstone.connectors.registry import source_delivery\n"
+        "from fordstone.connectors.registry import sink_delivery, source_delivery\n"
         "source_delivery(connectors.files('a.jsonl')), source_delivery(connectors.generator())\n"
-        "from fordstone.connectors import files, generator, memory, stdout\n"
-        "assert all(callable(made) for made in (files, generator, memory, stdout)), (files, generator, memory, stdout)"
+        "sink_delivery(connectors.delta('table'))\n"
+        "from fordstone.connectors import delta, files, generator, memory, stdout\n"
+        "made = (delta, files, generator, memory, stdout)\n"
+        "assert all(callable(one) for one in made), made"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

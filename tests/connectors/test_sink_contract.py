@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import polars as pl
+from deltalake import DeltaTable
 
-from fordstone.connectors import MemorySink, files, memory, rows
+from fordstone.connectors import MemorySink, delta, files, memory, rows
 from fordstone.connectors.connector import ConnectorSpec
 from fordstone.testing.contracts.sink import SinkContract
 
@@ -38,3 +39,14 @@ class TestMemory(SinkContract):
 
     def seen(self, place: Path) -> pl.DataFrame:
         return self.live.rows()
+
+
+class TestDelta(SinkContract):
+    applies_upserts = True
+
+    def spec(self, place: Path) -> ConnectorSpec:
+        return delta(str(place / "table"))
+
+    def seen(self, place: Path) -> pl.DataFrame:
+        # A table has no order; what the suite lets out is numbered.
+        return pl.DataFrame(DeltaTable(place / "table").scan()).sort("n")

@@ -10,9 +10,10 @@ import pytest
 from fordstone.connectors import files
 from fordstone.connectors.connector import Source, SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.connectors.tables import SLICE_BYTES_MAX, SLICE_ROWS
+from fordstone.connectors.tables import SLICE_BYTES_MAX, SLICE_ROWS, TableReader
 from fordstone.errors import SourceError
 from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
 from fordstone.model.schema import Schema
 from fordstone.testing.contracts.source import ReadBack, read_all
 
@@ -185,3 +186,68 @@ def test_names_with_pattern_characters_are_read_as_they_are(tmp_path: Path) -> N
     save(pl.DataFrame({"x": [1]}), path)
     made = source(tmp_path / "*.parquet", Schema.of({"x": "bigint"}))
     assert read_all(made, made.partitions()[0], Schema.of({"x": "bigint"})).rows["x"].to_list() == [1]
+
+
+# How far a read would come.
+
+
+def reach(made: Source, path: Path, position: int, rows_max: int) -> tuple[int, bool]:
+    found = made.reach(PartitionId(path.name), Position(position), rows_max)
+    return int(found.position), found.ended
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_plan_goes_by_the_number_of_rows_which_is_looked_up_once(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"1.{ending}"
+    save(pl.DataFrame({"x": range(10)}), path)
+    made = source(path, Schema.of({"x": "bigint"}), bounded=False)
+    assert reach(made, path, 0, 4) == (4, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableReader, "count", lambda _: pytest.fail("counted again"))
+        assert reach(made, path, 4, 2**62) == (10, True)
+        assert reach(made, path, 10, 4) == (10, True)
+    save(pl.DataFrame({"x": range(20)}), path)
+    assert reach(made, path, 10, 2**62) == (20, True)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_that_is_still_being_written_is_not_planned_yet(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"1.{ending}"
+    save(pl.DataFrame({"x": [1, 2]}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    schema = Schema.of({"x": "bigint"})
+    waiting = source(path, schema, bounded=False)
+    assert reach(waiting, path, 0, 5) == (0, False)
+    with pytest.raises(SourceError, match="lacks the footer"):
+        reach(source(path, schema), path, 0, 5)
+    path.write_bytes(whole)
+    assert reach(waiting, path, 0, 5) == (2, True)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_with_fewer_rows_than_were_planned_is_an_error(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"1.{ending}"
+    schema = Schema.of({"x": "bigint"})
+    save(pl.DataFrame({"x": [1, 2, 3]}), path)
+    planner = source(path, schema, bounded=False)
+    until, _ = reach(planner, path, 0, 5)
+    save(pl.DataFrame({"x": [1, 2]}), path)
+    for made in (planner, source(path, schema)):
+        with pytest.raises(SourceError, match="shrank: it has 2 rows"):
+            reach(made, path, until, 5)
+    with pytest.raises(SourceError, match="shrank: it has 2 rows, and 3"):
+        read_all(source(path, schema), PartitionId(path.name), schema, until=until)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(SourceError, match="lacks its footer"):
+        read_all(source(path, schema, bounded=False), PartitionId(path.name), schema, until=until)
+
+
+def test_how_much_was_read_is_known_where_reads_are_only_planned(tmp_path: Path) -> None:
+    path = tmp_path / "1.parquet"
+    save(pl.DataFrame({"x": range(100)}), path)
+    made = source(path, Schema.of({"x": "bigint"}))
+    reach(made, path, 0, 25)
+    assert made.share_read({path.name: PartitionCut(position=Position(25))}) == pytest.approx(0.25)

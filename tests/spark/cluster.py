@@ -56,7 +56,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
             )
         self.pid = self._process.pid
 
@@ -118,7 +118,9 @@ class Cluster:
 
     def python_pids(self) -> list[int]:
         """Of the Python processes that run tasks now; the one that forks them for its executor is not among them."""
-        forking = [pid for executor in self.executor_pids() for pid in _children(executor) if "pyspark.daemon" in _command(pid)]
+        forking = [
+            pid for executor in self.executor_pids() for pid in _children(executor) if "pyspark.daemon" in _command(pid)
+        ]
         return [pid for parent in forking for pid in _children(parent)]
 
     def until(self, met: Callable[[], bool], what: str) -> None:
@@ -143,9 +145,7 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
         for number in range(workers):
             place = folder / f"worker-{number}"
             room = ["--cores", str(cores), "--memory", memory, "--work-dir", str(place / "work")]
-            started.append(
-                Daemon(place, "org.apache.spark.deploy.worker.Worker", "--webui-port", "0", *room, found[1])
-            )
+            started.append(Daemon(place, "org.apache.spark.deploy.worker.Worker", "--webui-port", "0", *room, found[1]))
         for worker in started[1:]:
             worker.until(lambda worker=worker: _REGISTERED in worker.log(), "registration of a worker")  # type: ignore[misc]  # a lambda's default has no type
         yield Cluster(found[1], started[1:])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.memory import limit_polars
+from fordstone.cli.mistakes import Misuse
 from fordstone.cli.teaching import TaughtCommand
+
+if TYPE_CHECKING:
+    from fordstone.spark.choice import Native
 
 
 @click.command(
@@ -15,6 +21,7 @@ from fordstone.cli.teaching import TaughtCommand
         "fordstone explain cold_chain.py",
         "fordstone explain cold_chain.py --format mermaid > cold_chain.mmd",
         "fordstone explain pipelines.py:cold_chain --format json | jq .steps",
+        "fordstone explain cold_chain.py --on spark",
     ],
 )
 @click.argument("file", metavar="FILE[:NAME]")
@@ -27,13 +34,41 @@ from fordstone.cli.teaching import TaughtCommand
     help="Text for people, a Mermaid flowchart for documents, or the plan itself.",
 )
 @click.option(
-    "--parallelism", type=click.IntRange(1), default=1, show_default=True, help="For this many subtasks a keyed step."
+    "--parallelism",
+    type=click.IntRange(1),
+    show_default="1; on Spark as many as it runs tasks",
+    help="For this many subtasks a keyed step; on Spark, shards.",
 )
-def explain(file: str, form: str, parallelism: int) -> None:
+@click.option(
+    "--on",
+    "engine",
+    type=click.Choice(["edge", "spark"]),
+    default="edge",
+    show_default=True,
+    help="The engine that it would run on. Spark is not started.",
+)
+@click.option(
+    "--native",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="On Spark: whether its own operators are used: where they mean the same, never, or wherever it has them.",
+)
+@click.option("--bounded", is_flag=True, help="On Spark: as a batch job over what is there now.")
+@click.option("--seeded", is_flag=True, help="On Spark: begun with the state of an edge checkpoint.")
+def explain(
+    file: str,
+    form: str,
+    parallelism: int | None,
+    engine: str,
+    native: Native,
+    bounded: bool,  # noqa: FBT001 - a flag of the command line
+    seeded: bool,  # noqa: FBT001 - likewise
+) -> None:
     """Show what a pipeline would do, without running it.
 
     Which steps run together as one task, what is shuffled by which key, what is kept in checkpoints, and what each path
-    from a source to a sink guarantees, with the reason.
+    from a source to a sink guarantees, with the reason. With --on spark also whether our operators or Spark's own run.
     """
     limit_polars(1)
     plan = load_pipeline(file).plan()
@@ -42,6 +77,14 @@ def explain(file: str, form: str, parallelism: int) -> None:
 
         click.echo(msgspec.json.format(plan.to_json(), indent=2).decode())
         return
+    if engine == "spark":
+        if form == "mermaid":
+            raise Misuse("a flowchart is drawn of tasks on the edge; on Spark there is --format text.")
+        from fordstone.spark import explain as on_spark
+
+        text = on_spark.explain(plan, native=native, seeded=seeded, bounded=bounded, shards=parallelism)
+        click.echo(text, nl=False)
+        return
     from fordstone.edge import explain as wording
 
-    click.echo(wording.explain(plan, format=form, parallelism=parallelism), nl=False)
+    click.echo(wording.explain(plan, format=form, parallelism=parallelism or 1), nl=False)

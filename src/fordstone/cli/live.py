@@ -10,6 +10,7 @@ import contextlib
 import io
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -62,6 +63,11 @@ class LiveView:
             sys.stdout, sys.stderr = self._replaced
         self._live.stop()
 
+    def note(self, pipeline: str, words: str) -> None:
+        """Where progress will stand."""
+        with contextlib.suppress(OSError):
+            self._live.update(_line(pipeline, [words]), refresh=True)
+
     def show(self, progress: Progress) -> None:
         """Draw anew if it is time."""
         now_us = self._plain.monotonic_us()
@@ -85,12 +91,9 @@ class LiveView:
         """Whoever shows errors does it."""
 
     def _line(self, progress: Progress, rate: float) -> Text:
-        words = words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded)
-        text = Text(no_wrap=True, overflow="ellipsis")
-        text.append(progress.pipeline, style="bold")
-        for place, word in enumerate(words):
-            text.append(" · " if place else "  ", style="dim").append(word)
-        return text
+        return _line(
+            progress.pipeline, words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded)
+        )
 
     def _bar(self, share: float, progress: Progress, now_us: int) -> Table:
         grid = Table.grid(padding=(0, 1))
@@ -112,6 +115,14 @@ class LiveView:
             return None
         seconds = round((now_us - since_us) * (1 - share) / done / 1e6)
         return f"{seconds} s left" if seconds < MINUTE else f"{wording.span(seconds * 1e6)} left"
+
+
+def _line(pipeline: str, words: Sequence[str]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(pipeline, style="bold")
+    for place, word in enumerate(words):
+        text.append(" · " if place else "  ", style="dim").append(word)
+    return text
 
 
 class _Above(io.TextIOBase):

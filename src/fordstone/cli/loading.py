@@ -51,6 +51,11 @@ def load_pipeline(target: str) -> Pipeline:
     raise Misuse(f"{path} has no pipeline. Define one, and leave running it to this command:\n{_EXAMPLE}")
 
 
+def file_of(target: str) -> Path:
+    """The file of `FILE` or `FILE:name`."""
+    return _split(target)[0].resolve()
+
+
 def _offer(path: Path, found: dict[str, Pipeline]) -> str:
     if not found:
         return "The file has no pipeline."

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 import fordstone
+from fordstone.cli.center import center
 from fordstone.cli.checkpoints import checkpoints
 from fordstone.cli.explain import explain
 from fordstone.cli.mistakes import FAILED, as_exit, show_bug
@@ -60,6 +61,7 @@ def cli() -> None:
 
 
 cli.add_command(run)
+cli.add_command(center)
 cli.add_command(explain)
 cli.add_command(checkpoints)
 cli.add_command(plan_interval)

@@ -1,9 +1,7 @@
-"""`fordstone run`: run a pipeline on this machine until its input ends or the process is told to stop."""
+"""`fordstone run`: run a pipeline until its input ends or the process is told to stop. On the edge, that is this process."""
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +11,14 @@ from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import give_back, limit_polars
 from fordstone.cli.mistakes import Misuse
-from fordstone.cli.teaching import TaughtCommand
-from fordstone.cli.view import JsonView, LineView, View
+from fordstone.cli.run_options import bounded_option, edge_options, refuse_others, shared_options, spark_options
+from fordstone.cli.showing import make_view, shown
+from fordstone.cli.spark import run_on_spark
+from fordstone.cli.teaching import EngineOption, TaughtCommand
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig
-    from fordstone.model.plan import Plan
 
 
 @click.command(
@@ -28,70 +27,26 @@ if TYPE_CHECKING:
         "fordstone run cold_chain.py --bounded",
         "fordstone run cold_chain.py --state /var/lib/cold-chain --interval auto --recovery-goal 10s",
         "fordstone run pipelines.py:cold_chain --parallelism 4 --json",
+        "fordstone run cold_chain.py --on spark --bounded",
+        "fordstone run cold_chain.py --on spark --state /srv/center --from-checkpoint /var/lib/cold-chain",
     ],
 )
 @click.argument("file", metavar="FILE[:NAME]")
-@click.option("--bounded", is_flag=True, help="Stop when everything that is there now has been read.")
-@click.option("--state", metavar="DIR", default="state", show_default=True, help="Where checkpoints are kept.")
 @click.option(
-    "--node", metavar="ID", default="node", show_default=True, help="The name of this machine in the state directory."
-)
-@click.option(
-    "--parallelism",
-    metavar="N",
-    type=int,
-    default=1,
+    "--on",
+    "engine",
+    type=click.Choice(["edge", "spark"]),
+    default="edge",
     show_default=True,
-    help="Subtasks a keyed step and source; may change between runs.",
+    help="Which engine: this process alone, or Spark. The results are the same.",
 )
-@click.option(
-    "--interval",
-    metavar="SPAN",
-    default="1s",
-    show_default=True,
-    help="Between two checkpoints; 'auto' chooses it by their cost.",
-)
-@click.option(
-    "--failure-every",
-    metavar="SPAN",
-    default="1d",
-    show_default=True,
-    help="For 'auto': the mean time between failures.",
-)
-@click.option(
-    "--recovery-goal",
-    metavar="SPAN",
-    default=None,
-    help="For 'auto': in what time after a failure all should be as before.",
-)
-@click.option(
-    "--checkpoint-timeout",
-    metavar="SPAN",
-    default="10m",
-    show_default=True,
-    help="After this a checkpoint is given up and tried anew.",
-)
-@click.option("--keep", metavar="N", type=int, default=3, show_default=True, help="How many checkpoints are kept.")
-@click.option(
-    "--compression",
-    type=click.Choice(["lz4", "zstd", "none"]),
-    default="lz4",
-    show_default=True,
-    help="Of what is stored.",
-)
-@click.option(
-    "--remote", metavar="URL", default=None, help="Copy checkpoints there in the background (any fsspec URL)."
-)
-@click.option(
-    "--allow-new-state", is_flag=True, help="Go on although stateful steps changed; the state of those is dropped."
-)
-@click.option("--batch-rows", metavar="N", type=int, default=65_536, show_default=True, help="Rows read at a time.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON lines to stdout: progress once a second, a report at the end."
-)
-@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
-def run(file: str, *, as_json: bool, verbose: int, **options: Any) -> None:
-    """Run a pipeline on this machine.
+@bounded_option
+@shared_options
+@edge_options
+@spark_options
+@click.pass_context
+def run(context: click.Context, file: str, *, engine: str, verbose: int, as_json: bool, **options: Any) -> None:
+    """Run a pipeline, on this machine or on Spark.
 
     FILE is a Python file that declares a pipeline; NAME the variable, if there are several. Checkpoints go to the state
     directory: after a stop, a crash or a power cut, the same command goes on where the last checkpoint stands.
@@ -99,22 +54,27 @@ def run(file: str, *, as_json: bool, verbose: int, **options: Any) -> None:
     SIGINT (Ctrl-C) and SIGTERM finish the epoch and stop cleanly; the second one stops at once. Progress goes to stderr,
     so that sinks may print to stdout.
     """
+    refuse_others(context, engine)
     configure_logging(verbose)
+    strange = {one.name for one in context.command.params if isinstance(one, EngineOption) and one.engine != engine}
+    options = {name: value for name, value in options.items() if name not in strange}
+    if engine == "spark":
+        run_on_spark(file, options, as_json=as_json, verbose=verbose)
+    else:
+        _run_on_edge(file, options, as_json=as_json)
+
+
+def _run_on_edge(file: str, options: dict[str, Any], *, as_json: bool) -> None:
     limit_polars(options["parallelism"])
     pipeline = load_pipeline(file)
     plan = pipeline.plan()
     config = _config(options)
     from fordstone.edge.run import run as run_plan
 
-    view = _view(plan, config, as_json=as_json)
+    dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
+    view = make_view(plan, bounded=config.bounded, dead_letters=dead_letters, as_json=as_json)
     give_back()
-    try:
-        with view:
-            report = run_plan(plan, pipeline.functions, config, on_progress=view.show)
-    except Exception as error:
-        view.failed(error)
-        raise
-    view.report(report)
+    shown(view, lambda: run_plan(plan, pipeline.functions, config, on_progress=view.show))
 
 
 def _config(options: dict[str, Any]) -> RunConfig:
@@ -124,40 +84,3 @@ def _config(options: dict[str, Any]) -> RunConfig:
         return RunConfig(**options)
     except FordstoneError as error:
         raise Misuse(str(error)) from error
-
-
-def _view(plan: Plan, config: RunConfig, *, as_json: bool) -> View:
-    if as_json:
-        _check_stdout(plan)
-        return JsonView(monotonic_us=_monotonic_us)
-    dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
-    plain = LineView(bounded=config.bounded, dead_letters=dead_letters, monotonic_us=_monotonic_us, wall_us=_wall_us)
-    if not sys.stderr.isatty():
-        return plain
-    from fordstone.cli.live import LiveView
-
-    return LiveView(plain)
-
-
-def _check_stdout(plan: Plan) -> None:
-    """With --json, standard output is for the machine that reads it."""
-    from fordstone.connectors.live_spec import live_of
-    from fordstone.model import plan as p
-
-    printing = [
-        step.name
-        for step in plan.steps
-        if isinstance(step, p.Sink) and step.connector.kind == "stdout" and live_of(step.connector) is None
-    ]
-    if printing:
-        raise Misuse(
-            f"--json needs stdout for itself, and sink {', '.join(printing)} prints there. Let the sink write files, or leave --json out."
-        )
-
-
-def _monotonic_us() -> int:
-    return time.monotonic_ns() // 1_000
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1_000

@@ -1,13 +1,23 @@
-"""Help that teaches: commands whose `--help` ends with examples."""
+"""Help that teaches: commands whose `--help` ends with examples, and lists an engine's options apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 
 EXIT_CODES = "Exit codes: 0 done or stopped cleanly, 1 failed, 2 the command was misused."
+
+
+class EngineOption(click.Option):
+    """An option that only one engine has."""
+
+    def __init__(self, *args: Any, engine: str, otherwise: str = "", **kwargs: Any) -> None:
+        """`otherwise`: what to do instead on the other engine, as a sentence."""
+        super().__init__(*args, **kwargs)
+        self.engine = engine
+        self.otherwise = otherwise
 
 
 class TaughtCommand(click.Command):
@@ -17,6 +27,18 @@ class TaughtCommand(click.Command):
         kwargs.setdefault("epilog", EXIT_CODES)
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Those that always hold, then those of each engine."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if record is not None:
+                title = f"Options with --on {option.engine}" if _of_one_engine(option, self) else "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, then the rest."""
@@ -43,6 +65,11 @@ class TaughtGroup(click.Group):
         """The examples, then the rest."""
         write_examples(self.examples, formatter)
         super().format_epilog(ctx, formatter)
+
+
+def _of_one_engine(option: click.Parameter, command: click.Command) -> TypeGuard[EngineOption]:
+    """Whether the option holds for one engine only, in a command that can choose."""
+    return isinstance(option, EngineOption) and any(one.name == "engine" for one in command.params)
 
 
 def write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

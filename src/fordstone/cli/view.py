@@ -37,6 +37,9 @@ class View(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
+    def note(self, pipeline: str, words: str) -> None:
+        """Called before there is progress to show, when something begins that takes a person's patience."""
+
     def show(self, progress: Progress) -> None:
         """Called about 20 times a second from the main thread; must be quick."""
 
@@ -157,6 +160,11 @@ class LineView:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def note(self, pipeline: str, words: str) -> None:
+        """A line of its own."""
+        with contextlib.suppress(OSError):
+            click.echo(f"{pipeline}: {words}", err=True)
+
     def show(self, progress: Progress) -> None:
         """Print a line if it is time, or if something happened that should be seen."""
         now_us = self.monotonic_us()
@@ -194,6 +202,9 @@ class JsonView:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def note(self, pipeline: str, words: str) -> None:
+        """For people only."""
 
     def show(self, progress: Progress) -> None:
         """Print a line if it is time."""

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from fordstone.connectors.changelog import latest, rows
 from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.delta import delta_spec
 from fordstone.connectors.file_settings import files_spec
 from fordstone.connectors.files import FilesKind as _FilesKind
 from fordstone.connectors.generator import generator_spec
@@ -18,7 +19,28 @@ from fordstone.connectors.stdout import stdout_spec
 # Loaded here although only the registry uses it: loaded later, the module would take the name of the function below.
 del _FilesKind
 
-__all__ = ["ConnectorSpec", "MemorySink", "MemorySource", "files", "generator", "latest", "memory", "rows", "stdout"]
+__all__ = [
+    "ConnectorSpec",
+    "MemorySink",
+    "MemorySource",
+    "delta",
+    "files",
+    "generator",
+    "latest",
+    "memory",
+    "rows",
+    "stdout",
+]
+
+
+def delta(path: str, *, app: str | None = None) -> ConnectorSpec:
+    """A Delta table, as a sink: rows are appended, upserts merged by their key. Needs `pip install 'fordstone[delta]'`.
+
+    `path` is a directory, or an address that the package `deltalake` knows. The table is made if missing. Under the name
+    `app` (by default `fordstone/<step>`) it remembers which epochs it has: pipelines that share a table and name their
+    sinks alike need different ones.
+    """
+    return delta_spec({"path": str(path), "app": app})
 
 
 def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for

@@ -138,6 +138,7 @@ class Staging:
                 self._disk.rename(f"{sealed}/{name}", f"{sealed}/{name.removesuffix(STAGED_ENDING)}")
         self._disk.fsync_dir(sealed)  # what was removed may not come back
         self._disk.rename(sealed, epoch_name(epoch))
+        self._disk.fsync_dir("")
 
     def _take_away(self, directory: str) -> None:
         # A writer that nobody waits for any more may still add to it: then it goes when the sink is next opened.

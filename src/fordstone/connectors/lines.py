@@ -92,6 +92,9 @@ class LineReader(Reader):
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows; nothing while the last line is still being written."""
+        if until is not None and self._end is not None and self._end < until:
+            self._data.check(until)
+            self._end = until  # it was not all there yet when it was opened
         if self._first is None:
             self._first = self._format.begin(self._data, self._end, complete=self._bounded)
         if self._first is None:

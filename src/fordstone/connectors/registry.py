@@ -18,6 +18,7 @@ ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
 
 _OURS: Final = {
+    "delta": ("fordstone.connectors.delta", "DeltaKind"),
     "files": ("fordstone.connectors.files", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),

@@ -43,7 +43,7 @@ def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:
 # What a step is, in words.
 
 
-def _title(step: p.Step) -> str:
+def title(step: p.Step) -> str:
     """What a step does, in one line."""
     match step:
         case p.Source():
@@ -83,7 +83,7 @@ def _over(keys: tuple[str, ...]) -> str:
     return f"for each {', '.join(keys)}" if keys else "over all rows"
 
 
-def _details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
+def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
     """What more there is to say of a step: a label and a text each."""
     stream = types[p.Input(step.name)]
     if isinstance(step, p.Aggregate):
@@ -163,7 +163,7 @@ def _columns(schema: Schema) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in schema.items())
 
 
-def _crossing(plan: p.Plan, edge: Edge) -> str:
+def crossing(plan: p.Plan, edge: Edge) -> str:
     """What travels along an edge between tasks."""
     what = "late rows" if edge.port == "late" else "rows" if edge.combiner is None else "partial aggregates"
     if edge.back:
@@ -181,10 +181,12 @@ def _crossing(plan: p.Plan, edge: Edge) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class Node:
+    """A line of text, what belongs to it, and what follows from it. `spark.explain` draws with it, too."""
+
     title: str
     details: tuple[tuple[str, str], ...] = ()
-    children: tuple[_Node, ...] = ()
+    children: tuple[Node, ...] = ()
 
 
 def _text(plan: p.Plan, graph: Graph, types: Types) -> str:
@@ -195,8 +197,8 @@ def _text(plan: p.Plan, graph: Graph, types: Types) -> str:
         f"  runs       on the edge, as {_count(len(graph.vertices), 'task')}",
     ]
     for vertex in graph.vertices:
-        lines += ["", _task_title(vertex), *_drawn(_node(plan, graph, types, vertex, vertex.name, ""))]
-    lines += ["", "guarantees", *_guarantees(plan)]
+        lines += ["", _task_title(vertex), *drawn(_node(plan, graph, types, vertex, vertex.name, ""))]
+    lines += ["", "guarantees", *guarantees(plan)]
     return "\n".join(lines) + "\n"
 
 
@@ -206,7 +208,7 @@ def _task_title(vertex: Vertex) -> str:
     return f"task {vertex.name}{times}{fused}"
 
 
-def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, port: str) -> _Node:
+def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, port: str) -> Node:
     """A step and what is fused behind it."""
     step = plan.step(name)
     inside = [
@@ -215,16 +217,16 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
         if graph.home[consumer.name] == vertex.name and consumer.name != vertex.name
     ]
     onward = [
-        _Node(title=f"→ task {edge.target}: {_crossing(plan, edge)}")
+        Node(title=f"→ task {edge.target}: {crossing(plan, edge)}")
         for edge in graph.out_of(vertex.name)
         if edge.step == name
     ]
-    return _Node(
-        title=f"{port}{name}: {_title(step)}", details=tuple(_details(plan, step, types)), children=(*inside, *onward)
+    return Node(
+        title=f"{port}{name}: {title(step)}", details=tuple(details(plan, step, types)), children=(*inside, *onward)
     )
 
 
-def _drawn(node: _Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:
+def drawn(node: Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:
     """A node as lines; `branch` begins its own line, `lead` those below it."""
     yield f"{branch}{node.title}"
     bar = "│  " if node.children else "   "
@@ -233,10 +235,11 @@ def _drawn(node: _Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:
         yield f"{lead}{bar}{label:<{width}}  {text}"
     for index, child in enumerate(node.children):
         last = index == len(node.children) - 1
-        yield from _drawn(child, lead + ("   " if last else "│  "), lead + ("└─ " if last else "├─ "))
+        yield from drawn(child, lead + ("   " if last else "│  "), lead + ("└─ " if last else "├─ "))
 
 
-def _guarantees(plan: p.Plan) -> list[str]:
+def guarantees(plan: p.Plan) -> list[str]:
+    """A line for each path from a source to a sink."""
     paths = path_guarantees(plan)
     ways = [f"{path.source} → {path.sink}" for path in paths]
     wide, given = max(map(len, ways), default=0), max((len(path.gives) for path in paths), default=0)
@@ -257,7 +260,7 @@ def _mermaid(plan: p.Plan, graph: Graph) -> str:
         lines.append(f'  subgraph t{number}["{_quoted(_task_title(vertex))}"]')
         lines += [f"    {ids[name]}{_shape(plan.step(name))}" for name in vertex.steps]
         lines.append("  end")
-    lines += [f'  {ids[edge.step]} ==>|"{_quoted(_crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
+    lines += [f'  {ids[edge.step]} ==>|"{_quoted(crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
     for step in plan.steps:
         for stream in step.inputs:
             if graph.home[step.name] == graph.home[stream.step]:
@@ -272,7 +275,7 @@ def _mermaid_guarantees(plan: p.Plan) -> Sequence[str]:
 
 
 def _shape(step: p.Step) -> str:
-    label = f'"{_quoted(step.name)}<br/>{_quoted(_title(step))}"'
+    label = f'"{_quoted(step.name)}<br/>{_quoted(title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
     return f"[({label})]" if isinstance(step, p.Aggregate | p.Ewma | p.Loop) else f"[{label}]"

@@ -18,6 +18,6 @@ if _MISSING:
     )
 
 # Not lazily: the module of the same name would take the function's place as soon as anybody imports it.
-from fordstone.spark.session import prepared, session  # noqa: E402 (only once what it needs is known to be there)
+from fordstone.spark.session import prepared, session  # noqa: E402 - only once what it needs is known to be there
 
 __all__ = ["prepared", "session"]

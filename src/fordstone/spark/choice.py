@@ -79,10 +79,9 @@ def choose(plan: p.Plan, *, native: Native = "auto", seeded: bool = False, strea
             raise ConfigError(
                 f"native='always': {hard[0]}. Use native='auto', which then runs our own operators inside Spark."
             )
-        why = "native='always' was asked for"
-        return _native(plan, _sentence(why), obstacles)
+        return _native(plan, "Asked for with native='always'.", obstacles)
     if native == "never":
-        return _hosted(plan, "native='never' was asked for", ())
+        return _hosted(plan, "asked for with native='never'", ())
     if obstacles:
         return _hosted(plan, str(obstacles[0]), obstacles)
     return _native(plan, "Spark's own operators give the same results here.", ())
@@ -122,7 +121,7 @@ def _hosted(plan: p.Plan, why: str, obstacles: tuple[Obstacle, ...]) -> Choice:
     steps = []
     for step in stateful_steps(plan):
         own = [obstacle.why for obstacle in obstacles if obstacle.step == step.name]
-        reason = own[0] if own else f"the pipeline runs as one, and {why}" if obstacles else why
+        reason = own[0] if own else f"the pipeline runs as one, and cannot be native: {why}" if obstacles else why
         steps.append(StepChoice(step=step.name, way="hosted", why=_sentence(reason)))
     return Choice(native=False, why=_sentence(why), steps=tuple(steps), obstacles=obstacles)
 
@@ -150,7 +149,7 @@ def _obstacles(plan: p.Plan, *, seeded: bool, streaming: bool) -> Iterator[Obsta
     streams = sink_streams(plan)
     if len(streams) > 1:
         why = (
-            f"{' and '.join(map(str, streams))} have sinks, and natively each would be a query of its own, whose "
+            f"sinks read {', '.join(map(str, streams))}, and natively each would be a query of its own, whose "
             "results would not become visible together"
         )
         yield Obstacle(step=None, why=why, hard=False)
@@ -202,7 +201,7 @@ def _several(plan: p.Plan) -> Iterator[Obstacle]:
         first, *others = [step.name for step in upstream(plan, stream) if not isinstance(step, _STATELESS)] or [""]
         for other in others:
             if other not in seen:
-                why = f"{first} is on the same way to a sink, and Spark's streams take one stateful step on a way"
+                why = f"it shares the way to a sink with {first}, and Spark's streams take one stateful step on a way"
                 yield Obstacle(step=other, why=why, hard=True)
             seen.add(other)
 

@@ -58,13 +58,14 @@ class BatchOutcome:
     """What a batch did, for whoever shows progress."""
 
     epoch: int
-    cut: Cut
-    rows_in: int
-    rows_out: int
-    rows_late: int
-    rows_rejected: int
-    state_bytes: int
-    written_bytes: int
+    cut: Cut | None = None
+    """None: Spark's own source knows."""
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_late: int = 0
+    rows_rejected: int = 0
+    state_bytes: int = 0
+    written_bytes: int = 0
 
 
 def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, SinkSpec]:
@@ -139,6 +140,23 @@ class PartTask:
         )
 
 
+def release(
+    epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], specs: Sequence[SinkSpec], sinks: Sequence[Sink]
+) -> int:
+    """Release an epoch at every sink, of what the tasks gave; says how many rows. `specs` and `sinks` by tag."""
+    rows_out = 0
+    for tag, sink in enumerate(sinks):
+        mine = [row for row in rows if row["tag"] == tag]
+        parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
+        frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
+        rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
+        if isinstance(sink, PartedSink) and not frames:
+            sink.release_parts(epoch, attempt, parts)
+        else:
+            sink.release(epoch, pl.concat([specs[tag].empty(), *frames]))
+    return rows_out
+
+
 class Committer:
     """Spark's `foreachBatch` function of a hosted query, on the driver."""
 
@@ -174,17 +192,7 @@ class Committer:
         """Release what tasks gave, and keep the cut."""
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
         cut = self._cut(epoch, facts)
-        rows_out = 0
-        for tag, sink in enumerate(self._sinks):
-            parts = [
-                msgspec.json.decode(row["data"], type=Part) for row in rows if row["what"] == PART and row["tag"] == tag
-            ]
-            frames = [decode(row["data"]) for row in rows if row["what"] == What.OUT and row["tag"] == tag]
-            rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
-            if isinstance(sink, PartedSink) and not frames:
-                sink.release_parts(epoch, attempt, parts)
-            else:
-                sink.release(epoch, pl.concat([self.specs[tag].empty(), *frames]))
+        rows_out = release(epoch, attempt, rows, self.specs, self._sinks)
         self._cuts.write(cut)
         partitions = [fact for told in facts for fact in told.partitions]
         self._on_batch(

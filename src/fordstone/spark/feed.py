@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -36,9 +36,6 @@ from fordstone.spark.work import (
     Work,
     partition_watermark_us,
 )
-
-EMPTY_READS_MAX: Final = 1000
-"""A partition that gives nothing so often before its end is reached has changed since it was planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,17 +134,13 @@ class Feed:
         source = opened(step, bounded=self._setting.bounded)
         reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
         try:
-            nothing = 0
             while partition.position < read.until:
                 chunk = reader.read(self._setting.batch_rows, Position(read.until))
-                nothing = nothing + 1 if chunk is None else 0
                 if chunk is None:
-                    if nothing == EMPTY_READS_MAX:
-                        raise SourceError(
-                            f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
-                            f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
-                        )
-                    continue
+                    raise SourceError(
+                        f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
+                        f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
+                    )
                 partition.position = int(chunk.position)
                 before = letters.rows
                 letters.take(partition.name, chunk.rejected)

@@ -41,11 +41,12 @@ def function_rows(
 
 
 def typed_frame(batch: pa.RecordBatch, schema: Schema) -> pl.DataFrame:
-    """A batch of Spark's as a frame with exactly these columns."""
+    """A batch of Spark's as a frame with exactly these columns, which it has by place, whatever their names."""
     frame = pl.from_arrow(batch)
     if not isinstance(frame, pl.DataFrame):
         raise TypeError(f"Spark gave {type(frame).__name__}, not a batch of rows")
-    return frame.select(schema.names()).cast(schema.polars)
+    frame.columns = list(schema)
+    return frame.cast(schema.polars)
 
 
 def exact_batches(frame: pl.DataFrame, schema: Schema) -> Batches:

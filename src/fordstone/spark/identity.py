@@ -59,6 +59,10 @@ class QueryFile:
             )
         return found
 
+    def has(self, path: str) -> bool:
+        """Whether Spark has a file of that path below the location."""
+        return bool(self._fs.exists(f"{self._path.removesuffix('/fordstone/query.json')}/{path}"))
+
     def write(self, identity: QueryIdentity) -> None:
         """Write it, once, before the query starts."""
         self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)

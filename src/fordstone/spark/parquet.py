@@ -112,7 +112,7 @@ def _refuse_directories(settings: FileSettings) -> None:
 def _look_at(path: Path, schema: Schema, *, waits: bool) -> None:
     """Refuse a file that Spark would read otherwise than we do."""
     try:
-        found = pl.read_parquet_schema(path)
+        found = pl.scan_parquet(path, glob=False, hive_partitioning=False).collect_schema()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         if waits:
             return  # perhaps it is being written; if it stays so, Spark will stop at it

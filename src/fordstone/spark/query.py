@@ -17,17 +17,17 @@ from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.engine import step_digests
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.model import plan as p
-from fordstone.model.duration import positive_us
 from fordstone.model.manifest import Cut
 from fordstone.model.schema import Schema
 from fordstone.model.stream import stream_types
 from fordstone.spark import hosted
 from fordstone.spark.commit import BatchOutcome, Committer, PartTask, SinkSpec, sink_specs
-from fordstone.spark.config import SparkConfig
+from fordstone.spark.config import SparkConfig, spark_span
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import QuerySetting, opened
 from fordstone.spark.identity import QueryFile, QueryIdentity
 from fordstone.spark.packing import PACKED
+from fordstone.spark.paths import absolute
 from fordstone.spark.planner import ALL_ROWS, Planner
 from fordstone.spark.seed import Seed, edge_seed
 from fordstone.spark.session import parallelism, prepared
@@ -64,7 +64,7 @@ class HostedQuery:
         """Where the sources stood, epoch by epoch."""
         return CutFiles(self.checkpoint)
 
-    def start(self, on_batch: OnBatch) -> StreamingQuery:
+    def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
         """Start it as a stream."""
         rows = hosted.streaming(
             self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
@@ -76,8 +76,8 @@ class HostedQuery:
             .option("checkpointLocation", self.checkpoint)
         )
         if self.config.available_now or self.config.bounded:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=_spark_span(self.config.interval)).start()
+            return [writer.trigger(availableNow=True).start()]
+        return [writer.trigger(processingTime=spark_span(self.config.interval)).start()]
 
     def run_batch(self, on_batch: OnBatch) -> None:
         """Run it as a batch job. One that was done already is left as it is."""
@@ -179,23 +179,6 @@ def hosted_query(
     )
 
 
-def absolute(plan: p.Plan) -> p.Plan:
-    """The plan with local paths spelt out: Spark's workers have other working directories."""
-
-    def spelt(connector: p.ConnectorSpec) -> p.ConnectorSpec:
-        path = connector.options.get("path")
-        if not isinstance(path, str) or "://" in path:
-            return connector
-        whole = str(Path(path).expanduser().absolute())
-        return msgspec.structs.replace(connector, options={**connector.options, "path": whole})
-
-    steps = tuple(
-        msgspec.structs.replace(step, connector=spelt(step.connector)) if isinstance(step, p.Source | p.Sink) else step
-        for step in plan.steps
-    )
-    return msgspec.structs.replace(plan, steps=steps)
-
-
 def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> Seed | None:
     """The checkpoint to begin from, while the query has not begun for good."""
     if known is None:
@@ -218,7 +201,3 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> See
 
 def _opened_sink(spec: SinkSpec) -> Sink:
     return open_sink(spec.connector, spec.stream)
-
-
-def _spark_span(span: str) -> str:
-    return f"{max(1, positive_us(span, what='interval') // 1000)} milliseconds"

@@ -31,6 +31,7 @@ _LAST_WORDS_S = 5.0
 # Lines that say nothing to anybody.
 _CHATTER = re.compile(
     r"WARNING: Using incubator modules: jdk\.incubator\.vector$"
+    r"|WARNING: package sun\.security\.action not in java\.base$"
     r"|WARNING: A (?:restricted|terminally deprecated) method in \S+ has been called$"
     r"|WARNING: (?:java\.lang\.System::load|sun\.misc\.Unsafe::)\S* has been called by "
     r"|WARNING: Use --enable-native-access=ALL-UNNAMED to avoid a warning for callers in this module$"
@@ -64,7 +65,7 @@ def start_java(conf: SparkConf) -> None:
     Raises:
         FordstoneError: It ended before it was ready; the text has what it said.
     """
-    if SparkContext._gateway is not None:  # noqa: SLF001 (a second one would be started for nothing and never end)
+    if SparkContext._gateway is not None:  # noqa: SLF001 - a second one would be started for nothing and never end
         return
     said = _Passage()
     try:
@@ -75,7 +76,7 @@ def start_java(conf: SparkConf) -> None:
         ) from error
     finally:
         os.close(said.writing)
-    SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 (the one way to hand it over)
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - the one way to hand it over
 
 
 class _Passage:

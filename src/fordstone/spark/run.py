@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -20,7 +21,9 @@ from fordstone.errors import ConfigError, FordstoneError, TaskError
 from fordstone.model.duration import positive_us
 from fordstone.model.manifest import TIME_MIN_US
 from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
+from fordstone.spark.choice import choose
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.native_query import NativeQuery, native_query
 from fordstone.spark.query import HostedQuery, hosted_query
 from fordstone.spark.session import session
 
@@ -106,18 +109,24 @@ def _run_once(
     signals: Signals,
     on_progress: OnProgress | None,
 ) -> Report:
-    query = hosted_query(plan, functions, config, spark, batch=config.bounded)
-    epochs = query.cuts.epochs()
-    resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
-    if config.bounded:
-        if epochs:
-            return Report(
-                pipeline=plan.pipeline, outcome="already_ended", progress=tally.progress(), resumed_from=resumed_from
-            )
-        query.run_batch(tally.add)
-        outcome: Literal["ended", "stopped"] = "ended"
+    choice = choose(plan, native=config.native, seeded=config.from_checkpoint is not None, streaming=not config.bounded)
+    resumed_from: int | None = None
+    query: HostedQuery | NativeQuery
+    if choice.native:
+        query = native_query(plan, functions, config, spark, streaming=not config.bounded)
+        begun = query.begun()
     else:
-        outcome = _follow(query, tally, signals, on_progress)
+        query = hosted_query(plan, functions, config, spark, batch=config.bounded)
+        epochs = query.cuts.epochs()
+        begun = bool(epochs)
+        resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
+    outcome: Literal["ended", "stopped", "already_ended"] = "ended"
+    if not config.bounded:
+        outcome = _follow(query.start(tally.add), tally, signals, on_progress)
+    elif begun:
+        outcome = "already_ended"
+    else:
+        query.run_batch(tally.add)
     progress = tally.progress()
     if on_progress is not None:
         on_progress(progress)
@@ -125,28 +134,36 @@ def _run_once(
 
 
 def _follow(
-    query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
-) -> Literal["ended", "stopped"]:
-    """Run a stream until it ends, fails, or the process is told to stop."""
-    running = query.start(tally.add)
+    running: Sequence[StreamingQuery], tally: _Tally, signals: Signals, on_progress: OnProgress | None
+) -> Literal["stopped"]:
+    """Run streams until they have read what is there, one fails, or the process is told to stop."""
     try:
-        while not running.awaitTermination(LOOK_EVERY_S):  # type: ignore[arg-type]  # parts of a second do work
+        while any(not _over(query) for query in running):
+            tally.look(running)
             if on_progress is not None:
-                on_progress(msgspec.structs.replace(tally.progress(running), stopping=signals.told))
+                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
             if signals.told:
-                _stop(running)
-                return "stopped"
+                for query in running:
+                    _stop(query)
+                break
+        tally.look(running)
     finally:
-        running.stop()
+        for query in running:
+            query.stop()
     return "stopped"
 
 
-def _stop(running: StreamingQuery) -> None:
+def _over(query: StreamingQuery) -> bool:
+    """Whether a stream has ended, after a short wait. Raises what it failed with."""
+    return bool(query.awaitTermination(LOOK_EVERY_S))  # type: ignore[arg-type]  # parts of a second do work
+
+
+def _stop(query: StreamingQuery) -> None:
     """Let the batch that runs finish, then stop."""
     until = time.monotonic() + STOP_WAIT_S
-    while running.isActive and running.status["isTriggerActive"] and time.monotonic() < until:
-        running.awaitTermination(LOOK_EVERY_S)  # type: ignore[arg-type]  # parts of a second do work
-    running.stop()
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        _over(query)
+    query.stop()
 
 
 def _mistake(error: Exception) -> FordstoneError | None:
@@ -173,6 +190,8 @@ class _Tally:
         self._began = time.monotonic_ns()
         self._last: BatchOutcome | None = None
         self._rows_in = self._rows_out = self._rows_late = self._rows_rejected = self._batches = 0
+        self._seen: dict[str, int] = {}
+        self._commit_us: int | None = None
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -184,12 +203,25 @@ class _Tally:
         self._batches += 1
         self._last = outcome
 
-    def progress(self, running: StreamingQuery | None = None) -> Progress:
+    def look(self, running: Sequence[StreamingQuery]) -> None:
+        """Take in what Spark itself tells of its batches."""
+        for query in running:
+            for told in query.recentProgress:
+                if told.batchId <= self._seen.get(query.name, -1):
+                    continue
+                self._seen[query.name] = told.batchId
+                durations = dict(told.durationMs)
+                self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
+                if self._last is not None and self._last.cut is None:
+                    # Where Spark reads by itself, it alone knows how much.
+                    self._rows_in += told.numInputRows
+                    self._rows_late += sum(one.numRowsDroppedByWatermark for one in told.stateOperators)
+
+    def progress(self) -> Progress:
         """How the run stands."""
         last = self._last
-        told = running.lastProgress if running is not None and running.isActive else None
-        durations: dict[str, int] = dict(told.durationMs) if told is not None else {}
-        times = [cut.watermark_us for cut in last.cut.sources.values()] if last is not None else []
+        cut = last.cut if last is not None else None
+        times = [one.watermark_us for one in cut.sources.values()] if cut is not None else []
         least_us = min(times, default=TIME_MIN_US)
         return Progress(
             pipeline=self._pipeline,
@@ -202,9 +234,7 @@ class _Tally:
             state_bytes=last.state_bytes if last is not None else 0,
             checkpoints=self._batches,
             given_up=0,
-            checkpoint_us=1000 * (durations["walCommit"] + durations["commitOffsets"])
-            if {"walCommit", "commitOffsets"} <= durations.keys()
-            else None,
+            checkpoint_us=self._commit_us,
             checkpoint_bytes=last.written_bytes if last is not None else None,
             pause_us=None,
             interval_us=self._interval_us,

@@ -24,9 +24,11 @@ from fordstone.spark.session_settings import (
     SPARK_MIN,
     Surroundings,
     Wish,
+    local_cores,
     settings,
     too_old,
 )
+from fordstone.spark.worker_check import check_workers
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
@@ -86,7 +88,8 @@ def prepared(spark: SparkSession) -> SparkSession:
     `spark.sql.legacy.*`. Temporary views are not carried over. Ending Spark ends both.
 
     Raises:
-        ConfigError: That Spark is too old, or does not let us set what the plan's meaning needs.
+        ConfigError: That Spark is too old, does not let us set what the plan's meaning needs, or has executors (where they
+            are processes of their own) whose Python cannot run a plan.
     """
     if too_old(spark.version):
         raise ConfigError(
@@ -103,6 +106,8 @@ def prepared(spark: SparkSession) -> SparkSession:
     _set_meaning(ready)
     if spark.conf.get(_SHUFFLE_PARTITIONS, None) is None:
         ready.conf.set(_SHUFFLE_PARTITIONS, str(parallelism(spark)))
+    if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is None:
+        check_workers(ready, parallelism(spark))
     return ready
 
 

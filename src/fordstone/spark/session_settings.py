@@ -48,6 +48,8 @@ SPEED: Mapping[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Counting the rows of the state would read each before it is written.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Spark runs a task a core; tasks that each use every core only get in each other's way.
+    "spark.executorEnv.POLARS_MAX_THREADS": "1",
 }
 
 COMFORT: Mapping[str, str] = {

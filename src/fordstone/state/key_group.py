@@ -15,7 +15,7 @@ others: equality of keys (`key_index` has that).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,16 +61,18 @@ class _Ragged:
 
 def key_groups(frame: pl.DataFrame, columns: Sequence[str]) -> Groups:
     """The key group of each row, 0 to 127. Called for every batch that is shuffled, and when state is loaded."""
-    keys = frame.select(columns)
-    if not columns:
-        keys, rows = pl.DataFrame(), frame.height
-        return np.full(rows, int(_hashes([], 1)[0]) % KEY_GROUPS, dtype=np.uint8)
-    groups = np.empty(keys.height, dtype=np.uint8)
-    for start in range(0, keys.height, BLOCK_ROWS):
-        block = keys.slice(start, BLOCK_ROWS)
-        hashes = _hashes([_canonical(column) for column in block.get_columns()], block.height)
-        groups[start : start + block.height] = hashes & np.uint64(KEY_GROUPS - 1)
+    groups = np.empty(frame.height, dtype=np.uint8)
+    for start, hashes in _blocks(frame, columns):
+        groups[start : start + hashes.size] = hashes & np.uint64(KEY_GROUPS - 1)
     return groups
+
+
+def row_hashes(frame: pl.DataFrame, columns: Sequence[str]) -> Words:
+    """The hash of each row's canonical bytes in these columns: the same in every release, so it may be stored."""
+    found = np.empty(frame.height, dtype=np.uint64)
+    for start, hashes in _blocks(frame, columns):
+        found[start : start + hashes.size] = hashes
+    return found
 
 
 def owners(groups: Groups, parallelism: int) -> Groups:
@@ -88,6 +90,17 @@ def split_by_owner(frame: pl.DataFrame, columns: Sequence[str], parallelism: int
     sorted_frame = frame[owned.argsort(kind="stable")]
     starts = [0, *ends[:-1].tolist()]
     return [sorted_frame.slice(start, end - start) for start, end in zip(starts, ends.tolist(), strict=True)]
+
+
+def _blocks(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[tuple[int, Words]]:
+    """The hashes of some rows at a time, and where these rows begin."""
+    keys = frame.select(columns)
+    if not columns:
+        yield 0, np.full(frame.height, _hashes([], 1)[0], dtype=np.uint64)
+        return
+    for start in range(0, keys.height, BLOCK_ROWS):
+        block = keys.slice(start, BLOCK_ROWS)
+        yield start, _hashes([_canonical(column) for column in block.get_columns()], block.height)
 
 
 def _hashes(columns: Sequence[_Fixed | _Ragged], rows: int) -> Words:

@@ -26,6 +26,8 @@ class SinkContract(ABC):
     """What every sink promises."""
 
     schema = Schema.of({"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint"})
+    applies_upserts = False
+    """Whether a row of a stream of upserts replaces the one with its key, instead of being kept as a change."""
 
     @abstractmethod
     def spec(self, place: Path) -> ConnectorSpec:
@@ -193,7 +195,42 @@ class SinkContract(ABC):
         sink.release_parts(3, "a", [writer.write(3, "a", n, self.rows(n, n)) for n in (0, 1)])
         assert same_rows(self.seen(tmp_path), self.rows(1, 1))
 
+    def test_ids_are_passed_on(self, tmp_path: Path) -> None:
+        sink = self.open(tmp_path)
+        sink.write(self.rows(0, 2).with_columns(pl.Series("__id", ["p:0:0", "p:1:0"])))
+        sink.write(self.rows(2, 1).with_columns(pl.lit("p:2:0").alias("__id")))
+        assert_frame_equal(self.seen(tmp_path).drop("__id"), self.rows(0, 3))
+        assert self.seen(tmp_path)["__id"].to_list() == ["p:0:0", "p:1:0", "p:2:0"]
+
+    def test_upserts_and_deletes_find_the_row_of_their_key_null_included(self, tmp_path: Path) -> None:
+        if not self.applies_upserts:
+            return
+
+        def changes(first: int, op: str, *devices: str | None) -> pl.DataFrame:
+            named = pl.Series("device", devices, dtype=pl.String)
+            return self.rows(first, len(devices)).with_columns(named, pl.lit(op).alias("__op"))
+
+        sink = self.open(tmp_path, upsert_key=("device",))
+        epochs = [
+            changes(0, "upsert", "a", None, "c", "a"),
+            changes(10, "upsert", None, "d"),
+            pl.concat([changes(20, "delete", "a", "nobody"), changes(30, "upsert", "c")]),
+            changes(40, "delete", None),
+            changes(50, "upsert", "a", None),
+        ]
+        for epoch, frame in enumerate(epochs, start=1):
+            sink.release(epoch, frame)
+            sink = self.open(tmp_path, upsert_key=("device",))
+            sink.release(epoch, frame)
+            past = pl.concat(epochs[:epoch]).unique("device", keep="last")
+            wanted = past.filter(pl.col("__op") == "upsert").drop("__op")
+            assert same_rows(self.seen(tmp_path), wanted)
+        sink.write(changes(60, "upsert", "a"))
+        assert self.seen(tmp_path).filter(device="a")["n"].to_list() == self.rows(60, 1)["n"].to_list()
+
     def test_ids_and_changes_are_passed_on(self, tmp_path: Path) -> None:
+        if self.applies_upserts:
+            return
         sink = self.open(tmp_path, upsert_key=("device",))
         sink.release(1, self.rows(0, 2).with_columns(pl.lit("upsert").alias("__op")))
         sink.release(2, self.rows(0, 1).with_columns(pl.lit("delete").alias("__op")))

@@ -1,0 +1,64 @@
+"""Choose how a run is shown, and show it from its beginning to its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fordstone.cli.mistakes import Misuse
+from fordstone.cli.view import JsonView, LineView, View
+
+if TYPE_CHECKING:
+    from fordstone.edge.report import Report
+    from fordstone.model.plan import Plan
+
+
+def make_view(plan: Plan, *, bounded: bool, dead_letters: Path, as_json: bool) -> View:
+    """JSON lines if they were asked for, else a live line for a terminal and plain ones for anything else."""
+    if as_json:
+        _check_stdout(plan)
+        return JsonView(monotonic_us=_monotonic_us)
+    plain = LineView(bounded=bounded, dead_letters=dead_letters, monotonic_us=_monotonic_us, wall_us=_wall_us)
+    if not sys.stderr.isatty():
+        return plain
+    from fordstone.cli.live import LiveView
+
+    return LiveView(plain)
+
+
+def shown(view: View, work: Callable[[], Report]) -> None:
+    """Do the work while the view shows it; then its report, or what it raised."""
+    try:
+        with view:
+            report = work()
+    except Exception as error:
+        view.failed(error)
+        raise
+    view.report(report)
+
+
+def _check_stdout(plan: Plan) -> None:
+    """With --json, standard output is for the machine that reads it."""
+    from fordstone.connectors.live_spec import live_of
+    from fordstone.model import plan as p
+
+    printing = [
+        step.name
+        for step in plan.steps
+        if isinstance(step, p.Sink) and step.connector.kind == "stdout" and live_of(step.connector) is None
+    ]
+    if printing:
+        raise Misuse(
+            f"--json needs stdout for itself, and sink {', '.join(printing)} prints there. Let the sink write files, or leave --json out."
+        )
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1_000
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1_000

@@ -1,0 +1,82 @@
+"""The Spark of one command: started with the command's settings, given the pipeline's file, and ended with the command."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fordstone.errors import ConfigError, FordstoneError
+from fordstone.spark.session import session
+from fordstone.spark.shipping import ship
+
+_WORKER_PYTHON = "spark.pyspark.python"
+_WORKER_THREADS = "spark.executorEnv.POLARS_MAX_THREADS"
+
+
+@contextmanager
+def application(
+    *,
+    name: str,
+    master: str | None = None,
+    memory: str | None = None,
+    log_level: str = "OFF",
+    config: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Iterator[SparkSession]:
+    """A session for the time of the block. Where Spark runs in this process already, a session of it, which then stays.
+
+    Args:
+        name: The application's name.
+        master: As for `session`, and so are `memory`, `log_level` and `config`.
+        memory: See there.
+        log_level: See there.
+        config: See there.
+        file: The pipeline's Python file, which this process has loaded: its functions can then be called in workers.
+
+    Raises:
+        FordstoneError: Spark could not be started; the text says why.
+    """
+    if master is not None and master.startswith("sc://"):
+        raise ConfigError(
+            f"{master} is a Spark Connect server, where a command cannot follow its query. "
+            "Use it from Python: fordstone.spark.session(remote=...)."
+        )
+    given = dict(config or {})
+    if _WORKER_PYTHON in given:
+        # Spark itself hears of this setting from spark-submit only.
+        os.environ["PYSPARK_PYTHON"] = given[_WORKER_PYTHON]
+    given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
+    running = SparkSession.getActiveSession() is not None
+    with tempfile.TemporaryDirectory(prefix="fordstone-") as folder:
+        spark = _started(name, master, memory, log_level, given)
+        try:
+            if file is not None:
+                ship(spark, file, Path(folder))
+            yield spark
+        finally:
+            if not running:
+                spark.stop()
+
+
+def _started(
+    name: str, master: str | None, memory: str | None, log_level: str, config: Mapping[str, str]
+) -> SparkSession:
+    try:
+        return session(name=name, master=master, memory=memory, log_level=log_level, config=config)
+    except (PySparkException, Py4JError) as error:
+        where = "" if master is None else f" with master {master}"
+        raise FordstoneError(f"Spark could not be started{where}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What Java says, without its stack."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
+    return " ".join(told[:2]) or type(error).__name__

@@ -1,0 +1,152 @@
+"""A native query: Spark's own source and operators, with our sinks behind them.
+
+Each stream that has sinks is one query with a checkpoint of its own; the sinks of one stream share it, and a micro-batch
+of it is an epoch of theirs. Its state is Spark's: nobody else can take it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from fordstone.connectors.registry import open_sink
+from fordstone.edge.engine import step_digests
+from fordstone.model import plan as p
+from fordstone.model.stream import stream_types
+from fordstone.spark.choice import sink_streams
+from fordstone.spark.commit import BatchOutcome, PartTask, SinkSpec, release, sink_specs
+from fordstone.spark.config import SparkConfig, spark_span
+from fordstone.spark.function_rows import typed_frame
+from fordstone.spark.identity import QueryFile, QueryIdentity
+from fordstone.spark.native import lower, output_mode
+from fordstone.spark.packing import PACKED, Packed, What, encode
+from fordstone.spark.paths import absolute
+from fordstone.spark.session import parallelism, prepared
+from fordstone.spark.source import batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from fordstone.connectors.connector import Sink
+    from fordstone.operators.factory import Functions
+
+OnBatch = Callable[[BatchOutcome], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeQuery:
+    """One pipeline as Spark's own queries."""
+
+    plan: p.Plan
+    config: SparkConfig
+    frames: dict[p.Input, DataFrame]
+    checkpoint: str
+
+    def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
+        """Start a stream for each stream with sinks."""
+        return [self._start(stream, frame, on_batch) for stream, frame in self.frames.items()]
+
+    def run_batch(self, on_batch: OnBatch) -> None:
+        """Run a batch job for each stream with sinks. An epoch that is there already is left as it is."""
+        for stream, frame in self.frames.items():
+            self._committer(stream, on_batch)(frame, 0)
+
+    def begun(self) -> bool:
+        """Whether a batch has been committed by an earlier run."""
+        return any(QueryFile(self._place(stream)).has("commits/0") for stream in self.frames)
+
+    def _start(self, stream: p.Input, frame: DataFrame, on_batch: OnBatch) -> StreamingQuery:
+        writer = (
+            frame.writeStream.foreachBatch(self._committer(stream, on_batch))
+            .outputMode(output_mode(self.plan, stream))
+            .queryName(f"fordstone {self.plan.pipeline} {stream}")
+            .option("checkpointLocation", self._place(stream))
+        )
+        if self.config.available_now:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=spark_span(self.config.interval)).start()
+
+    def _place(self, stream: p.Input) -> str:
+        return f"{self.checkpoint}/{stream}"
+
+    def _committer(self, stream: p.Input, on_batch: OnBatch) -> NativeCommitter:
+        specs = sink_specs(self.plan, stream_types(self.plan))
+        names = [step.name for step in self.plan.steps if isinstance(step, p.Sink) and step.input == stream]
+        return NativeCommitter([specs[name] for name in names], on_batch)
+
+
+class NativeCommitter:
+    """Spark's `foreachBatch` function of a native query, on the driver."""
+
+    def __init__(self, specs: list[SinkSpec], on_batch: OnBatch) -> None:
+        self._specs = specs
+        self._sinks: list[Sink] = [open_sink(spec.connector, spec.stream) for spec in specs]
+        self._on_batch = on_batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Execute the batch, once, and release its epoch at every sink."""
+        epoch, attempt = batch_id + 1, uuid4().hex
+        # By place: `mapInArrow` cannot take columns whose names need quotes.
+        placed = batch.toDF(*(f"c{at}" for at in range(len(batch.columns))))
+        rows = placed.mapInArrow(_letting_out(self._specs, epoch, attempt), PACKED).toArrow().to_pylist()
+        rows_out = release(epoch, attempt, rows, self._specs, self._sinks)
+        self._on_batch(BatchOutcome(epoch=epoch, rows_out=rows_out))
+
+
+def _letting_out(
+    specs: list[SinkSpec], epoch: int, attempt: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What tasks do with the rows of a batch: pack them for each sink, and write the parts of those that take them."""
+
+    def let_out(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def packed() -> Iterator[Packed]:
+            for batch in rows:
+                if not batch.num_rows:
+                    continue
+                frame = _frame(batch, specs[0])
+                for tag in range(len(specs)):
+                    yield Packed(0, What.OUT, tag, encode(frame))
+
+        return PartTask(specs, epoch, attempt)(batches(packed(), [0]))
+
+    return let_out
+
+
+def _frame(batch: pa.RecordBatch, spec: SinkSpec) -> pl.DataFrame:
+    schema = spec.stream.schema
+    rows = typed_frame(batch.select(list(range(len(schema)))), schema)
+    hidden = [
+        pl.Series(name, batch.column(len(schema) + at).to_pylist(), dtype=pl.String)
+        for at, name in enumerate(spec.hidden)
+    ]
+    return rows.with_columns(hidden)
+
+
+def native_query(
+    plan: p.Plan, functions: Functions, config: SparkConfig, spark: SparkSession, *, streaming: bool
+) -> NativeQuery:
+    """Check what can be checked, and lay the queries out."""
+    plan = absolute(plan)
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    QueryFile(checkpoint).checked(
+        QueryIdentity(
+            pipeline=plan.pipeline,
+            way="native",
+            plan=msgspec.Raw(plan.to_json()),
+            step_digests=step_digests(plan, stream_types(plan)),
+            stages=(tuple(map(str, sink_streams(plan))),),
+            shards=config.shards or parallelism(spark),
+            first_epoch=1,
+            bounded=config.bounded,
+        )
+    )
+    own = prepared(spark)
+    frames = lower(plan, own, functions=functions, streaming=streaming)
+    return NativeQuery(plan=plan, config=config, frames=frames, checkpoint=checkpoint)

@@ -1,0 +1,73 @@
+"""Bring the pipeline's file to Spark's workers, with the modules beside it that it has imported.
+
+Workers get functions by their import path, so they must be able to import the file under its stem, as this process did. What
+lies beside the file is sent if this process has imported it from there: a module as it is, a package as a whole. What is
+installed in an environment is for the executors' environment to have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from fordstone.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHIPPED_BYTES_MAX: Final = 64 * 1024 * 1024
+_LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def ship(spark: SparkSession, file: Path, folder: Path) -> None:
+    """Put the file and what belongs to it on the import path of every worker of the application.
+
+    `folder` holds what is sent and has to stay as long as the application runs: executors that come later ask for it.
+
+    Raises:
+        ConfigError: It is more than anybody can mean.
+    """
+    data = packed(file.parent, belonging(file, sys.modules))
+    # The same content has the same name: to Spark, a second file of one name with other content is an error.
+    archive = folder / f"{file.stem}-{hashlib.sha256(data).hexdigest()[:16]}.zip"
+    archive.write_bytes(data)
+    spark.sparkContext.addPyFile(str(archive))
+
+
+def belonging(file: Path, modules: Mapping[str, ModuleType]) -> list[Path]:
+    """The file, and the Python files of what was imported from the directory that it is in."""
+    directory = file.parent
+    found = {file}
+    for name, module in list(modules.items()):
+        if "." in name or name == "fordstone":
+            continue
+        places = [Path(place) for place in getattr(module, "__path__", ())]
+        own = getattr(module, "__file__", None)
+        for package in places:
+            if package.parent == directory:
+                found.update(path for path in package.rglob("*.py") if path.is_file())
+        if not places and own is not None and Path(own).parent == directory and Path(own).suffix == ".py":
+            found.add(Path(own))
+    return sorted(found)
+
+
+def packed(directory: Path, files: list[Path]) -> bytes:
+    """The files as a zip archive from which Python can import. The same files give the same bytes."""
+    size = sum(path.stat().st_size for path in files)
+    if size > SHIPPED_BYTES_MAX:
+        raise ConfigError(
+            f"the modules beside the pipeline's file have {size} bytes, too many to send to Spark's workers "
+            f"(at most {SHIPPED_BYTES_MAX}). Install them where the executors' Python finds them, and not in {directory}."
+        )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in files:
+            name = zipfile.ZipInfo(path.relative_to(directory).as_posix(), date_time=_LONG_AGO)
+            archive.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return out.getvalue()
