@@ -19,6 +19,7 @@ from fordstone.api.pipeline import Pipeline
 from fordstone.api.stream import Grouped, Stream
 from fordstone.checkpoint.failpoint import FAILPOINTS
 from fordstone.connectors import latest, rows
+from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.file_settings import FileSettings
 from fordstone.connectors.generator import GeneratorOptions
 from fordstone.edge.config import RunConfig
@@ -116,7 +117,7 @@ def test_every_option_of_a_run_is_in_the_reference():
     assert [field.name for field in dataclasses.fields(RunConfig) if f"| `{field.name}` |" not in text] == []
 
 
-@pytest.mark.parametrize("options", [FileSettings, GeneratorOptions])
+@pytest.mark.parametrize("options", [DeltaSettings, FileSettings, GeneratorOptions])
 def test_every_option_of_a_connector_is_in_the_reference(options: type):
     text = page("reference/connectors.md")
     names = [name for name in options.__struct_fields__ if name != "path"]  # type: ignore[attr-defined]

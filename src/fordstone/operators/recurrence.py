@@ -78,7 +78,7 @@ def _smooth_values(values: Doubles, counts: Rows, before: Means, alpha: float) -
         starts[fresh] += 1
         left[fresh] -= 1
     _go_on(values * alpha, out, means, starts, left, 1.0 - alpha)
-    return out, Means(values=means, known=np.ones_like(before.known))
+    return out, Means(values=means, known=before.known | (counts > 0))
 
 
 def _go_on(weighted: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Rows, keep: float) -> None:

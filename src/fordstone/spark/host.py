@@ -62,6 +62,8 @@ class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
     number: int
     rows: int
     size_bytes: int
+    span_us: tuple[int, int] | None = None
+    """The least and the most time of its rows, if they are ordered by time."""
 
 
 class ShardMemo(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,13 +198,18 @@ class ShardHost:
         return chain, known_us, states
 
     def _piece(self, state_name: str, known: PieceMemo, state: State) -> Piece:
-        data = self._store.get(state_name, known.number)
-        if len(data) != known.size_bytes:
-            raise DamagedError(
-                f"piece {known.number} of {state_name} has {len(data)} bytes, {known.size_bytes} were stored. "
-                "The checkpoint of this query is damaged."
-            )
-        return Piece(decode(data), ref=_ref(known), keep=state.keeps_frames)
+        """A piece of the last batch. It is read when the state needs it: one that goes by time may not."""
+
+        def read() -> pl.DataFrame:
+            data = self._store.get(state_name, known.number)
+            if len(data) != known.size_bytes:
+                raise DamagedError(
+                    f"piece {known.number} of {state_name} has {len(data)} bytes, {known.size_bytes} were stored. "
+                    "The checkpoint of this query is damaged."
+                )
+            return decode(data)
+
+        return Piece(make=read, ref=_ref(known), keep=state.keeps_frames, span_us=known.span_us)
 
     def _stored(
         self, host: Host, chain: Chain, memo: ShardMemo, states: Mapping[str, State], watermark_us: int
@@ -211,10 +218,12 @@ class ShardHost:
         pieces, next_number = dict(memo.pieces), memo.next_number
         for frozen in chain.freeze():
             name = f"{frozen.step}:{frozen.name}"
-            before = {one.number for one in pieces.get(name, ())}
+            before = {one.number: one for one in pieces.get(name, ())}
             numbers = _Numbers(next_number)
-            pieces[name] = tuple(self._written(name, states[name], frozen.pieces, numbers))
-            for gone in sorted((before | numbers.given) - {one.number for one in pieces[name]}):
+            now = self._written(name, states[name], frozen.pieces, numbers)
+            # What was stored before is as it was, although the state may have let go of some of its rows.
+            pieces[name] = tuple(before.get(one.number, one) for one in now)
+            for gone in sorted((before.keys() | numbers.given) - {one.number for one in pieces[name]}):
                 self._store.remove(name, gone)
             next_number = numbers.next
         times = memo.watermarks_us | {host.name: watermark_us}
@@ -267,4 +276,4 @@ def _memo_of(piece: Piece) -> PieceMemo:
     ref = piece.ref
     if ref is None:
         raise AssertionError("every piece has been written")
-    return PieceMemo(int(ref.digest), ref.rows, ref.size_bytes)
+    return PieceMemo(int(ref.digest), ref.rows, ref.size_bytes, piece.span_us)

@@ -169,7 +169,8 @@ class _Lowering:
         schema = self._types[p.Input(step.name)].schema
         hidden = [TIME] if all(TIME in frame.columns for frame in frames) else []
         # By place, in one order: the streams may name the same columns in different ones.
-        return reduce(DataFrame.union, [frame.select(*map(quoted_name, schema), *hidden) for frame in frames])
+        ordered = [frame.select(*map(quoted_name, schema), *hidden) for frame in frames]
+        return reduce(lambda one, other: one.union(other), ordered)
 
     def _aggregate(self, step: p.Aggregate, stream: StreamType, rows: DataFrame) -> DataFrame:
         keys = [F.col(quoted_name(name)) for name in step.keys]

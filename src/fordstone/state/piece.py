@@ -21,7 +21,7 @@ from fordstone.model.manifest import RunRef
 class Piece:
     """Some rows of state. Made by the task, written by the writer; both may hold it at once."""
 
-    __slots__ = ("_frame", "_keep", "_lock", "_make", "_ref")
+    __slots__ = ("_frame", "_keep", "_lock", "_make", "_ref", "span_us")
 
     def __init__(
         self,
@@ -30,12 +30,18 @@ class Piece:
         make: Callable[[], pl.DataFrame] | None = None,
         ref: RunRef | None = None,
         keep: bool = False,
+        span_us: tuple[int, int] | None = None,
     ) -> None:
-        """`make` gives the rows when they are first asked for; `keep` holds on to them after they are written."""
+        """`make` gives the rows when they are first asked for; `keep` holds on to them after they are written.
+
+        `span_us`: the least and the most time of rows that are ordered by it, where known, so that a state which goes by
+        time can tell without the rows whether it needs them.
+        """
         self._frame = frame
         self._make = make
         self._ref = ref
         self._keep = keep
+        self.span_us = span_us
         self._lock = threading.Lock()
 
     @property

@@ -52,7 +52,7 @@ class TimedPiece(Piece):
         size_bytes: int = 0,
         ref: RunRef | None = None,
     ) -> None:
-        super().__init__(frame, make=make, ref=ref, keep=True)
+        super().__init__(frame, make=make, ref=ref, keep=True, span_us=(least_us, most_us))
         self.least_us = least_us
         self.most_us = most_us
         self._size_bytes = size_bytes
@@ -78,7 +78,13 @@ class TimedPiece(Piece):
 
     def rows_after(self, bound_us: int) -> int:
         """How many rows are alive after `bound_us`."""
-        return 0 if self.most_us <= bound_us else self.frame().height - self._rank(bound_us)
+        return 0 if self.most_us <= bound_us else self._rows() - self._rank(bound_us)
+
+    def _rows(self) -> int:
+        """How many rows there are. Makes them only when that cannot be known without."""
+        if self._frame is None and self.ref is not None:
+            return self.ref.rows
+        return self.frame().height
 
     def next_us(self, bound_us: int) -> int:
         """The least time after `bound_us`, or `NEVER_US`."""
@@ -251,6 +257,24 @@ class Timeline(State):
         self._closed_us = self._closed_by(watermark_us)
         held = []
         for piece in pieces:
+            span_us = piece.span_us if piece.ref is not None else None
+            if span_us is not None and span_us[1] <= self._closed_us:
+                continue
+            if span_us is not None and span_us[0] > self._closed_us:
+                # All of it is alive: the rows are not needed before some of them are due.
+                least_us, most_us = span_us
+                size_bytes = piece.ref.size_bytes if piece.ref is not None else 0
+                held.append(
+                    TimedPiece(
+                        make=piece.frame,
+                        time=self._time,
+                        least_us=least_us,
+                        most_us=most_us,
+                        size_bytes=size_bytes,
+                        ref=piece.ref,
+                    )
+                )
+                continue
             frame = piece.frame()
             if self._empty is None and frame.width:
                 self._empty = frame.clear()
@@ -268,9 +292,8 @@ class Timeline(State):
         if fold is not None:
             return held[fold.start : fold.stop]
         for piece, alive in zip(held, rows, strict=True):
-            if alive is not None and (piece.frame().height - alive) > max(
-                DEAD_ROWS_MIN, DEAD_SHARE_MAX * piece.frame().height
-            ):
+            rows_in_all = 0 if alive is None else piece.rows_after(TIME_MIN_US)
+            if alive is not None and rows_in_all - alive > max(DEAD_ROWS_MIN, DEAD_SHARE_MAX * rows_in_all):
                 return (piece,)
         return ()
 

@@ -1,0 +1,585 @@
+"""Spark as far as a hosted query uses it, in this process: no JVM, so that hundreds of runs take seconds.
+
+What Spark promises is kept, and what it does not promise is drawn at random: rows come to a shard in any order, a batch that
+was not committed is run again from the offset that was logged, state goes back to the version before it, and a process may
+die at any step. The code that runs is the one that runs on Spark, from `query.hosted_query` to the sinks; only pyspark's
+classes are stood in for. Offsets and commits are files below the checkpoint location, as Spark has them.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import polars as pl
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Row
+
+from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
+from fordstone.model.manifest import Cut
+from fordstone.model.plan import Plan
+from fordstone.operators.factory import Functions
+from fordstone.spark import query as query_module
+from fordstone.spark import source as source_module
+from fordstone.spark.commit import BatchOutcome, Committer
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.cuts import CutFiles
+from fordstone.spark.packing import _spark_hash
+from fordstone.spark.processor import HostProcessor
+from fordstone.spark.query import HostedQuery, hosted_query
+
+Batches = list[pa.RecordBatch]
+Partitions = list[Batches]
+"""Record batches by partition."""
+BATCHES_MAX = 2000
+_KINDS = {"int": pa.int32(), "binary": pa.binary()}
+
+
+class Died(BaseException):
+    """The process is gone, in the middle of whatever it did. No `except Exception` gets hold of it."""
+
+
+@dataclass
+class Fate:
+    """Counts the steps that a process makes, and ends it at one of them."""
+
+    steps: int = 0
+    dies_at: int | None = None
+    died: Counter[str] = field(default_factory=Counter)
+    """How often, by what it was about to do."""
+
+    def dies_within(self, steps: int) -> None:
+        """Die that many steps from now, or earlier if it comes to that."""
+        self.dies_at = self.steps + steps
+
+    def step(self, what: str) -> None:
+        """The process is about to do something."""
+        self.steps += 1
+        if self.dies_at is not None and self.steps >= self.dies_at:
+            self.dies_at = None
+            self.died[what.partition(" ")[0]] += 1
+            raise Died(what)
+
+
+# State.
+
+Shards = dict[tuple[int, int], dict[str, Any]]
+"""By depth and by what Spark groups by: the values of each state, by name."""
+
+
+class _Value:
+    """`ValueState` of one shard."""
+
+    def __init__(self, name: str, shard: Callable[[], dict[str, Any]], fate: Fate) -> None:
+        self._name, self._shard, self._fate = name, shard, fate
+
+    def get(self) -> tuple[Any, ...] | None:
+        found = self._shard().get(self._name)
+        return None if found is None else (bytearray(found),)
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        self._fate.step(f"state {self._name}")
+        self._shard()[self._name] = bytes(value[0])
+
+
+class _Map:
+    """`MapState` of one shard."""
+
+    def __init__(self, name: str, shard: Callable[[], dict[str, Any]], fate: Fate) -> None:
+        self._name, self._shard, self._fate = name, shard, fate
+
+    def _entries(self) -> dict[int, bytes]:
+        entries: dict[int, bytes] = self._shard().setdefault(self._name, {})
+        return entries
+
+    def getValue(self, key: tuple[int]) -> tuple[Any, ...] | None:  # noqa: N802 - Spark's name
+        found = self._entries().get(key[0])
+        return None if found is None else (bytearray(found),)
+
+    def updateValue(self, key: tuple[int], value: tuple[Any, ...]) -> None:  # noqa: N802 - Spark's name
+        self._fate.step(f"state {self._name}")
+        assert key[0] not in self._entries(), f"piece {key[0]} of {self._name} is there already: pieces never change"
+        self._entries()[key[0]] = bytes(value[0])
+
+    def removeKey(self, key: tuple[int]) -> None:  # noqa: N802 - Spark's name
+        self._fate.step(f"state {self._name}")
+        self._entries().pop(key[0], None)
+
+
+class _Handle:
+    """`StatefulProcessorHandle` of one task."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.shard: dict[str, Any] = {}
+        self._fate = fate
+
+    def getValueState(self, name: str, schema: str) -> _Value:  # noqa: N802 - Spark's name
+        assert schema == "json binary"
+        return _Value(name, lambda: self.shard, self._fate)
+
+    def getMapState(self, name: str, key: str, value: str) -> _Map:  # noqa: N802 - Spark's name
+        assert (key, value) == ("number bigint", "data binary")
+        return _Map(name, lambda: self.shard, self._fate)
+
+
+@dataclass
+class Location:
+    """A checkpoint location: outlives every process. Offsets and commits are files in it."""
+
+    path: Path
+    versions: dict[int, Shards] = field(default_factory=dict)
+    """State behind each batch; before the first there is none."""
+
+    def batches(self, log: str) -> list[int]:
+        found = self.path / log
+        return sorted(int(file.name) for file in found.iterdir()) if found.exists() else []
+
+    def write(self, log: str, number: int, text: str) -> None:
+        (self.path / log).mkdir(parents=True, exist_ok=True)
+        (self.path / log / str(number)).write_text(text)
+
+    def offset(self, number: int) -> str:
+        return (self.path / "offsets" / str(number)).read_text()
+
+    def state_before(self, number: int) -> Shards:
+        """A copy, to be changed."""
+        before = self.versions.get(number - 1, {})
+        return {
+            shard: {name: dict(value) if isinstance(value, dict) else value for name, value in states.items()}
+            for shard, states in before.items()
+        }
+
+    @property
+    def newest(self) -> Shards:
+        return self.versions.get(max(self.versions, default=-1), {})
+
+
+# Frames.
+
+
+def _rows(partitions: Partitions) -> list[dict[str, Any]]:
+    return [row for batches in partitions for batch in batches for row in batch.to_pylist()]
+
+
+def _packed(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    columns = {"shard": pa.int32(), "what": pa.int32(), "tag": pa.int32(), "data": pa.binary()}
+    arrays = [pa.array([row[name] for row in rows], kind) for name, kind in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _cut_at_random(rows: Sequence[Mapping[str, Any]], rng: Random) -> Batches:
+    batches, start = [], 0
+    while start < len(rows):
+        size = rng.randint(1, len(rows))
+        batches.append(_packed(rows[start : start + size]))
+        start += size
+    return batches
+
+
+@contextmanager
+def _task(partition: int) -> Iterator[None]:
+    """What tasks ask pyspark for."""
+    context = TaskContext._getOrCreate()
+    context._partitionId = partition
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(None)
+
+
+class Frame:
+    """A `DataFrame` whose rows are worked out when somebody asks, each time anew."""
+
+    def __init__(self, spark: MicroSpark, make: Callable[[], Partitions]) -> None:
+        self._spark = spark
+        self._make = make
+
+    def mapInArrow(self, function: Callable[..., Iterable[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802 - Spark's
+        def made() -> Partitions:
+            out = []
+            for number, batches in enumerate(self._make()):
+                with _task(number):
+                    out.append(list(self._spark.stepped("task", function(iter(batches)))))
+            return out
+
+        return Frame(self._spark, made)
+
+    def repartitionByRange(self, count: int, column: str) -> Frame:  # noqa: N802 - Spark's name
+        def made() -> Partitions:
+            rows = sorted(_rows(self._make()), key=lambda row: row[column])
+            assert len(rows) == count
+            return [[pa.RecordBatch.from_pylist([row], schema=_SHARES)] for row in rows]
+
+        return Frame(self._spark, made)
+
+    def groupBy(self, column: str) -> _Grouped:  # noqa: N802 - Spark's name
+        assert column == "shard"
+        return _Grouped(self._spark, self._make)
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        batches = [batch for partition in self._make() for batch in partition]
+        return pa.Table.from_batches(batches, schema=_packed([]).schema)
+
+
+_SHARES = pa.schema([("place", pa.int32()), ("number", pa.int32()), ("reads", pa.binary()), ("work", pa.binary())])
+
+
+class _Grouped:
+    def __init__(self, spark: MicroSpark, make: Callable[[], Partitions]) -> None:
+        self._spark = spark
+        self._make = make
+
+    def applyInArrow(self, function: Callable[..., Iterable[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802 - Spark's
+        def made() -> Partitions:
+            shuffled = self._spark.shuffled(self._make())
+            return [
+                list(self._spark.stepped("task", function((pa.scalar(key, pa.int32()),), iter(batches))))
+                for key, batches in shuffled.items()
+            ]
+
+        return Frame(self._spark, made)
+
+
+# Streams.
+
+
+@dataclass(frozen=True)
+class StreamFrame:
+    """A `DataFrame` on a stream: the source, and the stages behind it."""
+
+    spark: MicroSpark
+    source: type
+    stages: tuple[HostProcessor, ...] = ()
+
+    def groupBy(self, column: str) -> StreamFrame:  # noqa: N802 - Spark's name
+        assert column == "shard"
+        return self
+
+    def transformWithState(  # noqa: N802 - Spark's name
+        self,
+        processor: HostProcessor,
+        schema: str,
+        outputMode: str,  # noqa: N803 - Spark's name
+        timeMode: str,  # noqa: N803 - Spark's name
+    ) -> StreamFrame:
+        assert (outputMode, timeMode) == ("Append", "None")
+        return StreamFrame(self.spark, self.source, (*self.stages, processor))
+
+    @property
+    def writeStream(self) -> _Writer:  # noqa: N802 - Spark's name
+        return _Writer(self)
+
+
+class _Writer:
+    def __init__(self, frame: StreamFrame) -> None:
+        self._frame = frame
+        self._location = ""
+        self._available_now = False
+        self._committer: Committer | None = None
+
+    def foreachBatch(self, committer: Committer) -> _Writer:  # noqa: N802 - Spark's name
+        self._committer = committer
+        return self
+
+    def outputMode(self, mode: str) -> _Writer:  # noqa: N802 - Spark's name
+        assert mode == "append"
+        return self
+
+    def queryName(self, name: str) -> _Writer:  # noqa: N802 - Spark's name
+        return self
+
+    def option(self, name: str, value: str) -> _Writer:
+        assert name == "checkpointLocation"
+        self._location = value
+        return self
+
+    def trigger(self, *, availableNow: bool = False, processingTime: str | None = None) -> _Writer:  # noqa: N803 - Spark's
+        self._available_now = availableNow
+        return self
+
+    def start(self) -> MicroQuery:
+        assert self._committer is not None
+        return MicroQuery(self._frame, self._location, self._committer, available_now=self._available_now)
+
+
+class MicroQuery:
+    """A streaming query. Nothing happens but by `step`."""
+
+    def __init__(self, frame: StreamFrame, location: str, committer: Committer, *, available_now: bool) -> None:
+        self.spark = frame.spark
+        self.location = self.spark.location(location)
+        self.committer = _watched(committer, self.spark.fate)
+        self._stages = frame.stages
+        reader = frame.source({}).streamReader(None)
+        self.reader = reader
+        with self.spark.clock():
+            if available_now:
+                reader.prepareForTriggerAvailableNow()
+
+    def step(self) -> bool:
+        """Run the next batch; False: there is nothing to do now."""
+        planned, committed = self.location.batches("offsets"), self.location.batches("commits")
+        done = max(committed, default=-1)
+        if not planned or planned[-1] == done:
+            text = self._plan(done)
+            if text is None:
+                return False
+            self.spark.fate.step("log")
+            self.location.write("offsets", done + 1, text)
+        self._run(done + 1)
+        return True
+
+    def run(self) -> int:
+        """Run batches until there is nothing to do; gives how many."""
+        for number in range(BATCHES_MAX):
+            if not self.step():
+                return number
+        raise AssertionError(f"there is still something to do after {BATCHES_MAX} batches")
+
+    def _plan(self, done: int) -> str | None:
+        with self.spark.clock():
+            start = self.reader.initialOffset() if done < 0 else json.loads(self.location.offset(done))
+            end = self.reader.latestOffset(json.loads(json.dumps(start)), None)
+        self.spark.fate.step("plan")
+        text = json.dumps(end)
+        return None if text == json.dumps(start) else text
+
+    def _run(self, number: int) -> None:
+        fate = self.spark.fate
+        fate.step("run")
+        state = self.location.state_before(number)
+        executed = []
+
+        def made() -> Partitions:
+            executed.append(number)
+            end = json.loads(self.location.offset(number))
+            start = json.loads(self.location.offset(number - 1)) if number else self.reader.initialOffset()
+            partitions: Partitions = []
+            for share in self.reader.partitions(start, end):
+                # Spark sends shares to its workers.
+                partitions.append(list(self.spark.stepped("read", self.reader.read(pickle.loads(pickle.dumps(share))))))
+            for depth, processor in enumerate(self._stages, 1):
+                partitions = self._hosted(depth, processor, partitions, state)
+            return partitions
+
+        # Spark gives a frame that is worked out each time it is asked: more than once would be a mistake, not at all too.
+        self.committer(Frame(self.spark, made), number)  # type: ignore[arg-type]  # as far as it is used
+        assert executed == [number], f"batch {number} was executed {len(executed)} times"
+        fate.step("commit")
+        self.location.versions[number] = state
+        self.location.versions.pop(number - 3, None)
+        self.location.write("commits", number, "{}")
+
+    def _hosted(self, depth: int, processor: HostProcessor, partitions: Partitions, state: Shards) -> Partitions:
+        handle = _Handle(self.spark.fate)
+        processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
+        out = []
+        for key, batches in self.spark.shuffled(partitions).items():
+            handle.shard = state.setdefault((depth, key), {})
+            rows = (Row(**row) for batch in batches for row in batch.to_pylist())
+            given = [row.asDict() for row in processor.handleInputRows((key,), rows, None)]
+            self.spark.fate.step("stage")
+            out.append(_cut_at_random(given, self.spark.rng))
+        processor.close()
+        return out
+
+
+class _WatchedSink(PartedSink):
+    """A sink whose process may die before and after it releases."""
+
+    def __init__(self, sink: Sink, fate: Fate) -> None:
+        self._sink, self._fate = sink, fate
+
+    @property
+    def delivery(self) -> Delivery:
+        return self._sink.delivery
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        self._fate.step("release")
+        self._sink.release(epoch, frame)
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        self._fate.step("release")
+        if isinstance(self._sink, PartedSink):
+            self._sink.release_parts(epoch, attempt, parts)
+        else:
+            assert not parts
+            self._sink.release(epoch, self.empty)
+
+    empty: pl.DataFrame
+
+    def write(self, frame: pl.DataFrame) -> None:
+        raise AssertionError("nothing is let out at once on Spark")
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class _WatchedCuts:
+    def __init__(self, cuts: CutFiles, fate: Fate) -> None:
+        self._cuts, self._fate = cuts, fate
+
+    def read(self, epoch: int) -> Cut:
+        return self._cuts.read(epoch)
+
+    def write(self, cut: Cut) -> None:
+        self._fate.step("cut")
+        self._cuts.write(cut)
+
+
+def _watched(committer: Committer, fate: Fate) -> Committer:
+    sinks = []
+    for sink, spec in zip(committer._sinks, committer.specs, strict=True):
+        watched = _WatchedSink(sink, fate)
+        watched.empty = spec.empty()
+        sinks.append(watched)
+    committer._sinks = tuple(sinks)
+    committer._cuts = _WatchedCuts(committer._cuts, fate)  # type: ignore[assignment]  # as far as it is used
+    return committer
+
+
+# Spark.
+
+
+class MicroSpark:
+    """A `SparkSession`, and all that outlives the processes that use it."""
+
+    def __init__(self, seed: int = 0, *, cores: int = 2) -> None:
+        self.rng = Random(seed)
+        self.cores = cores
+        self.fate = Fate()
+        self.now_us = 1_000_000
+        self.conf = SimpleNamespace(set=lambda key, value: None)
+        self.dataSource = SimpleNamespace(register=self._register)
+        self._sources: dict[str, type] = {}
+        self._locations: dict[str, Location] = {}
+
+    def query(
+        self, plan: Plan, functions: Functions | None = None, *, batch: bool = False, **options: Any
+    ) -> HostedQuery:
+        """A hosted query of a plan, as a process that has just been started lays it out."""
+        with (
+            mock.patch.object(query_module, "prepared", lambda spark: spark),
+            mock.patch.object(query_module, "parallelism", lambda spark: self.cores),
+        ):
+            return hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
+
+    def start(
+        self,
+        plan: Plan,
+        functions: Functions | None = None,
+        *,
+        on_batch: Callable[[BatchOutcome], None] = lambda _: None,
+        **options: Any,
+    ) -> MicroQuery:
+        """Start a process with a query."""
+        started = self.query(plan, functions, **options).start(on_batch)
+        (only,) = started if isinstance(started, list) else [started]
+        assert isinstance(only, MicroQuery)
+        return only
+
+    def run_batch(self, plan: Plan, functions: Functions | None = None, **options: Any) -> list[BatchOutcome]:
+        """Run a plan as a batch job."""
+        outcomes: list[BatchOutcome] = []
+        self.query(plan, functions, batch=True, bounded=True, **options).run_batch(outcomes.append)
+        return outcomes
+
+    def location(self, path: str) -> Location:
+        return self._locations.setdefault(path, Location(Path(path)))
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """What is planned meanwhile is planned by this clock."""
+        with mock.patch.object(source_module, "system_clock_us", lambda: self.now_us):
+            yield
+
+    def shuffled(self, partitions: Partitions) -> dict[int, Batches]:
+        """Rows by shard, those of each shard in any order and in any batches."""
+        rows = _rows(partitions)
+        self.rng.shuffle(rows)
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            found.setdefault(row["shard"], []).append(row)
+        count = len(found)
+        places = {_spark_hash(key) % max(1, count) for key in found}
+        assert len(places) == count, f"{count} shards share {len(places)} of Spark's partitions"
+        return {key: _cut_at_random(found[key], self.rng) for key in sorted(found, key=lambda _: self.rng.random())}
+
+    def stepped(self, what: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, each of which is a step."""
+        for batch in batches:
+            self.fate.step(what)
+            yield batch
+        self.fate.step(what)
+
+    # What `hosted` and `export` call.
+
+    @property
+    def readStream(self) -> Any:  # noqa: N802 - Spark's name
+        return SimpleNamespace(format=lambda name: SimpleNamespace(load=lambda: StreamFrame(self, self._sources[name])))
+
+    def createDataFrame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Frame:  # noqa: N802 - Spark's name
+        names = [column.split()[0] for column in schema.split(", ")]
+        batch = pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=_SHARES)
+        return Frame(self, lambda: [[batch]])
+
+    @property
+    def read(self) -> Any:
+        return SimpleNamespace(format=lambda name: _StateReader(self, name, {}))
+
+    def _register(self, source: type) -> None:
+        self._sources[source.name()] = source  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _StateReader:
+    """Spark's readers of state stores."""
+
+    spark: MicroSpark
+    name: str
+    options: Mapping[str, Any]
+
+    def option(self, name: str, value: Any) -> _StateReader:
+        return _StateReader(self.spark, self.name, {**self.options, name: value})
+
+    def load(self, location: str) -> Any:
+        found = self.spark.location(location)
+        rows = self._metadata(found) if self.name == "state-metadata" else self._entries(found)
+        return SimpleNamespace(collect=lambda: rows)
+
+    def _metadata(self, location: Location) -> list[Row]:
+        names: dict[int, set[str]] = {}
+        for (depth, _), states in location.newest.items():
+            names.setdefault(depth, set()).update(states)
+        return [
+            Row(
+                operatorId=depth - 1,
+                operatorProperties=json.dumps({"stateVariables": [{"stateName": name} for name in sorted(found)]}),
+            )
+            for depth, found in names.items()
+        ]
+
+    def _entries(self, location: Location) -> list[Row]:
+        name, rows = self.options["stateVarName"], []
+        for (depth, key), states in location.versions[self.options["batchId"]].items():
+            if depth - 1 != self.options["operatorId"] or name not in states:
+                continue
+            value = states[name]
+            if isinstance(value, dict):
+                rows += [
+                    Row(key=Row(shard=key), user_map_key=Row(number=number), user_map_value=Row(data=bytearray(data)))
+                    for number, data in value.items()
+                ]
+            else:
+                rows.append(Row(key=Row(shard=key), value=Row(json=bytearray(value))))
+        return rows
