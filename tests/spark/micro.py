@@ -31,7 +31,7 @@ from fordstone.model.plan import Plan
 from fordstone.operators.factory import Functions
 from fordstone.spark import query as query_module
 from fordstone.spark import source as source_module
-from fordstone.spark.commit import BatchOutcome, Committer
+from fordstone.spark.commit import BatchOutcome, Committer, Sinks
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.packing import _spark_hash
@@ -439,11 +439,11 @@ class _WatchedCuts:
 
 def _watched(committer: Committer, fate: Fate) -> Committer:
     sinks = []
-    for sink, spec in zip(committer._sinks, committer.specs, strict=True):
+    for sink, spec in zip(committer._sinks._sinks, committer.specs, strict=True):
         watched = _WatchedSink(sink, fate)
         watched.empty = spec.empty()
         sinks.append(watched)
-    committer._sinks = tuple(sinks)
+    committer._sinks = Sinks(committer.specs, sinks)
     committer._cuts = _WatchedCuts(committer._cuts, fate)  # type: ignore[assignment]  # as far as it is used
     return committer
 

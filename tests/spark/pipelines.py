@@ -310,7 +310,7 @@ def aggregates(rng: Random) -> Aggregates:
         "sx": ("sum(x)", o.total("x")),
         "sd": ("sum(d)", o.total("d")),
         "ax": ("avg(x)", o.mean("x")),
-        "an": ("avg(n)", o.mean("n")),
+        "ai": ("avg(id)", o.mean("id")),
         "lx": ("min(x)", o.least("x")),
         "hx": ("max(x)", o.most("x")),
         "hn": ("max(n)", o.most("n")),

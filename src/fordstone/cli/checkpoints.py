@@ -1,6 +1,6 @@
-"""`fordstone checkpoints`: list, show, check and merge what is stored.
+"""`fordstone checkpoints`: list, show, check and merge what is stored. `import-spark` is in a module of its own.
 
-All but `merge` only read, and may be used while a pipeline runs: what its retention takes away in the meantime is not
+All but `merge` and `import-spark` only read, and may be used while a pipeline runs: what its retention takes away in the meantime is not
 taken for damage.
 """
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from fordstone.cli import wording
+from fordstone.cli.import_spark import import_spark
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
 from fordstone.cli.mistakes import FAILED, Mistake, Misuse
+from fordstone.cli.showing import print_json
 from fordstone.cli.stores import read_store
 from fordstone.cli.teaching import TaughtGroup
 from fordstone.errors import CheckpointError, DamagedError
@@ -52,10 +54,14 @@ def _which_store(command: _F) -> _F:
         "fordstone checkpoints show 41 --state /var/lib/cold-chain",
         "fordstone checkpoints verify",
         "fordstone checkpoints merge cold_chain.py",
+        "fordstone checkpoints import-spark /srv/center --state /var/lib/cold-chain",
     ],
 )
 def checkpoints() -> None:
-    """List, show, check and merge checkpoints."""
+    """List, show, check, merge and import checkpoints."""
+
+
+checkpoints.add_command(import_spark)
 
 
 @checkpoints.command(
@@ -72,7 +78,7 @@ def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_j
 
     facts = listing(_manifests(store))
     if as_json:
-        _print_json({"pipeline": store.pipeline, "node": store.node, "checkpoints": facts})
+        print_json({"pipeline": store.pipeline, "node": store.node, "checkpoints": facts})
     elif not facts:
         click.echo(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
     else:
@@ -94,7 +100,7 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
     if as_json:
         import msgspec
 
-        _print_json(msgspec.to_builtins(manifest))
+        print_json(msgspec.to_builtins(manifest))
         return
     from fordstone.cli.manifest_text import manifest_text
 
@@ -120,7 +126,7 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
         raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
     report = _verified(opened, epoch)
     if as_json:
-        _print_json(_verify_facts(report))
+        print_json(_verify_facts(report))
     else:
         click.echo(_verify_text(report, f"{state}/{store.pipeline}/{store.node}"))
     if not report.whole:
@@ -149,7 +155,7 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
     found = read_store(state, plan.pipeline, node)
     merged = _merge(plan, state, found.node, keep=max(1, len(found.epochs())))
     if as_json:
-        _print_json(
+        print_json(
             {"pipeline": plan.pipeline, "node": found.node, "merged": None if merged is None else _slots(merged)}
         )
     elif merged is None:
@@ -254,9 +260,3 @@ def _slots(value: object) -> dict[str, Any]:
     if not is_dataclass(value) or isinstance(value, type):
         raise AssertionError(f"{value!r} is not a dataclass")
     return asdict(value)
-
-
-def _print_json(body: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.encode(body).decode())

@@ -65,6 +65,7 @@ class LiveView:
 
     def note(self, pipeline: str, words: str) -> None:
         """Where progress will stand."""
+        self._plain.begin_anew()
         with contextlib.suppress(OSError):
             self._live.update(_line(pipeline, [words]), refresh=True)
 
@@ -91,9 +92,7 @@ class LiveView:
         """Whoever shows errors does it."""
 
     def _line(self, progress: Progress, rate: float) -> Text:
-        return _line(
-            progress.pipeline, words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded)
-        )
+        return _line(progress.pipeline, words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded))
 
     def _bar(self, share: float, progress: Progress, now_us: int) -> Table:
         grid = Table.grid(padding=(0, 1))

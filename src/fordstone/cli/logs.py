@@ -10,6 +10,8 @@ import logging
 import sys
 from typing import Final
 
+from fordstone.cli.mistakes import of_spark
+
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -27,7 +29,7 @@ class LineFormatter(logging.Formatter):
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._tracebacks:
-            fields["error"] = f"{type(error).__name__}: {error}"
+            fields["error"] = _told(error)
         words = [f"{name}={_value(value)}" for name, value in fields.items()]
         line = " ".join([self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *words])
         if error is not None and self._tracebacks and record.exc_info:
@@ -56,6 +58,15 @@ def configure_logging(verbosity: int) -> None:
     root.addHandler(handler)
     root.propagate = False
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+
+
+def _told(error: BaseException) -> str:
+    """What was raised; of what Spark says, which goes over pages, the part that counts."""
+    if not of_spark(error):
+        return f"{type(error).__name__}: {error}"
+    from fordstone.spark.worker_trace import last_words
+
+    return last_words(str(error))
 
 
 def _value(value: object) -> str:

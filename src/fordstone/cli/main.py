@@ -48,6 +48,7 @@ class Commands(TaughtGroup):
     examples=[
         "fordstone run cold_chain.py --bounded         read all there is, then end",
         "fordstone run cold_chain.py --state /var/fs   run on, until SIGINT or SIGTERM",
+        "fordstone run cold_chain.py --on spark        the same on Spark",
         "fordstone explain cold_chain.py               what would run, and what it guarantees",
         "fordstone checkpoints ls                      what is stored",
     ],
@@ -56,7 +57,8 @@ class Commands(TaughtGroup):
 def cli() -> None:
     """Stateful stream processing, exactly once.
 
-    Declare a pipeline in a Python file, then run it. Running it again with the same state directory goes on where it was.
+    Declare a pipeline in a Python file, then run it, on this machine or on Spark. Running it again with the same state
+    directory goes on where it was.
     """
 
 

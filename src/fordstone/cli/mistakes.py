@@ -50,11 +50,26 @@ def as_exit(error: Exception) -> click.ClickException | None:
     cause = error.__cause__ if isinstance(error, TaskError) else error
     if cause is None:
         return Mistake(str(error))
+    if error is not cause and of_spark(cause):
+        return Mistake(f"{error}{_in_worker(cause)}")
     theirs = frames_of_user_code(cause.__traceback__)
     if not theirs:
         return None
     message = str(error) if error is not cause else "a function of the pipeline raised an exception."
     return Mistake(f"{message}\n\n{_shown(cause, theirs)}")
+
+
+def of_spark(error: BaseException) -> bool:
+    """Whether Spark raised it: then it happened in another process, and the frames of this one say nothing."""
+    return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
+
+
+def _in_worker(error: BaseException) -> str:
+    """Where in the user's code a worker of Spark's was when it failed."""
+    from fordstone.spark.worker_trace import worker_trace
+
+    trace = worker_trace(str(error))
+    return f"\n\n{trace}" if trace is not None and trace.frames else ""
 
 
 def show_bug(error: BaseException) -> None:

@@ -12,6 +12,7 @@ from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
 from fordstone.cli.mistakes import Misuse
+from fordstone.cli.showing import print_json
 from fordstone.cli.stores import read_store
 from fordstone.cli.teaching import TaughtCommand
 from fordstone.errors import ConfigError
@@ -89,10 +90,7 @@ def plan_interval(*, as_json: bool, **given: Any) -> None:
     choice = choose(facts)
     rows = _rows(facts, choice, measured)
     if as_json:
-        import msgspec
-
-        body = {"facts": dataclasses.asdict(facts), "choice": dataclasses.asdict(choice), "intervals": rows}
-        click.echo(msgspec.json.encode(body).decode())
+        print_json({"facts": dataclasses.asdict(facts), "choice": dataclasses.asdict(choice), "intervals": rows})
     else:
         click.echo(_text(facts, choice, measured, rows))
 

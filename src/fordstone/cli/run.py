@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @edge_options
 @spark_options
 @click.pass_context
-def run(context: click.Context, file: str, *, engine: str, verbose: int, as_json: bool, **options: Any) -> None:
+def run(context: click.Context, /, file: str, *, engine: str, verbose: int, as_json: bool, **options: Any) -> None:
     """Run a pipeline, on this machine or on Spark.
 
     FILE is a Python file that declares a pipeline; NAME the variable, if there are several. Checkpoints go to the state

@@ -1,4 +1,4 @@
-"""Choose how a run is shown, and show it from its beginning to its end."""
+"""Choose how a run is shown, and show it from its beginning to its end; and print what machines read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from fordstone.cli.mistakes import Misuse
 from fordstone.cli.view import JsonView, LineView, View
@@ -38,6 +40,13 @@ def shown(view: View, work: Callable[[], Report]) -> None:
         view.failed(error)
         raise
     view.report(report)
+
+
+def print_json(body: object) -> None:
+    """One line for machines, on standard output."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(body).decode())
 
 
 def _check_stdout(plan: Plan) -> None:

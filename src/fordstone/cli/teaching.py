@@ -32,7 +32,7 @@ class TaughtCommand(click.Command):
         """Those that always hold, then those of each engine."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for option in self.get_params(ctx):
-            record = option.get_help_record(ctx)
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is not None:
                 title = f"Options with --on {option.engine}" if _of_one_engine(option, self) else "Options"
                 sections.setdefault(title, []).append(record)

@@ -161,9 +161,15 @@ class LineView:
     def __exit__(self, *_: object) -> None: ...
 
     def note(self, pipeline: str, words: str) -> None:
-        """A line of its own."""
+        """A line of its own. The summary counts from the last one on: what a run took is not what starting Spark took."""
+        self.begin_anew()
         with contextlib.suppress(OSError):
             click.echo(f"{pipeline}: {words}", err=True)
+
+    def begin_anew(self) -> None:
+        """Count the time from now on."""
+        self._began_us = self.monotonic_us()
+        self._next_us = self._began_us + LINE_EVERY_US
 
     def show(self, progress: Progress) -> None:
         """Print a line if it is time, or if something happened that should be seen."""

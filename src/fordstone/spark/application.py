@@ -14,9 +14,11 @@ from pyspark.sql import SparkSession
 
 from fordstone.errors import ConfigError, FordstoneError
 from fordstone.spark.session import session
+from fordstone.spark.session_settings import local_cores
 from fordstone.spark.shipping import ship
 
 _WORKER_PYTHON = "spark.pyspark.python"
+_IMPORT_PATH = "PYTHONPATH"
 _WORKER_THREADS = "spark.executorEnv.POLARS_MAX_THREADS"
 
 
@@ -54,15 +56,34 @@ def application(
         os.environ["PYSPARK_PYTHON"] = given[_WORKER_PYTHON]
     given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
     running = SparkSession.getActiveSession() is not None
-    with tempfile.TemporaryDirectory(prefix="fordstone-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fordstone-") as folder, _importable(file):
         spark = _started(name, master, memory, log_level, given)
         try:
-            if file is not None:
+            if file is not None and (running or local_cores(spark.sparkContext.master, 1) is None):
                 ship(spark, file, Path(folder))
             yield spark
         finally:
             if not running:
                 spark.stop()
+
+
+@contextmanager
+def _importable(file: Path | None) -> Iterator[None]:
+    """Let the processes that Spark starts on this machine import what lies beside the file, as this one does.
+
+    They are all its workers where it is local. On a cluster, too, what is sent to executors is not enough: the processes in
+    which Spark 4.3 plans a streaming source and a stateful step do not look where it is.
+    """
+    before = os.environ.get(_IMPORT_PATH)
+    if file is not None:
+        os.environ[_IMPORT_PATH] = os.pathsep.join(filter(None, (str(file.parent), before)))
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_IMPORT_PATH] = before
+        elif file is not None:
+            del os.environ[_IMPORT_PATH]
 
 
 def _started(

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.connectors.connector import Part, PartedSink, PartWriter, Sink, SinkStream
-from fordstone.connectors.registry import open_parts
+from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import DamagedError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut
@@ -66,6 +66,9 @@ class BatchOutcome:
     rows_rejected: int = 0
     state_bytes: int = 0
     written_bytes: int = 0
+
+
+OnBatch = Callable[[BatchOutcome], None]
 
 
 def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, SinkSpec]:
@@ -140,21 +143,42 @@ class PartTask:
         )
 
 
-def release(
-    epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], specs: Sequence[SinkSpec], sinks: Sequence[Sink]
-) -> int:
-    """Release an epoch at every sink, of what the tasks gave; says how many rows. `specs` and `sinks` by tag."""
-    rows_out = 0
-    for tag, sink in enumerate(sinks):
-        mine = [row for row in rows if row["tag"] == tag]
-        parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
-        frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
-        rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
-        if isinstance(sink, PartedSink) and not frames:
-            sink.release_parts(epoch, attempt, parts)
-        else:
-            sink.release(epoch, pl.concat([specs[tag].empty(), *frames]))
-    return rows_out
+def tell_nobody(outcome: BatchOutcome) -> None:
+    """For batches that are committed where nobody watches."""
+    del outcome
+
+
+class Sinks:
+    """The sinks of a query, by tag. Sent to another process, they are opened there when the first batch comes."""
+
+    def __init__(self, specs: Sequence[SinkSpec], sinks: Sequence[Sink] | None = None) -> None:
+        """Open them, if they are not given: what is wrong with them shows before the query starts."""
+        self._specs = tuple(specs)
+        self._sinks = self._opened() if sinks is None else tuple(sinks)
+
+    def release(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Release an epoch at every sink, of what the tasks gave; says how many rows."""
+        rows_out = 0
+        for tag, sink in enumerate(self._sinks):
+            mine = [row for row in rows if row["tag"] == tag]
+            parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
+            frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
+            rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
+            if isinstance(sink, PartedSink) and not frames:
+                sink.release_parts(epoch, attempt, parts)
+            else:
+                sink.release(epoch, pl.concat([self._specs[tag].empty(), *frames]))
+        return rows_out
+
+    def __getstate__(self) -> tuple[SinkSpec, ...]:
+        return self._specs
+
+    def __setstate__(self, specs: tuple[SinkSpec, ...]) -> None:
+        self._specs = specs
+        self._sinks = self._opened()
+
+    def _opened(self) -> tuple[Sink, ...]:
+        return tuple(open_sink(spec.connector, spec.stream) for spec in self._specs)
 
 
 class Committer:
@@ -165,16 +189,16 @@ class Committer:
         *,
         first_epoch: int,
         specs: Sequence[SinkSpec],
-        sinks: Sequence[Sink],
+        sinks: Sequence[Sink] | None = None,
         cuts: CutFiles,
         seed_cut: Cut | None,
         lateness_us: Mapping[str, int],
-        on_batch: Callable[[BatchOutcome], None],
+        on_batch: OnBatch,
     ) -> None:
-        """`specs` and `sinks` by tag. `first_epoch` is the epoch of batch 0."""
+        """`specs` and `sinks` by tag; sinks are opened here if they are not given. `first_epoch` is that of batch 0."""
         self._first_epoch = first_epoch
         self.specs = tuple(specs)
-        self._sinks = tuple(sinks)
+        self._sinks = Sinks(self.specs, sinks)
         self._cuts = cuts
         self._seed_cut = seed_cut
         self._lateness_us = dict(lateness_us)
@@ -192,7 +216,7 @@ class Committer:
         """Release what tasks gave, and keep the cut."""
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
         cut = self._cut(epoch, facts)
-        rows_out = release(epoch, attempt, rows, self.specs, self._sinks)
+        rows_out = self._sinks.release(epoch, attempt, rows)
         self._cuts.write(cut)
         partitions = [fact for told in facts for fact in told.partitions]
         self._on_batch(
@@ -207,6 +231,10 @@ class Committer:
                 written_bytes=sum(told.written_bytes for told in facts),
             )
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
+        return self.__dict__ | {"_on_batch": tell_nobody}
 
     def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
         works: list[Work] = [told.work for told in facts if told.work is not None]

@@ -35,6 +35,7 @@ from fordstone.spark.work import (
     TaskFacts,
     Work,
     partition_watermark_us,
+    waits_for,
 )
 
 
@@ -111,7 +112,7 @@ class Feed:
                     rejected=rejected,
                 )
             )
-            if not read.ended:
+            if waits_for(read, bounded=self._setting.bounded):
                 us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
                 least_us[read.source] = min(least_us.get(read.source, us), us)
         told = TaskFacts(

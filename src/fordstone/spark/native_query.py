@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.connectors.registry import open_sink
 from fordstone.edge.engine import step_digests
 from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
 from fordstone.spark.choice import sink_streams
-from fordstone.spark.commit import BatchOutcome, PartTask, SinkSpec, release, sink_specs
+from fordstone.spark.commit import BatchOutcome, OnBatch, PartTask, Sinks, SinkSpec, sink_specs, tell_nobody
 from fordstone.spark.config import SparkConfig, spark_span
 from fordstone.spark.function_rows import typed_frame
 from fordstone.spark.identity import QueryFile, QueryIdentity
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from fordstone.connectors.connector import Sink
     from fordstone.operators.factory import Functions
-
-OnBatch = Callable[[BatchOutcome], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +83,7 @@ class NativeCommitter:
 
     def __init__(self, specs: list[SinkSpec], on_batch: OnBatch) -> None:
         self._specs = specs
-        self._sinks: list[Sink] = [open_sink(spec.connector, spec.stream) for spec in specs]
+        self._sinks = Sinks(specs)
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -96,8 +92,12 @@ class NativeCommitter:
         # By place: `mapInArrow` cannot take columns whose names need quotes.
         placed = batch.toDF(*(f"c{at}" for at in range(len(batch.columns))))
         rows = placed.mapInArrow(_letting_out(self._specs, epoch, attempt), PACKED).toArrow().to_pylist()
-        rows_out = release(epoch, attempt, rows, self._specs, self._sinks)
+        rows_out = self._sinks.release(epoch, attempt, rows)
         self._on_batch(BatchOutcome(epoch=epoch, rows_out=rows_out))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
+        return self.__dict__ | {"_on_batch": tell_nobody}
 
 
 def _letting_out(

@@ -75,7 +75,8 @@ class Packer:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._open: dict[tuple[int, What, int], list[pl.DataFrame]] = {}
+        self._open: dict[tuple[int, What, int, tuple[str, ...]], list[pl.DataFrame]] = {}
+        """By shard, what, tag and columns: the branches of a union may have them in another order, and carry ids or not."""
         self._rows = 0
         self._packed: list[Packed] = []
         self._turn = 0
@@ -109,7 +110,7 @@ class Packer:
 
     def taken(self) -> Iterator[Packed]:
         """Everything gathered so far, packed."""
-        for (shard, what, tag), frames in self._open.items():
+        for (shard, what, tag, _), frames in self._open.items():
             frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
             yield Packed(shard, what, tag, encode(frame))
         self._open, self._rows = {}, 0
@@ -117,7 +118,7 @@ class Packer:
         yield from packed
 
     def _take(self, place: tuple[int, What, int], frame: pl.DataFrame) -> None:
-        self._open.setdefault(place, []).append(frame)
+        self._open.setdefault((*place, tuple(frame.columns)), []).append(frame)
         self._rows += frame.height
 
 

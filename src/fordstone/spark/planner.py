@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from fordstone.connectors.connector import Reach, Source
 from fordstone.connectors.kind import ClockUs
+from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
@@ -55,7 +56,6 @@ class Planner:
 
     def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
         """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
-        work = Work(epoch=epoch, seeds=seeds, bounded=self._bounded)
         reads: list[PartitionRead] = []
         clocks: dict[str, SourceClock] = {}
         changed: dict[str, dict[str, PartitionCut]] = {}
@@ -63,9 +63,10 @@ class Planner:
         for step in self._steps:
             cut = before.sources.get(step.name) if before is not None else None
             known = cut if cut is not None else SourceCut(partitions={})
-            here = self._changed(step, known)
+            there = self._partitions(step)
+            here = self._changed(step, known, there)
             partitions = {**known.partitions, **here}
-            wanted = self._reads(step, partitions)
+            wanted = self._reads(step, partitions, there)
             state = self._state(partitions, wanted)
             ends = state == "ended" and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
@@ -82,20 +83,14 @@ class Planner:
                 changed[step.name] = here
         if not news:
             return None
-        return Work(
-            epoch=work.epoch,
-            reads=tuple(reads),
-            clocks=clocks,
-            changed=changed,
-            seeds=seeds,
-            bounded=self._bounded,
-        )
+        return Work(epoch=epoch, reads=tuple(reads), clocks=clocks, changed=changed, seeds=seeds, bounded=self._bounded)
 
-    def _changed(self, step: p.Source, known: SourceCut) -> dict[str, PartitionCut]:
+    def _changed(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, PartitionCut]:
         """Partitions that join, fall idle or come back, as they are now."""
         now_us = self._clock_us()
         changed: dict[str, PartitionCut] = {}
-        for name in self._partitions(step):
+        gone = [name for name in known.partitions if name not in set(there)]
+        for name in (*there, *gone):
             at = (step.name, name)
             cut = known.partitions.get(name)
             if cut is None:
@@ -104,17 +99,20 @@ class Planner:
                 changed[name] = PartitionCut(position=0, floor_us=known.watermark_us)
                 self._heard_us[at] = now_us
                 continue
-            if cut.done and self._bounded:
-                continue
-            has_rows = self._reach(step, name, cut, 1).position > cut.position
-            if has_rows:
-                self._heard_us[at] = now_us
+            looked = at in self._heard_us
             heard_us = self._heard_us.setdefault(at, now_us)
+            if cut.done and (looked or name in gone):
+                continue  # what has ended is looked at once more when a query is begun again
+            has_rows = name not in gone and self._reach(step, name, cut, 1).position > cut.position
+            if has_rows:
+                heard_us = self._heard_us[at] = now_us
             silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
-            if (cut.idle or cut.done) and has_rows:
+            # Of bounded input nothing is waited for: what was idle is read to its end.
+            wakes = has_rows or (cut.idle and self._bounded)
+            if (cut.idle or cut.done) and wakes:
                 floor_us = max(cut.floor_us, known.watermark_us)
                 changed[name] = PartitionCut(position=cut.position, max_time_us=cut.max_time_us, floor_us=floor_us)
-            elif silent and not cut.idle and not has_rows and not self._bounded:
+            elif silent and not (cut.idle or cut.done or has_rows or self._bounded):
                 changed[name] = PartitionCut(
                     position=cut.position, max_time_us=cut.max_time_us, floor_us=cut.floor_us, idle=True
                 )
@@ -126,15 +124,24 @@ class Planner:
         self._found[step.name] = tuple(self._sources[step.name].partitions())
         return self._found[step.name]
 
-    def _reads(self, step: p.Source, partitions: Mapping[str, PartitionCut]) -> list[PartitionRead]:
-        there = set(self._partitions(step))
+    def _reads(
+        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...]
+    ) -> list[PartitionRead]:
+        found = set(there)
         candidates = sorted(
             (partition_watermark_us(cut, step.lateness_us), name)
             for name, cut in partitions.items()
-            if name in there and not cut.idle and not cut.done
+            if not cut.idle and not cut.done
         )
         ready = []
         for _, name in candidates:
+            if name not in found:
+                if self._bounded:
+                    raise SourceError(
+                        f"source {step.name}: {name} is gone, and had been read up to {partitions[name].position}. Without it this "
+                        "input has no end. Bring it back."
+                    )
+                continue
             reach = self._reach(step, name, partitions[name], 1)
             if reach.position > partitions[name].position or reach.ended:
                 ready.append(name)
@@ -153,7 +160,7 @@ class Planner:
                     until=int(reach.position),
                     max_time_us=cut.max_time_us,
                     floor_us=cut.floor_us,
-                    ended=reach.ended and self._bounded,
+                    ended=reach.ended,
                 )
             )
         return reads
@@ -169,8 +176,10 @@ class Planner:
         self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]
     ) -> Literal["open", "idle", "ended"]:
         """How the source stands behind the batch."""
-        ending = {read.partition for read in reads if read.ended}
-        open_ = [cut for name, cut in partitions.items() if not cut.done and name not in ending]
-        if not open_ and self._bounded:
-            return "ended"
-        return "idle" if open_ and all(cut.idle for cut in open_) else "open"
+        if self._bounded:
+            ending = {read.partition for read in reads if read.ended}
+            if all(cut.done or name in ending for name, cut in partitions.items()):
+                return "ended"
+        # What has nothing to wait for, because all of it is idle, has ended, or has not come yet, holds nobody back.
+        # A file that ends with this batch is still one whose time counts.
+        return "idle" if all(cut.idle or cut.done for cut in partitions.values()) else "open"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,8 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import Sink, SinkStream
-from fordstone.connectors.registry import open_sink
+from fordstone.connectors.connector import SinkStream
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.engine import step_digests
 from fordstone.errors import CheckpointError, ConfigError
@@ -21,7 +19,7 @@ from fordstone.model.manifest import Cut
 from fordstone.model.schema import Schema
 from fordstone.model.stream import stream_types
 from fordstone.spark import hosted
-from fordstone.spark.commit import BatchOutcome, Committer, PartTask, SinkSpec, sink_specs
+from fordstone.spark.commit import Committer, OnBatch, PartTask, SinkSpec, sink_specs
 from fordstone.spark.config import SparkConfig, spark_span
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import QuerySetting, opened
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 LIVE_KINDS: Final = frozenset({"memory"})
 """Connectors whose source lives in one process, where Spark's tasks cannot read it."""
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
-OnBatch = Callable[[BatchOutcome], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +100,6 @@ class HostedQuery:
         return Committer(
             first_epoch=self.identity.first_epoch,
             specs=by_tag,
-            sinks=[_opened_sink(spec) for spec in by_tag],
             cuts=self.cuts,
             seed_cut=self._seed_cut(),
             lateness_us={step.name: step.lateness_us for step in self.stages.sources},
@@ -197,7 +193,3 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> See
         return None
     root = str(Path(known.seed).expanduser().absolute())
     return edge_seed(plan, root, node=config.node, epoch=known.first_epoch - 1, allow_new_state=config.allow_new_state)
-
-
-def _opened_sink(spec: SinkSpec) -> Sink:
-    return open_sink(spec.connector, spec.stream)

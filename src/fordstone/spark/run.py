@@ -26,6 +26,7 @@ from fordstone.spark.config import SparkConfig
 from fordstone.spark.native_query import NativeQuery, native_query
 from fordstone.spark.query import HostedQuery, hosted_query
 from fordstone.spark.session import session
+from fordstone.spark.worker_trace import last_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +88,7 @@ def run_plan(
                 match decide(policy, failures=failures, lasted_us=time.monotonic_ns() // 1000 - began_us):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {_told(error)}"
+                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {last_words(str(error)) or repr(error)}"
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, tally.restarts = count, tally.restarts + 1
@@ -96,7 +97,7 @@ def run_plan(
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(
-                                f"pipeline {plan.pipeline} was told to stop after it had failed: {_told(error)}"
+                                f"pipeline {plan.pipeline} was told to stop after it had failed: {last_words(str(error)) or repr(error)}"
                             ) from error
 
 
@@ -173,12 +174,6 @@ def _mistake(error: Exception) -> FordstoneError | None:
         if isinstance(kind, type) and issubclass(kind, FordstoneError):
             return TaskError(text.strip())
     return None
-
-
-def _told(error: Exception) -> str:
-    """The last lines of what Spark says: its own stack is of no use to the user."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("at ")]
-    return " ".join(lines[-3:])[:2000] or repr(error)
 
 
 class _Tally:

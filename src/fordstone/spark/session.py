@@ -6,12 +6,14 @@ meaning needs, and the user's own session keeps its settings. Which settings: `s
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, functions
 
@@ -59,24 +61,31 @@ def session(
         cores: How many tasks run at once.
         log_level: From which level on Spark's own log goes to standard error. Failures of a query are raised, not logged.
         config: Spark settings, which win over ours, but for those that would change what a plan means.
-        remote: A Spark Connect server, `sc://host:15002`. Needs no Java here; goes without master, memory and cores.
+        remote: A Spark Connect server, `sc://host:15002`; where nothing is said of a master either, SPARK_REMOTE. Needs no
+            Java here; goes without master, memory and cores.
 
     Raises:
         JavaMissingError: There is no Java that Spark can use.
         ConfigError: An argument makes no sense, or Spark runs here already and with another master.
     """
     wish = Wish(master=master, name=name, memory=memory, cores=cores, log_level=log_level, config=dict(config or {}))
+    if remote is None and master is None:
+        remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
         return _remote_session(remote, wish)
-    running = SparkSession.getActiveSession()
-    if running is not None and not is_connect(running):
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - the session of this thread may be another, or none
+        running = SparkSession.builder.getOrCreate()
         _same_master(running, wish)
         return prepared(running)
     chosen = settings(wish, _surroundings())
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         os.environ["JAVA_HOME"] = str(java.home())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if local_cores(chosen.get("spark.master"), 1) is None:
+        # On other machines Python may be elsewhere; whoever said where knows better.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    else:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     start_java(SparkConf(loadDefaults=False).setAll(list(chosen.items())))
     return SparkSession.builder.config(map=dict(chosen)).getOrCreate()
 
@@ -91,23 +100,18 @@ def prepared(spark: SparkSession) -> SparkSession:
         ConfigError: That Spark is too old, does not let us set what the plan's meaning needs, or has executors (where they
             are processes of their own) whose Python cannot run a plan.
     """
-    if too_old(spark.version):
-        raise ConfigError(
-            f"this session is of Spark {spark.version}; Fordstone needs Spark {'.'.join(map(str, SPARK_MIN))} or newer. "
-            "Use a newer cluster, or let fordstone.spark.session() start a Spark of its own"
-        )
+    _new_enough(spark)
     theirs = spark.conf.getAll
     ready = spark.newSession()
+    if is_connect(spark):
+        # A further session that is still open when Python ends waits for ever for its connection to close.
+        atexit.register(_stop, weakref.ref(ready))
     ours = ready.conf.getAll
     for key, value in theirs.items():
         carried = key not in MEANING and not key.startswith("spark.sql.legacy.") and ours.get(key) != value
         if carried and ready.conf.isModifiable(key):
             ready.conf.set(key, value)
-    _set_meaning(ready)
-    if spark.conf.get(_SHUFFLE_PARTITIONS, None) is None:
-        ready.conf.set(_SHUFFLE_PARTITIONS, str(parallelism(spark)))
-    if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is None:
-        check_workers(ready, parallelism(spark))
+    _make_ready(ready)
     return ready
 
 
@@ -123,7 +127,8 @@ def parallelism(spark: SparkSession) -> int:
     """
     if is_connect(spark):
         # The server does not say; it cuts a range into as many partitions as it runs tasks.
-        found = spark.range(SHARDS_MAX).select(functions.spark_partition_id()).distinct().count()
+        places = spark.range(SHARDS_MAX).select(functions.spark_partition_id()).collect()
+        found = len({row[0] for row in places})
     else:
         context = spark.sparkContext
         asked = int(context.getConf().get("spark.cores.max", "0") or 0)
@@ -162,13 +167,31 @@ def _remote_session(remote: str, wish: Wish) -> SparkSession:
             )
     try:
         spark = SparkSession.builder.remote(remote).create()
+        _new_enough(spark)
         for key, value in wish.config.items():
             spark.conf.set(key, value)
-        return prepared(spark)
+        _make_ready(spark)
     except ImportError as error:
         raise FordstoneError(
             f"Spark Connect needs more than is installed ({error}): pip install 'fordstone[spark]'"
         ) from error
+    return spark
+
+
+def _new_enough(spark: SparkSession) -> None:
+    if too_old(spark.version):
+        raise ConfigError(
+            f"this session is of Spark {spark.version}; Fordstone needs Spark {'.'.join(map(str, SPARK_MIN))} or newer. "
+            "Use a newer cluster, or let fordstone.spark.session() start a Spark of its own"
+        )
+
+
+def _make_ready(spark: SparkSession) -> None:
+    _set_meaning(spark)
+    if spark.conf.get(_SHUFFLE_PARTITIONS, None) is None:
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(parallelism(spark)))
+    if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is None:
+        check_workers(spark, parallelism(spark))
 
 
 def _set_meaning(spark: SparkSession) -> None:
@@ -180,3 +203,9 @@ def _set_meaning(spark: SparkSession) -> None:
             refused.append(f"  {key}={value}: {str(error).splitlines()[0]}")
     if refused:
         raise ConfigError("this Spark does not let us set what the plan's meaning needs:\n" + "\n".join(refused))
+
+
+def _stop(session_ref: weakref.ref[SparkSession]) -> None:
+    open_still = session_ref()
+    if open_still is not None:
+        open_still.stop()

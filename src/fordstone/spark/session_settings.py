@@ -110,7 +110,7 @@ def settings(wish: Wish, surroundings: Surroundings) -> dict[str, str]:
     _check(wish)
     master = wish.config.get("spark.master", wish.master)
     if master is None and not surroundings.configured:
-        master = f"local[{wish.cores or '*'},{LOCAL_TASK_ATTEMPTS}]"
+        master = f"local[{wish.cores or surroundings.machine_cores},{LOCAL_TASK_ATTEMPTS}]"
     chosen = {"spark.app.name": wish.name, **COMFORT, **SPEED, **MEANING}
     if master is not None:
         chosen["spark.master"] = master

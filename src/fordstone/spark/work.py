@@ -28,7 +28,7 @@ class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_time_us: int = TIME_MIN_US
     floor_us: int = TIME_MIN_US
     ended: bool = False
-    """Bounded input that ends at `until`."""
+    """Nothing will ever follow `until`: the end of bounded input, or of a file that never grows."""
 
     def to_json(self) -> str:
         """As text."""
@@ -159,6 +159,15 @@ def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
     return max(cut.max_time_us - lateness_us, cut.floor_us)
 
 
+def waits_for(read: PartitionRead, *, bounded: bool) -> bool:
+    """Whether a partition's time counts behind the batch that reads it.
+
+    Bounded input that has ended holds nobody back. A file that never grows counts with the batch in which it ends, or time
+    would stand still where each file is read by one batch.
+    """
+    return not (read.ended and bounded)
+
+
 def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], lateness_us: Mapping[str, int]) -> Cut:
     """The cut behind a batch. Raises `DamagedError` if the facts are not those of the work."""
     known = {(fact.source, fact.partition): fact for fact in facts}
@@ -181,7 +190,7 @@ def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], l
             position=read.until, max_time_us=fact.max_time_us, floor_us=read.floor_us, idle=False, done=read.ended
         )
         sources[read.source][read.partition] = cut
-        if not read.ended:
+        if waits_for(read, bounded=work.bounded):
             us = partition_watermark_us(cut, lateness_us[read.source])
             least[read.source] = min(least.get(read.source, us), us)
     if known:

@@ -1,0 +1,71 @@
+"""Find in what Spark says of a failure the one thing that counts: what a Python worker raised, and where.
+
+Spark wraps a worker's traceback into its own words, tracebacks of its own and plans, several times over. The innermost
+traceback is the last one. Reads text and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+RAISED_LINES_MAX: Final = 20
+_BEGINS: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)')
+_ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streaming Query|Driver stacktrace|\t")
+_OURS: Final = re.compile(r"(?:^|/)fordstone/[a-z_]+/[a-z_]+\.py$")
+_LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
+_ARCHIVE: Final = re.compile(r"^.*\.zip/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTrace:
+    """What was raised in a worker."""
+
+    frames: tuple[str, ...]
+    """The frames of the user's code, as text of one or more lines."""
+    raised: str
+    """What was raised, and the notes to it."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.frames, self.raised])
+
+
+def worker_trace(text: str) -> WorkerTrace | None:
+    """The innermost traceback in what Spark says; None: there is none."""
+    _, begins, rest = text.rpartition(_BEGINS)
+    if not begins:
+        return None
+    lines = rest.lstrip("\n").splitlines()
+    count = next((place for place, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    raised = []
+    for line in lines[count : count + RAISED_LINES_MAX]:
+        if _ENDS.match(line):
+            break
+        raised.append(line)
+    return WorkerTrace(frames=_of_user(lines[:count]), raised="\n".join(raised)) if raised else None
+
+
+def last_words(text: str) -> str:
+    """The failure in a line: what a worker raised, else what Spark says first."""
+    trace = worker_trace(text)
+    if trace is not None:
+        return " ".join(trace.raised.split("\n"))
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if line and not line.startswith("at ")), "")
+
+
+def _of_user(lines: list[str]) -> tuple[str, ...]:
+    """The frames behind the last one of ours that are in nobody's library. A file that came in an archive is named as in it."""
+    frames: list[tuple[str, list[str]]] = []
+    for line in lines:
+        found = _FRAME.fullmatch(line)
+        if found is not None:
+            file = _ARCHIVE.sub("", found["file"])
+            frames.append((found["file"], [f'  File "{file}", line {found["line"]}, in {found["name"]}']))
+        elif frames:
+            frames[-1][1].append(line)
+    ours = [place for place, (file, _) in enumerate(frames) if _OURS.search(file)]
+    behind = frames[ours[-1] + 1 :] if ours else frames
+    return tuple("\n".join(shown) for file, shown in behind if not _LIBRARY.search(file))

@@ -1,0 +1,210 @@
+"""EWMA on the edge engine: how it is run and worded, and that results do not depend on how it ran."""
+
+from __future__ import annotations
+
+import random
+import signal
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import stdout
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.edge.engine import step_digests
+from fordstone.edge.explain import explain
+from fordstone.edge.graph import build_graph
+from fordstone.edge.report import Progress
+from fordstone.errors import PlanMismatchError
+from fordstone.model.plan import Plan
+from fordstone.model.stream import stream_types
+
+SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
+START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
+LATENESS_S = 3
+ALPHA = 0.3
+Row = tuple[str | None, int, float | None]
+
+
+def record(row: Row) -> tuple[Any, ...]:
+    return (row[0], START + timedelta(seconds=row[1]), row[2])
+
+
+def some_rows(seed: int, count: int) -> list[Row]:
+    """Rows whose time moves on with some disorder; a few are late, many share a time, some have no value."""
+    rng, now, rows = random.Random(seed), 0, []
+    for _ in range(count):
+        now += rng.choice((0, 0, 1))
+        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+        x = rng.choice((None, 0.0, rng.uniform(-1e3, 1e3), rng.uniform(-1e3, 1e3)))
+        rows.append((rng.choice(["a", "b", "é", None]), now - back, x))
+    return rows
+
+
+def oracle(partitions: list[list[Row]]) -> tuple[pl.DataFrame, int]:
+    """Every row in time with its mean, and how many are late."""
+    kept, late = [], 0
+    for rows in partitions:
+        newest: int | None = None
+        for row in rows:
+            if newest is not None and row[1] < newest - LATENESS_S:
+                late += 1
+            else:
+                kept.append(row)
+            newest = row[1] if newest is None else max(newest, row[1])
+    found = []
+    for key in {row[0] for row in kept}:
+        mine = sorted(
+            (row for row in kept if row[0] == key), key=lambda row: (row[1], row[2] is not None, row[2] or 0.0)
+        )
+        mean: float | None = None
+        for row in mine:
+            if row[2] is not None:
+                mean = row[2] if mean is None else ALPHA * row[2] + (1 - ALPHA) * mean
+            found.append((*record(row), mean))
+    columns: dict[str, Any] = {"k": pl.String, "ts": pl.Datetime("us", "UTC"), "x": pl.Float64, "s": pl.Float64}
+    return pl.DataFrame(found, schema=columns, orient="row"), late
+
+
+def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
+    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "mode", "batch_rows"),
+    [
+        (1, "aligned", 1),
+        (1, "aligned", 1000),
+        (3, "aligned", 7),
+        (2, "unaligned", 3),
+        (2, "blocking", 20),
+    ],
+)
+def test_results_equal_a_plain_loop_whatever_the_batches_tasks_and_barriers(tmp_path, parallelism, mode, batch_rows):
+    partitions = [some_rows(seed, 150) for seed in range(3)]
+    out, late = MemorySink(), MemorySink()
+    pipeline = Pipeline("smooth", mode=mode)
+    source = MemorySource([[record(row) for row in rows] for rows in partitions])
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    smooth = rows.group_by("k").ewma(s="x", alpha=ALPHA)
+    smooth.sink("out", memory(out))
+    smooth.late.sink("late", memory(late))
+    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
+    wanted, late_rows = oracle(partitions)
+    same_rows(out.rows(), wanted)
+    assert late.rows().height == late_rows == report.progress.rows_late > 0
+
+
+def test_a_restart_with_other_subtasks_goes_on_with_the_rows_that_wait_and_the_means(tmp_path):
+    partitions = [some_rows(seed, 90) for seed in (5, 6)]
+    out, source = MemorySink(), MemorySource([[], []])
+    pipeline = Pipeline("restarts")
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    rows.group_by("k").ewma(s="x", alpha=ALPHA).sink("out", memory(out))
+
+    def stop_when_read(progress: Progress) -> None:
+        if progress.rows_in == 60:
+            signal.raise_signal(signal.SIGTERM)
+
+    for part, parallelism in enumerate((1, 3, 2)):
+        for number, given in enumerate(partitions):
+            source.append(number, [record(row) for row in given[30 * part : 30 * part + 30]])
+        last = part == 2
+        pipeline.run(
+            state=tmp_path,
+            bounded=last,
+            parallelism=parallelism,
+            interval="5ms",
+            on_progress=None if last else stop_when_read,
+        )
+        assert last or 0 < out.rows().height < 60 * (part + 1), "some rows are out, and some wait"
+    same_rows(out.rows(), oracle(partitions)[0])
+
+
+def test_windows_over_means_and_means_over_windows(tmp_path):
+    out, tops = MemorySink(), MemorySink()
+    pipeline = Pipeline("both")
+    given = [record(("a", second, float(second))) for second in range(40)]
+    rows = pipeline.source("rows", memory([given]), schema=SCHEMA, time="ts")
+    means = rows.group_by("k").window(tumbling("10s")).agg(mean="avg(x)")
+    means.group_by("k").ewma(s="mean", alpha=0.5).sink("out", memory(out))
+    smooth = rows.group_by("k").ewma(s="x", alpha=1, name="as_it_is")
+    smooth.group_by("k").window(tumbling("10s")).agg(name="tops", top="max(s)").sink("tops", memory(tops))
+    pipeline.run(state=tmp_path, bounded=True, parallelism=2, batch_rows=3, interval="5ms")
+    assert out.rows().sort("window_end")["s"].to_list() == [4.5, 9.5, 17.0, 25.75]
+    assert tops.rows().sort("window_end")["top"].to_list() == [9.0, 19.0, 29.0, 39.0]
+
+
+def test_rows_that_carry_ids_for_another_sink_are_smoothed_without_them(tmp_path):
+    out, now = MemorySink(), MemorySink()
+    pipeline = Pipeline("ids")
+    rows = pipeline.source("rows", memory([[record(("a", 1, 2.0))]]), schema=SCHEMA, time="ts")
+    rows.sink("now", memory(now), release="at_once")
+    rows.group_by("k").ewma(s="x", alpha=0.5).sink("out", memory(out))
+    pipeline.run(state=tmp_path, bounded=True)
+    assert (out.rows().columns, now.rows().height) == (["k", "ts", "x", "s"], 1)
+
+
+# What runs, and what is said of it.
+
+
+def smoothing(*, keys: tuple[str, ...] = ("k",), alpha: float = 0.25, schema: dict[str, str] | None = None) -> Plan:
+    pipeline = Pipeline("smooth")
+    rows = pipeline.source("rows", memory(MemorySource()), schema=schema or SCHEMA, time="ts", lateness="5s")
+    smooth = rows.group_by(*keys).ewma(s="x", fast="x * 2", alpha=alpha, name="smooth")
+    smooth.sink("out", stdout())
+    return pipeline.plan()
+
+
+EXPLAINED = """\
+task smooth x2: 2 steps fused
+  smooth: exponentially weighted mean for each k, alpha 0.25
+  │  smooths  x AS s, x * 2 AS fast
+  │  columns  k string, ts timestamp, x double, s double, fast double
+  │  keeps    the rows that wait for time, and one number a key and column
+  └─ out: sink stdout(format='jsonl')
+        releases  when the epoch is sealed
+"""
+
+
+def test_it_is_explained():
+    text = explain(smoothing(), parallelism=2)
+    assert EXPLAINED in text
+    assert "→ task smooth: rows, shuffled by k\n" in text
+    assert "→ task smooth: rows, all to one subtask\n" in explain(smoothing(keys=()), parallelism=2)
+    assert '[("smooth<br/>exponentially weighted mean for each k, alpha 0.25")]' in explain(
+        smoothing(), format="mermaid"
+    )
+
+
+def test_rows_are_shuffled_by_key_and_never_combined_first():
+    for keys, subtasks in ((("k",), 3), ((), 1)):
+        graph = build_graph(smoothing(keys=keys), 3)
+        (edge,) = graph.into("smooth")
+        assert (edge.keys, edge.combiner, graph.vertex("smooth").parallelism) == (keys, None, subtasks)
+
+
+def test_what_its_state_depends_on_is_in_its_digest():
+    wider = SCHEMA | {"more": "bigint"}
+    turned = {name: SCHEMA[name] for name in reversed(SCHEMA)}
+    plans = [smoothing(), smoothing(alpha=0.5), smoothing(keys=()), smoothing(schema=wider), smoothing(schema=turned)]
+    digests = [step_digests(plan, stream_types(plan))["smooth"] for plan in plans]
+    assert len(set(digests)) == len(plans)
+    assert digests[0] == step_digests(smoothing(), stream_types(smoothing()))["smooth"]
+
+
+def test_the_state_of_another_alpha_is_refused(tmp_path):
+    source = MemorySource([[record(("a", 1, 2.0))]])
+
+    def run(alpha: float) -> None:
+        pipeline = Pipeline("changed")
+        rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts")
+        rows.group_by("k").ewma(s="x", alpha=alpha, name="smooth").sink("out", memory(MemorySink()))
+        pipeline.run(state=tmp_path, bounded=True)
+
+    run(0.5)
+    with pytest.raises(PlanMismatchError, match="changed: smooth"):
+        run(0.25)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+import fordstone
+from fordstone.errors import ConfigError
+from fordstone.spark.worker_check import WorkerFacts, check_workers, complaints
+
+
+def worker(
+    *, host: str = "a", python: str = "3.11.7", missing: tuple[str, ...] = (), version: str = "0.1.0"
+) -> WorkerFacts:
+    return WorkerFacts(host=host, python=python, missing=missing, fordstone=version)
+
+
+@pytest.mark.parametrize(
+    ("workers", "found"),
+    [
+        ([worker(), worker(python="3.11.2")], []),
+        ([worker(python="3.12.1")], ["a: Python 3.12.1, where the driver has 3.11.7"]),
+        ([worker(missing=("polars",), version="0.1.0")], ["a: without polars"]),
+        ([worker(missing=("fordstone", "polars"), version="")], ["a: without fordstone, polars"]),
+        ([worker(version="0.0.9")], ["a: Fordstone 0.0.9, where the driver has 0.1.0"]),
+        (
+            [worker(host="b", version="0.0.9"), worker(), worker(host="b", version="0.0.9")],
+            ["b: Fordstone 0.0.9, where the driver has 0.1.0"],
+        ),
+    ],
+)
+def test_what_an_executor_lacks_is_told_once_a_machine(workers, found):
+    assert complaints(workers, python="3.11.7", version="0.1.0") == found
+
+
+def test_executors_with_the_drivers_environment_pass(spark):
+    check_workers(spark, 2)
+
+
+def test_executors_without_fordstone_are_named_with_what_to_do(spark, tmp_path):
+    # Python as on a machine where Fordstone was not installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "sys.path[:] = [entry for entry in sys.path if not (Path(entry) / 'fordstone').is_dir()]\n"
+    )
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    bare.chmod(0o755)
+    theirs = spark.newSession()
+    theirs.conf.set("spark.sql.execution.pyspark.python", str(bare))
+    with pytest.raises(ConfigError, match="without fordstone") as raised:
+        check_workers(theirs, 2)
+    assert "install 'fordstone[spark]' on every machine" in str(raised.value)
+
+
+def test_executors_without_python_are_an_error_too(spark, tmp_path):
+    theirs = spark.newSession()
+    theirs.conf.set("spark.sql.execution.pyspark.python", str(tmp_path / "no-such-python"))
+    with pytest.raises(ConfigError, match="the executors cannot run Python: .*no-such-python"):
+        check_workers(theirs, 1)
+
+
+def test_the_driver_itself_is_what_it_compares_with():
+    mine = WorkerFacts(host="a", python=platform.python_version(), missing=(), fordstone=fordstone.__version__)
+    assert complaints([mine], python=platform.python_version(), version=fordstone.__version__) == []
+    assert Path(fordstone.__file__).is_file()
