@@ -184,13 +184,19 @@ def test_what_was_released_is_synced_data_and_log_and_directories(
 def test_what_stands_in_a_commit_is_the_same_in_every_release(tmp_path: Path) -> None:
     schema = Schema.of({"k": "string", "n": "bigint", "t": "timestamp", "d": "decimal(10,2)", "x": "double"})
     rows = pl.DataFrame(
-        {"k": ["a", None], "n": [1, -5], "t": [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None], "d": ["1.25", None], "x": [1.5, 2]},
+        {
+            "k": ["a", None],
+            "n": [1, -5],
+            "t": [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None],
+            "d": ["1.25", None],
+            "x": [1.5, 2],
+        },
         schema_overrides={"d": pl.Decimal(10, 2)},
         strict=False,
     )
     opened(tmp_path / "t", SinkStream(step="s", schema=schema, upsert_key=("k",))).release(7, rows)
     table = DeltaTable(tmp_path / "t")
-    assert table.history(1)[0]["fordstone"] == '{"app":"fordstone/s","epoch":7,"rows":2,"digest":"?"}'
+    assert table.history(1)[0]["fordstone"] == '{"app":"fordstone/s","epoch":7,"rows":2,"digest":"617e2eee12fab782"}'
     assert table.transaction_version("fordstone/s") == 7
     assert table.metadata().configuration == {"fordstone.key": '["k"]'}
 

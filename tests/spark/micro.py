@@ -326,6 +326,11 @@ class MicroQuery:
             if available_now:
                 reader.prepareForTriggerAvailableNow()
 
+    @property
+    def epoch(self) -> int:
+        """Of the newest batch that was committed."""
+        return self.committer._first_epoch + max(self.location.batches("commits"))
+
     def step(self) -> bool:
         """Run the next batch; False: there is nothing to do now."""
         planned, committed = self.location.batches("offsets"), self.location.batches("commits")

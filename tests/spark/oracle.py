@@ -258,6 +258,7 @@ class Oracle:
 
     def batch(self, reads: Iterable[Read], ended: Iterable[str] = ()) -> None:
         """Take a batch. `ended`: sources that end for good with it."""
+        reads = list(reads)
         for read in reads:
             source = self._sources[read.source]
             if read.change == "joins":
@@ -269,10 +270,13 @@ class Oracle:
             partition.idle = partition.idle or read.change == "idle"
             for row in read.rows:
                 source.take(read.partition, row)
-            partition.done = partition.done or read.ended
         over = set(ended)
         for name, source in self._sources.items():
             source.tell(ended=name in over or source.us == ALWAYS)
+        for read in reads:
+            # The time of a file that never grows counts once more, with its last rows.
+            partition = self._sources[read.source].partitions[read.partition]
+            partition.done = partition.done or read.ended
         for node in self._nodes:
             waited = [self._sources[name].us for name in node.sources if not self._sources[name].idle]
             us = min(waited, default=NEVER)

@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import cast
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import fordstone.spark
 from fordstone.errors import ConfigError
@@ -58,7 +59,7 @@ def test_a_prepared_session_differs_from_the_users_only_where_meaning_needs_it(s
     theirs.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     theirs.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     theirs.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
-    theirs.conf.set("spark.sql.legacy.sizeOfNull", "true")
+    theirs.conf.set("spark.sql.legacy.allowHashOnMapType", "true")
     theirs.conf.set("spark.sql.shuffle.partitions", "7")
     theirs.conf.set("spark.sql.files.maxPartitionBytes", "1048576")
     theirs.conf.set("fs.s3a.endpoint", "their store")
@@ -67,7 +68,7 @@ def test_a_prepared_session_differs_from_the_users_only_where_meaning_needs_it(s
     assert ready.conf.get("spark.sql.shuffle.partitions") == "7"
     assert ready.conf.get("spark.sql.files.maxPartitionBytes") == "1048576"
     assert ready.conf.get("fs.s3a.endpoint") == "their store"
-    assert ready.conf.get("spark.sql.legacy.sizeOfNull") == "false"
+    assert ready.conf.get("spark.sql.legacy.allowHashOnMapType") == "false"
     assert ready.sparkContext is theirs.sparkContext
     assert theirs.conf.get("spark.sql.ansi.enabled") == "true"
     assert theirs.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
@@ -77,7 +78,7 @@ def test_a_prepared_session_differs_from_the_users_only_where_meaning_needs_it(s
 def test_a_session_that_is_too_old_is_refused_with_both_versions(spark):
     old = SimpleNamespace(version="4.1.2")
     with pytest.raises(ConfigError, match=r"Spark 4\.1\.2; Fordstone needs Spark 4\.3"):
-        prepared(old)
+        prepared(cast("SparkSession", old))
 
 
 def test_a_second_session_in_a_process_belongs_to_the_first_ones_spark(spark):

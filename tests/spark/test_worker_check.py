@@ -58,7 +58,7 @@ def test_executors_without_fordstone_are_named_with_what_to_do(spark, tmp_path):
 def test_executors_without_python_are_an_error_too(spark, tmp_path):
     theirs = spark.newSession()
     theirs.conf.set("spark.sql.execution.pyspark.python", str(tmp_path / "no-such-python"))
-    with pytest.raises(ConfigError, match="the executors cannot run Python: .*no-such-python"):
+    with pytest.raises(ConfigError, match=r"the executors cannot run Python: .*no-such-python"):
         check_workers(theirs, 1)
 
 

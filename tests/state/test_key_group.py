@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 
 from fordstone.errors import SchemaError
 from fordstone.model.ids import owner_of
-from fordstone.state.key_group import BLOCK_ROWS, key_groups, owners, split_by_owner
+from fordstone.state.key_group import BLOCK_ROWS, key_groups, owners, row_hashes, split_by_owner
 
 UTC = dt.UTC
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
@@ -183,6 +183,15 @@ def test_blocks_do_not_show_in_the_groups() -> None:
     counts = np.bincount(whole, minlength=128)
     assert counts.min() > rows / 128 / 2
     assert counts.max() < rows / 128 * 2
+
+
+def test_the_hash_of_a_row_is_that_of_its_canonical_bytes_across_blocks() -> None:
+    frame = pl.DataFrame({"n": pl.Series([1, None] * BLOCK_ROWS, dtype=pl.Int32), "s": ["x"] * (2 * BLOCK_ROWS)})
+    text = b"\x01" + struct.pack("<I", 1) + b"x"
+    wanted = [xxhash.xxh64_intdigest(number + text) for number in (b"\x01" + struct.pack("<q", 1), b"\x00")]
+    assert row_hashes(frame, ["n", "s"]).tolist() == wanted * BLOCK_ROWS
+    assert row_hashes(frame.head(3), []).tolist() == [xxhash.xxh64_intdigest(b"")] * 3
+    assert row_hashes(frame.clear(), ["n"]).tolist() == []
 
 
 def test_an_empty_frame_has_no_groups() -> None:

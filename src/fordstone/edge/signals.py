@@ -26,10 +26,15 @@ class Signals:
         return self._told.wait(seconds)
 
     def __enter__(self) -> Self:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Begin to listen, or again: starting Spark, for one, puts a handler of its own in place. Only the main thread can."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
+                before = signal.signal(number, self._on_signal)
+                self._before.setdefault(number, before)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -71,11 +71,11 @@ def start_java(conf: SparkConf) -> None:
     try:
         gateway = launch_gateway(conf, popen_kwargs={"stderr": said.writing})  # type: ignore[no-untyped-call]  # not typed there
     except PySparkRuntimeError as error:
+        said.close()
         raise FordstoneError(
             f"Spark's Java process ended before it was ready. It said:\n{said.last_words()}"
         ) from error
-    finally:
-        os.close(said.writing)
+    said.close()
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - the one way to hand it over
 
 
@@ -88,6 +88,10 @@ class _Passage:
         # A daemon: it ends with the Java process, which ends after this one.
         self._thread = threading.Thread(target=self._carry, name="spark-stderr", daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        """Leave the writing end to the Java process alone."""
+        os.close(self.writing)
 
     def last_words(self) -> str:
         """What was said, once nobody is left to say more."""

@@ -10,7 +10,9 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
 
 import msgspec
 
@@ -26,6 +28,7 @@ from fordstone.spark.config import SparkConfig
 from fordstone.spark.native_query import NativeQuery, native_query
 from fordstone.spark.query import HostedQuery, hosted_query
 from fordstone.spark.session import session
+from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.worker_trace import last_words
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ def run_plan(
             began_us = time.monotonic_ns() // 1000
             try:
                 own = spark or session(name=f"fordstone {plan.pipeline}")
+                signals.listen()
                 return _run_once(plan, functions, config, own, tally, signals, on_progress)
             except FordstoneError:
                 raise
@@ -123,35 +127,68 @@ def _run_once(
         resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
     if not config.bounded:
-        outcome = _follow(query.start(tally.add), tally, signals, on_progress)
+        outcome = _follow(query, tally, signals, on_progress)
     elif begun:
         outcome = "already_ended"
     else:
-        query.run_batch(tally.add)
-    progress = tally.progress()
+        _run_batch(query, tally, signals, on_progress)
+    progress = msgspec.structs.replace(tally.progress(), stopping=signals.told)
     if on_progress is not None:
         on_progress(progress)
     return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
 
 
 def _follow(
-    running: Sequence[StreamingQuery], tally: _Tally, signals: Signals, on_progress: OnProgress | None
+    query: HostedQuery | NativeQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
 ) -> Literal["stopped"]:
     """Run streams until they have read what is there, one fails, or the process is told to stop."""
+    mark = StopMark(query.checkpoint)
+    mark.take_away()
+    running = query.start(tally.add)
+    stop_by: float | None = None
     try:
-        while any(not _over(query) for query in running):
+        while any(not _over(stream) for stream in running):
             tally.look(running)
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
-            if signals.told:
-                for query in running:
-                    _stop(query)
+            if signals.told and stop_by is None:
+                mark.put()
+                stop_by = time.monotonic() + STOP_WAIT_S
+            if stop_by is not None and (time.monotonic() > stop_by or not any(map(_busy, running))):
                 break
         tally.look(running)
     finally:
-        for query in running:
-            query.stop()
+        for stream in running:
+            stream.stop()
+        mark.take_away()
     return "stopped"
+
+
+def _run_batch(
+    query: HostedQuery | NativeQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
+) -> None:
+    """Run a batch job in a thread of its own, so that progress is shown meanwhile and a signal is heard."""
+    tag = f"fordstone-{uuid4().hex}"
+
+    def work() -> None:
+        query.spark.addTag(tag)
+        query.run_batch(tally.add)
+
+    with ThreadPoolExecutor(1, "batch-job") as threads:
+        job = threads.submit(work)
+        while not wait([job], timeout=LOOK_EVERY_S).done:
+            if on_progress is not None:
+                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
+            if signals.told:
+                query.spark.interruptTag(tag)
+        try:
+            job.result()
+        except Exception as error:
+            if not signals.told:
+                raise
+            raise TaskError(
+                "told to stop before the batch job was done: nothing was let out, and running again begins it anew."
+            ) from error
 
 
 def _over(query: StreamingQuery) -> bool:
@@ -159,12 +196,9 @@ def _over(query: StreamingQuery) -> bool:
     return bool(query.awaitTermination(LOOK_EVERY_S))  # type: ignore[arg-type]  # parts of a second do work
 
 
-def _stop(query: StreamingQuery) -> None:
-    """Let the batch that runs finish, then stop."""
-    until = time.monotonic() + STOP_WAIT_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
-        _over(query)
-    query.stop()
+def _busy(stream: StreamingQuery) -> bool:
+    """Whether a batch is being planned or run."""
+    return stream.isActive and bool(stream.status["isTriggerActive"])
 
 
 def _mistake(error: Exception) -> FordstoneError | None:

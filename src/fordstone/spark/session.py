@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
@@ -108,9 +109,10 @@ def prepared(spark: SparkSession) -> SparkSession:
         atexit.register(_stop, weakref.ref(ready))
     ours = ready.conf.getAll
     for key, value in theirs.items():
-        carried = key not in MEANING and not key.startswith("spark.sql.legacy.") and ours.get(key) != value
-        if carried and ready.conf.isModifiable(key):
-            ready.conf.set(key, value)
+        if key not in MEANING and not key.startswith("spark.sql.legacy.") and ours.get(key) != value:
+            # What cannot be set is the application's, and so the same in both.
+            with suppress(PySparkException):
+                ready.conf.set(key, value)
     _make_ready(ready)
     return ready
 

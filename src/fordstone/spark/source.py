@@ -21,6 +21,7 @@ from fordstone.spark.feed import Feed, QuerySetting, opened
 from fordstone.spark.packing import PACKED, Packed, shard_keys
 from fordstone.spark.planner import Planner
 from fordstone.spark.seed import Seed
+from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.work import PartitionRead, Work, first_offset, offset_of, read_work
 
 SOURCE_NAME: Final = "fordstone-pipeline"
@@ -98,6 +99,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
         """The work of the next batch; `start` itself: nothing to do."""
+        if StopMark(self._cuts.root).stands():
+            return start
         epoch = int(start["epoch"])
         begins = "work" not in start
         work = self._planned().next_work(

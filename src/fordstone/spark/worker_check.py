@@ -6,10 +6,12 @@ Costs one small job. Executors that come later are not asked.
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -18,6 +20,8 @@ from fordstone.errors import ConfigError
 
 NEEDED = ("fordstone", "polars", "pyarrow", "pandas", "msgspec", "sqlglot")
 ASKED_MAX = 64
+_PYTHON_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b: (?!.*Exception)")
+_TASK_FAILURE = re.compile(r"most recent failure: Lost task .*? \([^()]* executor \w+\): (.+)")
 _HOW = (
     "Executors need the same Python and the same packages as the driver: install 'fordstone[spark]' on every machine, or "
     "send an environment along (spark-submit --archives env.tar.gz#env with PYSPARK_PYTHON=./env/bin/python)"
@@ -59,8 +63,8 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
     )
     try:
         rows = asked.collect()
-    except PySparkException as error:
-        raise ConfigError(f"the executors cannot run Python: {_first_line(error)}\n{_HOW}") from error
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(f"the executors cannot run Python: {_cause(error)}\n{_HOW}") from error
     workers = [
         WorkerFacts(
             host=row.host, python=row.python, missing=tuple(filter(None, row.missing.split())), fordstone=row.fordstone
@@ -100,8 +104,9 @@ def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], I
     return answer
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    # The last line of a Python traceback says what happened; the first, that something did.
-    told = [line for line in lines if "Error: " in line and not line.startswith((" ", "\t"))]
-    return (told or lines or [type(error).__name__])[-1 if told else 0]
+def _cause(error: Exception) -> str:
+    """The one line of a trace that says what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
+    told = [line for line in reversed(lines) if _PYTHON_ERROR.match(line)]
+    failed = [found[1] for line in lines if (found := _TASK_FAILURE.search(line))]
+    return [*told, *failed, *lines, type(error).__name__][0]

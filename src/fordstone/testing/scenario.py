@@ -6,7 +6,7 @@ The oracle works row by row in plain Python on the generated rows: it shares not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -33,6 +33,7 @@ WINDOW_S: Final = 10
 IDLE_US: Final = 30_000
 """In the simulation's time."""
 LATENESS_S: Final = 4
+ALPHA: Final = 0.3
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -75,6 +76,8 @@ class Scenario:
     """The disk is full now and then."""
     live: bool
     """Rows and partitions turn up while the pipeline runs; silent partitions fall idle."""
+    smooths: bool
+    """Rows are smoothed, too: a step that depends on their order."""
 
     @classmethod
     def of(
@@ -112,6 +115,7 @@ class Scenario:
             waiting_bytes=rng.choice((300, 10**9, 10**9)),
             fills=rng.random() < 0.2,
             live=drawn_guarantee == "exactly_once" and drawn_shape != "loop" and rng.random() < 0.3,
+            smooths=drawn_shape != "loop" and rng.random() < 0.4,
         )
 
     def rows(self) -> list[Row]:
@@ -141,7 +145,7 @@ class World:
 def build(scenario: Scenario) -> World:
     """The pipeline of a scenario, with its sources and sinks."""
     pipeline = Pipeline(f"sim-{scenario.shape}", guarantee=scenario.guarantee, mode=scenario.mode)
-    sinks = {name: MemorySink() for name in ("rows", "running", "windows", "late")}
+    sinks = {name: MemorySink() for name in ("rows", "running", "windows", "late", "means", "overtaken")}
     sources = [_rows_of(partitions, live=scenario.live) for partitions in scenario.partitions]
     idle_after = f"{IDLE_US}us" if scenario.live else None
     streams = [
@@ -159,6 +163,11 @@ def build(scenario: Scenario) -> World:
         windows.sink("windows", memory(sinks["windows"]))
         if scenario.late_sink or scenario.live:
             windows.late.sink("late", memory(sinks["late"]))
+    if scenario.smooths:
+        smooth = stream.group_by("k").ewma(name="smooth_by_k", mean="id", alpha=ALPHA)
+        smooth.sink("means", memory(sinks["means"]))
+        if scenario.live:
+            smooth.late.sink("overtaken", memory(sinks["overtaken"]))
     return World(pipeline.plan(), sinks, sources)
 
 
@@ -216,6 +225,17 @@ def expect(scenario: Scenario) -> Expected:
                 n, total = windows.get(window, (0, 0))
                 windows[window] = (n + 1, total + row.id)
     return Expected(ids, counts, windows, late)
+
+
+def means_of(rows: Iterable[Row]) -> dict[int, float]:
+    """The mean of each row's key behind it, by the row's id."""
+    latest: dict[int, float] = {}
+    found = {}
+    for row in sorted(rows, key=lambda row: (row.second, row.id)):
+        before = latest.get(row.k)
+        latest[row.k] = row.id if before is None else ALPHA * row.id + (1 - ALPHA) * before
+        found[row.id] = latest[row.k]
+    return found
 
 
 def passes(shape: Shape, row: Row) -> bool:

@@ -23,7 +23,7 @@ from fordstone.edge.run import recovered_engine
 from fordstone.model.manifest import Manifest
 from fordstone.operators.partial import ROWS
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
-from fordstone.testing.scenario import Expected, Scenario, World, build, expect, passes, second_of
+from fordstone.testing.scenario import Expected, Scenario, World, build, expect, means_of, passes, second_of
 
 STEPS_MAX: Final = 60_000
 KEEP = 2
@@ -321,7 +321,7 @@ def _in_flight_counts(run: _Run, store: CheckpointStore, manifest: Manifest) -> 
     """Rows on their way to the counting step."""
     counts: Counter[int] = Counter()
     for log in manifest.channels:
-        if "-windows_by_k/" in log.channel:
+        if "-windows_by_k/" in log.channel or "-smooth_by_k/" in log.channel:
             continue
         for item in log.items:
             if item.run is None:
@@ -348,6 +348,8 @@ def _judge(scenario: Scenario, world: World, expected: Expected) -> None:
             _equal("rows let out", ids, expected.ids)
             _equal("running counts", running, +expected.counts)
             _judge_windows(scenario, world, expected)
+            if scenario.smooths:
+                _judge_means(scenario, world, expected)
         case "at_least_once":
             missing = expected.ids.keys() - ids.keys()
             if missing:
@@ -388,6 +390,15 @@ def _judge_windows(scenario: Scenario, world: World, expected: Expected) -> None
     if scenario.late_sink:
         late = world.sinks["late"].rows()
         _equal("late rows", Counter(late["id"].to_list() if late.width else []), expected.late)
+
+
+def _judge_means(scenario: Scenario, world: World, expected: Expected) -> None:
+    rows, overtaken = world.sinks["means"].rows(), world.sinks["overtaken"].rows()
+    found = dict(rows.select("id", "mean").iter_rows()) if rows.width else {}
+    _equal("rows smoothed", rows.height, len(found))
+    late = Counter(overtaken["id"].to_list() if overtaken.width else []) if scenario.live else expected.late
+    _equal("rows smoothed and late", Counter(found.keys()) + late, expected.ids)
+    _equal("means", found, means_of(row for row in scenario.rows() if row.id in found))
 
 
 def _equal(what: str, got: object, wanted: object) -> None:
