@@ -1,14 +1,16 @@
-"""Count words, and keep the counts up to date.
+"""Count words, keep the counts up to date, and print them.
 
 Run it:  python examples/make_data.py words && fordstone run examples/word_count.py --bounded
+Spark:   the same with --on spark; it prints the same counts.
 Result:  out/counts holds every change; `fordstone.connectors.latest("out/counts")` the newest count of each word.
 """
 
 from fordstone import Pipeline
-from fordstone.connectors import files
+from fordstone.connectors import files, stdout
 
 p = Pipeline("word-count")
 lines = p.source("lines", files("in/words/*.jsonl"), schema={"line": "string"})
 words = lines.flat_map("split(line, ' ') AS word").filter("word <> ''")
 counts = words.group_by("word").agg(n="count(*)")
 counts.sink("counts", files("out/counts", format="jsonl"))
+counts.sink("shown", stdout())

@@ -20,12 +20,14 @@ FOREIGN = {"pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "py4j"}
 COMMANDS = [
     [],
     ["run"],
+    ["center"],
     ["explain"],
     ["checkpoints"],
     ["checkpoints", "ls"],
     ["checkpoints", "show"],
     ["checkpoints", "verify"],
     ["checkpoints", "merge"],
+    ["checkpoints", "import-spark"],
     ["plan-interval"],
 ]
 IDLE = """

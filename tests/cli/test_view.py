@@ -191,6 +191,36 @@ def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
     assert drawn.rstrip().endswith("\x1b[2K"), "the line is erased"
 
 
+def test_what_takes_patience_is_a_line_and_the_run_is_timed_from_the_last_one_on(capsys: pytest.CaptureFixture[str]):
+    clock = Clock()
+    view = line_view(clock)
+    view.note("cold-chain", "starting Spark ...")
+    clock.us = 9_000_000
+    view.note("cold-chain", "starting the query ...")
+    clock.us = 11_000_000
+    view.show(PROGRESS)
+    view.report(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["cold-chain: starting Spark ...", "cold-chain: starting the query ..."]
+    assert lines[2] == "cold-chain ended: all input was read.", "ten seconds of the run are not over"
+    assert lines[-1].endswith("took 2.00 s")
+
+
+def test_on_a_terminal_progress_takes_the_place_of_what_takes_patience():
+    clock = Clock()
+    view, screen = live_view(clock, bounded=False)
+    with view:
+        view.note("cold-chain", "starting Spark ...")
+        assert "cold-chain  starting Spark ..." in screen.getvalue()
+        view.show(PROGRESS)
+    assert "cold-chain  0 rows/s" in screen.getvalue()
+
+
+def test_json_says_nothing_of_what_takes_patience(capsys: pytest.CaptureFixture[str]):
+    JsonView(monotonic_us=Clock()).note("cold-chain", "starting Spark ...")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_on_a_terminal_bounded_input_has_a_bar_with_what_is_left():
     clock = Clock()
     view, screen = live_view(clock, bounded=True)

@@ -49,15 +49,30 @@ class Ended:
 class Process:
     """One running child. Its output goes to files in its folder."""
 
-    def __init__(self, folder: Path, job: Job, *, failpoint: str = "", inside: tuple[str, ...] = ()) -> None:
-        """`inside` is a command that runs the one that follows it."""
+    def __init__(
+        self,
+        folder: Path,
+        job: msgspec.Struct,
+        *,
+        failpoint: str = "",
+        inside: tuple[str, ...] = (),
+        module: str = "tests.faults.child_pipeline",
+        apart: bool = False,
+    ) -> None:
+        """`inside` is a command that runs the one that follows it. `apart`: it leads a process group of its own."""
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
-        command = [*inside, sys.executable, "-m", "tests.faults.child_pipeline", msgspec.json.encode(job).decode()]
+        command = [*inside, sys.executable, "-m", module, msgspec.json.encode(job).decode()]
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=apart,
             )
         self.pid = self._process.pid
 

@@ -1,4 +1,4 @@
-"""A real Spark cluster on this machine: a master and workers as processes of their own, through pip's PySpark.
+"""A real Spark cluster on this machine, or a Spark Connect server: processes of their own, through pip's PySpark.
 
 Loopback only, ports that the system gives, a folder for what they write. They end with the `with` block, by their own
 ids, and should the test process be killed, with it.
@@ -25,16 +25,20 @@ WAIT_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.05
 DAEMON_MEMORY = "256m"
+# Java's quick compiler alone: a test ends before the thorough one has paid for itself.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: (\S+)")
+_PORTS = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 _REGISTERED = "Successfully registered with master"
 _PR_SET_PDEATHSIG = 1
 
 
 class Daemon:
-    """One master or worker. What it logs goes to a file in its folder."""
+    """One master, worker or server. What it logs goes to a file in its folder."""
 
-    def __init__(self, folder: Path, main: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, *command: str, memory: str = DAEMON_MEMORY) -> None:
         folder.mkdir()
         self._log = folder / "log"
         home = Path(pyspark.__file__).parent
@@ -43,14 +47,15 @@ class Daemon:
             "JAVA_HOME": str(java.home()),
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            "SPARK_DAEMON_MEMORY": memory,
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "PYSPARK_PYTHON": sys.executable,
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), main, "--host", "127.0.0.1", "--port", "0", *arguments],
+                [str(home / "bin" / "spark-class"), *command],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -74,6 +79,13 @@ class Daemon:
             assert self.running, f"it ended before {what}:\n{self.log()}"
             assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self.log()}"
             time.sleep(POLL_SECONDS)
+
+    def said(self, pattern: re.Pattern[str]) -> str:
+        """What the pattern's group stands for in its log, as soon as it is there."""
+        self.until(lambda: pattern.search(self.log()) is not None, pattern.pattern)
+        found = pattern.search(self.log())
+        assert found is not None
+        return found[1]
 
     def executors(self) -> list[int]:
         """The ids of the executors that this worker runs now."""
@@ -137,21 +149,42 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
     """A master and so many workers, registered with it; each has so many cores and so much memory for executors."""
     started: list[Daemon] = []
     try:
-        master = Daemon(folder / "master", "org.apache.spark.deploy.master.Master", "--webui-port", "0")
+        master = Daemon(folder / "master", "org.apache.spark.deploy.master.Master", *_PORTS)
         started.append(master)
-        master.until(lambda: _MASTER_URL.search(master.log()) is not None, "address of the master")
-        found = _MASTER_URL.search(master.log())
-        assert found is not None
+        url = master.said(_MASTER_URL)
         for number in range(workers):
             place = folder / f"worker-{number}"
             room = ["--cores", str(cores), "--memory", memory, "--work-dir", str(place / "work")]
-            started.append(Daemon(place, "org.apache.spark.deploy.worker.Worker", "--webui-port", "0", *room, found[1]))
+            started.append(Daemon(place, "org.apache.spark.deploy.worker.Worker", *_PORTS, *room, url))
         for worker in started[1:]:
             worker.until(lambda worker=worker: _REGISTERED in worker.log(), "registration of a worker")  # type: ignore[misc]  # a lambda's default has no type
-        yield Cluster(found[1], started[1:])
+        yield Cluster(url, started[1:])
     finally:
         for daemon in reversed(started):
             daemon.end()
+
+
+@contextmanager
+def connect_server(folder: Path, *, cores: int = 2, memory: str = "1g") -> Iterator[str]:
+    """A Spark Connect server that runs everything in itself; gives its address, `sc://...`."""
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    server = Daemon(
+        folder / "connect",
+        "org.apache.spark.deploy.SparkSubmit",
+        *("--master", f"local[{cores}]"),
+        *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+        memory=memory,
+    )
+    try:
+        yield f"sc://{server.said(_CONNECT_ADDRESS)}"
+    finally:
+        server.end()
 
 
 def _die_with_parent() -> None:

@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from fordstone.model.plan import Plan
 
 
-def make_view(plan: Plan, *, bounded: bool, dead_letters: Path, as_json: bool) -> View:
+def make_view(plan: Plan, *, bounded: bool, dead_letters: Path, as_json: bool, batch_job: bool = False) -> View:
     """JSON lines if they were asked for, else a live line for a terminal and plain ones for anything else."""
     if as_json:
         _check_stdout(plan)
         return JsonView(monotonic_us=_monotonic_us)
-    plain = LineView(bounded=bounded, dead_letters=dead_letters, monotonic_us=_monotonic_us, wall_us=_wall_us)
+    plain = LineView(
+        bounded=bounded,
+        dead_letters=dead_letters,
+        monotonic_us=_monotonic_us,
+        wall_us=_wall_us,
+        batch_job=batch_job,
+    )
     if not sys.stderr.isatty():
         return plain
     from fordstone.cli.live import LiveView

@@ -39,7 +39,7 @@ def run_on_spark(file: str, options: Mapping[str, Any], *, as_json: bool, verbos
     from fordstone.spark.run import run_plan
 
     letters = dead_letters_of(config, plan.pipeline)
-    view = make_view(plan, bounded=config.bounded, dead_letters=letters, as_json=as_json)
+    view = make_view(plan, bounded=config.bounded, dead_letters=letters, as_json=as_json, batch_job=config.bounded)
 
     def work() -> Report:
         view.note(plan.pipeline, STARTING)

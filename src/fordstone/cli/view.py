@@ -104,15 +104,22 @@ def notices_of(progress: Progress) -> list[str]:
     return found
 
 
-def summary(report: Report, *, took_us: int, dead_letters: Path) -> str:
-    """The table at the end of a run."""
+def summary(report: Report, *, took_us: int, dead_letters: Path, batch_job: bool = False) -> str:
+    """The table at the end of a run. `batch_job`: it was one of Spark's, which is done once."""
     progress = report.progress
     how = {
         "ended": "ended: all input was read",
-        "stopped": "stopped: the epoch was finished, and running again goes on from here",
+        "stopped": "stopped: the epoch was finished, and running again goes on from here"
+        if progress.stopping
+        else "has read what was there, and running again goes on from here",
         "already_ended": "had ended already: there is nothing left to read",
     }[report.outcome]
     origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
+    if report.outcome == "already_ended" and batch_job:
+        return (
+            f"{report.pipeline} had ended already: the batch job of this state directory is done. To run it again, use another state "
+            "directory and other sinks. To read on whenever more has come, use --available-now instead of --bounded."
+        )
     if report.outcome == "already_ended":
         return (
             f"{report.pipeline} {how} (at {origin}). To read it all again, use another state directory and other sinks."
@@ -145,8 +152,11 @@ def _checkpoints(progress: Progress) -> str:
 class LineView:
     """For standard error that is not a terminal: a line now and then, and the summary."""
 
-    def __init__(self, *, bounded: bool, dead_letters: Path, monotonic_us: ClockUs, wall_us: ClockUs) -> None:
+    def __init__(
+        self, *, bounded: bool, dead_letters: Path, monotonic_us: ClockUs, wall_us: ClockUs, batch_job: bool = False
+    ) -> None:
         self.bounded = bounded
+        self._batch_job = batch_job
         self.wall_us = wall_us
         self.monotonic_us = monotonic_us
         self.rate = Rate()
@@ -191,7 +201,8 @@ class LineView:
     def report(self, report: Report) -> None:
         """Print the summary."""
         took_us = self.monotonic_us() - self._began_us
-        click.echo(summary(report, took_us=took_us, dead_letters=self._dead_letters), err=True)
+        text = summary(report, took_us=took_us, dead_letters=self._dead_letters, batch_job=self._batch_job)
+        click.echo(text, err=True)
 
     def failed(self, error: Exception) -> None:
         """Whoever shows errors does it."""

@@ -17,7 +17,8 @@ if _MISSING:
         "Install what belongs to it: pip install 'fordstone[spark]'"
     )
 
-# Not lazily: the module of the same name would take the function's place as soon as anybody imports it.
-from fordstone.spark.session import prepared, session  # noqa: E402 - only once what it needs is known to be there
+# Not lazily: the modules of the same names would take the functions' places as soon as anybody imports them.
+from fordstone.spark.run import run  # noqa: E402 - only once what it needs is known to be there
+from fordstone.spark.session import prepared, session  # noqa: E402 - as above
 
-__all__ = ["prepared", "session"]
+__all__ = ["prepared", "run", "session"]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark.core.context import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -55,7 +56,7 @@ def application(
         # Spark itself hears of this setting from spark-submit only.
         os.environ["PYSPARK_PYTHON"] = given[_WORKER_PYTHON]
     given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
-    running = SparkSession.getActiveSession() is not None
+    running = SparkContext._active_spark_context is not None  # noqa: SLF001 - nobody else can say so without starting one
     with tempfile.TemporaryDirectory(prefix="fordstone-") as folder, _importable(file):
         spark = _started(name, master, memory, log_level, given)
         try:

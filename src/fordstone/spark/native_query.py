@@ -45,6 +45,11 @@ class NativeQuery:
     frames: dict[p.Input, DataFrame]
     checkpoint: str
 
+    @property
+    def spark(self) -> SparkSession:
+        """The session that all of it is in."""
+        return next(iter(self.frames.values())).sparkSession
+
     def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
         """Start a stream for each stream with sinks."""
         return [self._start(stream, frame, on_batch) for stream, frame in self.frames.items()]

@@ -146,6 +146,7 @@ def _follow(
     mark.take_away()
     running = query.start(tally.add)
     stop_by: float | None = None
+    last_batch = 0
     try:
         while any(not _over(stream) for stream in running):
             tally.look(running)
@@ -153,8 +154,12 @@ def _follow(
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
             if signals.told and stop_by is None:
                 mark.put()
-                stop_by = time.monotonic() + STOP_WAIT_S
-            if stop_by is not None and (time.monotonic() > stop_by or not any(map(_busy, running))):
+                stop_by, last_batch = time.monotonic() + STOP_WAIT_S, tally.batches
+            if stop_by is None:
+                continue
+            # Spark's own sources know no mark: there, the batch that ran when the signal came is waited for, and no other.
+            finished = isinstance(query, NativeQuery) and tally.batches > last_batch
+            if finished or time.monotonic() > stop_by or not any(map(_busy, running)):
                 break
         tally.look(running)
     finally:
@@ -176,11 +181,15 @@ def _run_batch(
 
     with ThreadPoolExecutor(1, "batch-job") as threads:
         job = threads.submit(work)
-        while not wait([job], timeout=LOOK_EVERY_S).done:
-            if on_progress is not None:
-                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
-            if signals.told:
-                query.spark.interruptTag(tag)
+        try:
+            while not wait([job], timeout=LOOK_EVERY_S).done:
+                if on_progress is not None:
+                    on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
+                if signals.told:
+                    query.spark.interruptTag(tag)
+        except BaseException:
+            query.spark.interruptTag(tag)
+            raise
         try:
             job.result()
         except Exception as error:
@@ -218,7 +227,7 @@ class _Tally:
         self._interval_us = interval_us
         self._began = time.monotonic_ns()
         self._last: BatchOutcome | None = None
-        self._rows_in = self._rows_out = self._rows_late = self._rows_rejected = self._batches = 0
+        self._rows_in = self._rows_out = self._rows_late = self._rows_rejected = self.batches = 0
         self._seen: dict[str, int] = {}
         self._commit_us: int | None = None
         self.restarts = 0
@@ -229,7 +238,7 @@ class _Tally:
         self._rows_out += outcome.rows_out
         self._rows_late += outcome.rows_late
         self._rows_rejected += outcome.rows_rejected
-        self._batches += 1
+        self.batches += 1
         self._last = outcome
 
     def look(self, running: Sequence[StreamingQuery]) -> None:
@@ -261,7 +270,7 @@ class _Tally:
             rows_rejected=self._rows_rejected,
             watermark_us=None if least_us == TIME_MIN_US else least_us,
             state_bytes=last.state_bytes if last is not None else 0,
-            checkpoints=self._batches,
+            checkpoints=self.batches,
             given_up=0,
             checkpoint_us=self._commit_us,
             checkpoint_bytes=last.written_bytes if last is not None else None,

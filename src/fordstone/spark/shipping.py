@@ -65,9 +65,13 @@ def packed(directory: Path, files: list[Path]) -> bytes:
             f"the modules beside the pipeline's file have {size} bytes, too many to send to Spark's workers "
             f"(at most {SHIPPED_BYTES_MAX}). Install them where the executors' Python finds them, and not in {directory}."
         )
+    contents = {path.relative_to(directory): path.read_bytes() for path in files}
+    # Python finds a directory without __init__.py only if it has an entry of its own.
+    folders = {folder for path in contents for folder in path.parents} - {Path()}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in files:
-            name = zipfile.ZipInfo(path.relative_to(directory).as_posix(), date_time=_LONG_AGO)
-            archive.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED)
+        for name, data in [(f"{folder.as_posix()}/", b"") for folder in sorted(folders)] + [
+            (path.as_posix(), data) for path, data in sorted(contents.items())
+        ]:
+            archive.writestr(zipfile.ZipInfo(name, date_time=_LONG_AGO), data, zipfile.ZIP_DEFLATED)
     return out.getvalue()

@@ -20,7 +20,7 @@ from fordstone.errors import ConfigError
 
 NEEDED = ("fordstone", "polars", "pyarrow", "pandas", "msgspec", "sqlglot")
 ASKED_MAX = 64
-_PYTHON_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b: (?!.*Exception)")
+_PYTHON_ERROR = re.compile(r"(?:pyspark\.[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
 _TASK_FAILURE = re.compile(r"most recent failure: Lost task .*? \([^()]* executor \w+\): (.+)")
 _HOW = (
     "Executors need the same Python and the same packages as the driver: install 'fordstone[spark]' on every machine, or "

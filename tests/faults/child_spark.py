@@ -1,0 +1,74 @@
+"""The driver that the faults happen to: runs jobs on Spark, through the public API.
+
+Prints a line of JSON for each job: its report, or the error, which is text alone. One that is a bug shows its traceback on
+standard error. With the jobs in its arguments it ends with the last one, and with code 1 at the first that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from tests.faults.process import ROOT
+from tests.faults.spark_job import JAVA, SparkChild, SparkJob, build
+
+from fordstone import spark
+from fordstone.cli.logs import configure_logging
+from fordstone.errors import FordstoneError
+from fordstone.protocol.restart import RestartPolicy
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.run import run_plan
+
+
+def main() -> int:
+    child = msgspec.json.decode(sys.argv[1], type=SparkChild)
+    configure_logging(0)
+    temporary = Path("tmp").absolute()
+    temporary.mkdir(exist_ok=True)
+    settings = {
+        "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={temporary}",
+        "spark.executor.extraJavaOptions": JAVA,
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
+        "spark.local.dir": str(temporary),
+    }
+    session = spark.session(
+        master=child.master, memory="512m", cores=child.cores, config=settings | child.settings, name="faults"
+    )
+    try:
+        for job in jobs(child):
+            try:
+                os.chdir(job.folder)
+                pipeline = build(job)
+                config, restart = SparkConfig(**job.options), RestartPolicy(**job.restart)
+                report = run_plan(pipeline.plan(), pipeline.functions, config, spark=session, restart=restart)
+            except FordstoneError as error:
+                print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+                if child.jobs:
+                    return 1
+            except Exception:
+                traceback.print_exc()
+                print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
+                if child.jobs:
+                    return 2
+            else:
+                print(msgspec.json.encode(report).decode(), flush=True)
+    finally:
+        session.stop()
+    return 0
+
+
+def jobs(child: SparkChild) -> Iterator[SparkJob]:
+    if child.jobs:
+        yield from child.jobs
+        return
+    for line in sys.stdin:
+        yield msgspec.json.decode(line, type=SparkJob)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

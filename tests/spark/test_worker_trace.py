@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from fordstone.spark.worker_trace import last_words, worker_trace
+
+STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/fordstone/spark/feed.py", line 159, in _push
+    chain.push(frame, late=False)
+  File "/env/lib/python3.11/site-packages/fordstone/operators/rowwise.py", line 120, in apply
+    given = self._function(record)
+            ^^^^^^^^^^^^^^^^^^^^^^
+  File "/var/spark-1/userFiles-2/flow-2e868d.zip/flow.py", line 5, in warm
+    return half(row["tmep"])
+                ~~~^^^^^^^^
+  File "/env/lib/python3.11/json/decoder.py", line 1, in decode
+    raise
+  File "/srv/beside.py", line 2, in half
+    return x / 2
+KeyError: 'tmep'
+in step map, on a batch of 2 rows with columns device, temp
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: fordstone bad [id = 1, runId = 2]
+Logical Plan:
+   +- LocalRelation <empty>
+"""
+
+
+def test_the_innermost_traceback_counts_with_the_frames_of_the_users_code():
+    trace = worker_trace(STREAM)
+    assert trace is not None
+    assert trace.frames == (
+        '  File "flow.py", line 5, in warm\n    return half(row["tmep"])\n                ~~~^^^^^^^^',
+        '  File "/srv/beside.py", line 2, in half\n    return x / 2',
+    )
+    assert trace.raised == "KeyError: 'tmep'\nin step map, on a batch of 2 rows with columns device, temp"
+    assert str(trace).endswith("return x / 2\n" + trace.raised)
+
+
+def test_a_failure_of_ours_has_no_frames_of_the_user():
+    trace = worker_trace(
+        STREAM.replace("/var/spark-1/userFiles-2/flow-2e868d.zip/flow.py", "/x/fordstone/edge/chain.py").replace(
+            "/srv/", "/x/lib/python3.11/"
+        )
+    )
+    assert trace is not None
+    assert trace.frames == ()
+
+
+def test_the_last_words_are_one_line():
+    assert last_words(STREAM) == "KeyError: 'tmep' in step map, on a batch of 2 rows with columns device, temp"
+    assert last_words("Job aborted.\n\tat org.apache.spark.X\n") == "Job aborted."
+    assert last_words("\n\tat org.apache.spark.X\nlost executor 3\n") == "lost executor 3"
+    assert last_words("") == ""
+
+
+def test_text_without_or_with_half_a_traceback_has_no_trace():
+    assert worker_trace("Job aborted due to stage failure.") is None
+    assert worker_trace('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()') is None
+    assert worker_trace("Traceback (most recent call last):") is None
+
+
+def test_the_stack_of_java_is_not_part_of_what_was_raised():
+    trace = worker_trace(
+        'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: no\n\n\tat org.x.Y(Z.scala:1)\n'
+    )
+    assert trace is not None
+    assert (trace.frames, trace.raised) == (('  File "x.py", line 1, in f',), "ValueError: no")
