@@ -7,12 +7,14 @@ shuffle partitions as cores.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# Spark's workers do not know where the benchmarks lie: what they are to run is sent whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ALPHA = 0.2
 LATENESS = "10s"

@@ -6,8 +6,10 @@ standard error. With the jobs in its arguments it ends with the last one, and wi
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,14 +26,17 @@ from fordstone.protocol.restart import RestartPolicy
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 
+PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it does not outlive the test, nor Java it
     child = msgspec.json.decode(sys.argv[1], type=SparkChild)
     configure_logging(0)
     temporary = Path("tmp").absolute()
     temporary.mkdir(exist_ok=True)
     settings = {
-        "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={temporary}",
+        "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={temporary} {child.java}",
         "spark.executor.extraJavaOptions": JAVA,
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(temporary),
@@ -50,7 +55,7 @@ def main() -> int:
                 print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
                 if child.jobs:
                     return 1
-            except Exception:
+            except Exception:  # noqa: BLE001 - the test is told of it
                 traceback.print_exc()
                 print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
                 if child.jobs:

@@ -22,7 +22,7 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.run import FAILPOINT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_SECONDS_MAX = 120.0
+WAIT_SECONDS_MAX = 240.0
 POLL_SECONDS = 0.005
 
 

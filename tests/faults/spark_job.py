@@ -46,6 +46,8 @@ class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
     """What one process does: these jobs, or those that come on standard input."""
 
     master: str
+    java: str = ""
+    """Options of the driver's Java."""
     settings: dict[str, str] = {}
     """Of Spark."""
     cores: int | None = None

@@ -9,7 +9,7 @@ import pytest
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.connectors.changelog import rows
 from fordstone.spark.export import import_spark
-from tests.spark.micro import MicroSpark
+from tests.spark.micro import Died, MicroSpark
 from tests.spark.pipelines import read_all
 from tests.spark.runs import DeadLetterBox, EdgeSide, Trial, compare, ids_of, out_of
 
@@ -80,6 +80,32 @@ def moving(seed: int, root: Path) -> None:
         if kind == "at_once":
             ids = [row[-1] for row in ids_of(sinks, name)]
             assert len(set(ids)) == len(ids)
+
+
+def seeded_and_dying(seed: int, root: Path, step: int) -> bool:
+    """From the edge to Spark, where the process dies at a step of the first batch; says whether there was such a step."""
+    trial = Trial(seed, root, ids=False)
+    for source in trial.files:
+        trial.add_file(source, 40, ending="jsonl")
+    case, sinks = trial.case()
+    plan, functions = case.pipeline.plan(), case.pipeline.functions
+    EdgeSide(plan, functions, disk=OsDisk(root / "edge")).run(bounded=False, batch_rows=8, stop_after=4)
+    for source in trial.files:
+        trial.grow(source, 0, 40)
+    spark = MicroSpark(seed)
+    options = {"state": root / "spark", "shards": 2, "bounded": True, "rows_max": 15}
+    spark.fate.dies_within(step)
+    try:
+        spark.start(plan, functions, **options, from_checkpoint=str(root / "edge")).step()
+    except Died:
+        died = True
+    else:
+        died, spark.fate.dies_at = False, None
+    spark.start(plan, functions, **options, from_checkpoint=str(root / "edge")).run()
+    case.oracle.batch(read_all(trial.files), ended=trial.files)
+    case.oracle.finish()
+    compare(out_of(case, sinks), case.oracle, what=f"died {dict(spark.fate.died)}")
+    return died
 
 
 @pytest.mark.parametrize("block", range(3))

@@ -19,7 +19,7 @@ from fordstone.spark import prepared, session
 from fordstone.spark.session import is_connect, parallelism
 from fordstone.spark.session_settings import MEANING
 
-WAIT_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 180.0
 
 
 def until(met: Callable[[], bool], what: str) -> None:
@@ -132,14 +132,15 @@ def test_of_a_stateful_query_a_person_sees_what_their_function_prints_and_nothin
     )
     said: list[str] = []
     try:
-        until(lambda: len(counts) >= 2 or not query.isActive, "second batch")
+        until(lambda: len(counts) >= 1 or not query.isActive, "batch")
     finally:
+        # Most likely in the middle of the next batch, whose end nobody needs to hear of.
         query.stop()
-    assert counts[:2] == [2, 2], query.exception()
+    assert counts[:1] == [2], query.exception()
 
     def heard() -> bool:
         said.extend(capsys.readouterr().err.splitlines())
-        return len(said) >= 4
+        return len(said) >= 2
 
     until(heard, "line of the user's")
     assert set(said) == {"a line of the user's"}

@@ -3,7 +3,8 @@
 Production runs with `NoFailpoints`. A test sets one by name and count, and the process kills itself there as a power
 cut would: nothing is flushed, nothing is closed.
 
-Invariant: every name that is hit anywhere stands in `FAILPOINTS`, so that a test can go through all of them.
+Invariant: every name that is hit anywhere stands in `FAILPOINTS`, or in `SPARK_FAILPOINTS` if a query on Spark hits it, so
+that a test can go through all of them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FAILPOINTS: Final[tuple[str, ...]] = (
     "merge.written",
     "merge.replaced",
 )
+SPARK_FAILPOINTS: Final[tuple[str, ...]] = ("batch.executed", "sink.released", "batch.released", "batch.kept")
 
 
 class Failpoints(Protocol):
@@ -85,8 +87,9 @@ def parse_failpoints(value: str) -> Failpoints:
         return NoFailpoints()
     spec, _, hits = value.strip().partition("@")
     name, colon, count = spec.partition(":")
-    if name not in FAILPOINTS:
-        raise ConfigError(f"failpoint {name!r} does not exist. There are: {', '.join(FAILPOINTS)}.")
+    known = dict.fromkeys((*FAILPOINTS, *SPARK_FAILPOINTS))
+    if name not in known:
+        raise ConfigError(f"failpoint {name!r} does not exist. There are: {', '.join(known)}.")
     if colon and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise ConfigError(f"failpoint {value!r}: the count after ':' must be a whole number from 1 on.")
     return KillAt(name, int(count) if colon else 1, hits=Path(hits) if hits else None)

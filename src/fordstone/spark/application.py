@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,11 +59,14 @@ def application(
         os.environ["PYSPARK_PYTHON"] = given[_WORKER_PYTHON]
     given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
     running = SparkContext._active_spark_context is not None  # noqa: SLF001 - nobody else can say so without starting one
-    with tempfile.TemporaryDirectory(prefix="fordstone-") as folder, _importable(file):
+    with _importable(file):
         spark = _started(name, master, memory, log_level, given)
         try:
             if file is not None and (running or local_cores(spark.sparkContext.master, 1) is None):
-                ship(spark, file, Path(folder))
+                folder = Path(tempfile.mkdtemp(prefix="fordstone-"))
+                # Not before: executors ask for what is in it as long as the application lives, which may be longer than the block.
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+                ship(spark, file, folder)
             yield spark
         finally:
             if not running:

@@ -18,6 +18,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
+from fordstone.checkpoint.failpoint import Failpoints, NoFailpoints
 from fordstone.connectors.connector import Part, PartedSink, PartWriter, Sink, SinkStream
 from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import DamagedError
@@ -151,10 +152,13 @@ def tell_nobody(outcome: BatchOutcome) -> None:
 class Sinks:
     """The sinks of a query, by tag. Sent to another process, they are opened there when the first batch comes."""
 
-    def __init__(self, specs: Sequence[SinkSpec], sinks: Sequence[Sink] | None = None) -> None:
+    def __init__(
+        self, specs: Sequence[SinkSpec], sinks: Sequence[Sink] | None = None, failpoints: Failpoints | None = None
+    ) -> None:
         """Open them, if they are not given: what is wrong with them shows before the query starts."""
         self._specs = tuple(specs)
         self._sinks = self._opened() if sinks is None else tuple(sinks)
+        self._failpoints = failpoints or NoFailpoints()
 
     def release(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> int:
         """Release an epoch at every sink, of what the tasks gave; says how many rows."""
@@ -168,6 +172,7 @@ class Sinks:
                 sink.release_parts(epoch, attempt, parts)
             else:
                 sink.release(epoch, pl.concat([self._specs[tag].empty(), *frames]))
+            self._failpoints.hit("sink.released")
         return rows_out
 
     def __getstate__(self) -> tuple[SinkSpec, ...]:
@@ -176,6 +181,7 @@ class Sinks:
     def __setstate__(self, specs: tuple[SinkSpec, ...]) -> None:
         self._specs = specs
         self._sinks = self._opened()
+        self._failpoints = NoFailpoints()
 
     def _opened(self) -> tuple[Sink, ...]:
         return tuple(open_sink(spec.connector, spec.stream) for spec in self._specs)
@@ -194,11 +200,13 @@ class Committer:
         seed_cut: Cut | None,
         lateness_us: Mapping[str, int],
         on_batch: OnBatch,
+        failpoints: Failpoints | None = None,
     ) -> None:
         """`specs` and `sinks` by tag; sinks are opened here if they are not given. `first_epoch` is that of batch 0."""
         self._first_epoch = first_epoch
         self.specs = tuple(specs)
-        self._sinks = Sinks(self.specs, sinks)
+        self._failpoints = failpoints or NoFailpoints()
+        self._sinks = Sinks(self.specs, sinks, self._failpoints)
         self._cuts = cuts
         self._seed_cut = seed_cut
         self._lateness_us = dict(lateness_us)
@@ -214,10 +222,13 @@ class Committer:
 
     def commit(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Release what tasks gave, and keep the cut."""
+        self._failpoints.hit("batch.executed")
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
         cut = self._cut(epoch, facts)
         rows_out = self._sinks.release(epoch, attempt, rows)
+        self._failpoints.hit("batch.released")
         self._cuts.write(cut)
+        self._failpoints.hit("batch.kept")
         partitions = [fact for told in facts for fact in told.partitions]
         self._on_batch(
             BatchOutcome(
@@ -234,7 +245,7 @@ class Committer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
-        return self.__dict__ | {"_on_batch": tell_nobody}
+        return self.__dict__ | {"_on_batch": tell_nobody, "_failpoints": NoFailpoints()}
 
     def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
         works: list[Work] = [told.work for told in facts if told.work is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,10 +10,12 @@ from uuid import uuid4
 
 import msgspec
 
+from fordstone.checkpoint.failpoint import parse_failpoints
 from fordstone.connectors import files
 from fordstone.connectors.connector import SinkStream
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.engine import step_digests
+from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut
@@ -104,6 +107,7 @@ class HostedQuery:
             seed_cut=self._seed_cut(),
             lateness_us={step.name: step.lateness_us for step in self.stages.sources},
             on_batch=on_batch,
+            failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
         )
 
     def _seed_cut(self) -> Cut | None:
@@ -140,7 +144,7 @@ def hosted_query(
     checkpoint = config.checkpoint_of(plan.pipeline)
     file = QueryFile(checkpoint)
     known = file.read()
-    seed = _seed(plan, config, known)
+    seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(
         pipeline=plan.pipeline,
         way="hosted",
@@ -175,7 +179,7 @@ def hosted_query(
     )
 
 
-def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> Seed | None:
+def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:
     """The checkpoint to begin from, while the query has not begun for good."""
     if known is None:
         if config.from_checkpoint is None:
@@ -189,7 +193,12 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None) -> See
                 "Use another --state, or leave --from-checkpoint out to go on."
             )
         return None
-    if known.first_epoch in CutFiles(config.checkpoint_of(plan.pipeline)).epochs():
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    newest = max(CutFiles(checkpoint).epochs(), default=0)
+    # A stream's first batch has its cut before Spark has committed it; run again, it needs the state again.
+    if newest > known.first_epoch or (
+        newest == known.first_epoch and (batch or QueryFile(checkpoint).has("commits/0"))
+    ):
         return None
     root = str(Path(known.seed).expanduser().absolute())
     return edge_seed(plan, root, node=config.node, epoch=known.first_epoch - 1, allow_new_state=config.allow_new_state)

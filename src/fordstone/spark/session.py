@@ -7,6 +7,7 @@ meaning needs, and the user's own session keeps its settings. Which settings: `s
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import weakref
@@ -87,6 +88,8 @@ def session(
     else:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # It tells of every batch that was stopped, with a trace; a failure of ours comes back as the query's.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     start_java(SparkConf(loadDefaults=False).setAll(list(chosen.items())))
     return SparkSession.builder.config(map=dict(chosen)).getOrCreate()
 

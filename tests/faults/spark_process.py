@@ -1,0 +1,182 @@
+"""Real Spark drivers: a Python process, its Java process and their Python workers; and what they leave in a folder.
+
+They lead a process group of their own, except for the workers, which end when Java does. Whatever a test has started is
+gone when its block ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.faults.job import PIPELINE
+from tests.faults.process import POLL_SECONDS, Ended, Process
+from tests.faults.spark_job import SparkChild
+
+GONE_SECONDS_MAX = 180.0
+CHECKPOINT = f"state/{PIPELINE}/_spark"
+
+
+class SparkProcess(Process):
+    """One running driver."""
+
+    def __init__(self, folder: Path, child: SparkChild, *, failpoint: str = "") -> None:
+        super().__init__(folder, child, failpoint=failpoint, module="tests.faults.child_spark", apart=True)
+        self._seen: set[int] = {self.pid}
+
+    def family(self) -> list[int]:
+        """The ids of all that it has started, and their children: those that run now, and none that ran earlier."""
+        found = descendants(self.pid)
+        self._seen.update(found)
+        return found
+
+    def java(self) -> int | None:
+        """The id of its Java process."""
+        return next((pid for pid in self.family() if "org.apache.spark.deploy.SparkSubmit" in command(pid)), None)
+
+    def daemon(self) -> int | None:
+        """The id of the process that forks Java's Python workers."""
+        return next((pid for pid in self.family() if "pyspark.daemon" in command(pid)), None)
+
+    def workers(self) -> list[int]:
+        """The ids of the Python workers."""
+        parent = self.daemon()
+        return [] if parent is None else children(parent)
+
+    def kill_group(self) -> Ended:
+        """SIGKILL for Python and Java at once."""
+        self.family()
+        os.killpg(self.pid, signal.SIGKILL)
+        return self.ended()
+
+    def kill(self) -> Ended:
+        """SIGKILL for Python alone."""
+        self.family()
+        return super().kill()
+
+    def kill_java(self) -> Ended:
+        """SIGKILL for Java alone: Python has to end by itself."""
+        java = self.java()
+        assert java is not None
+        os.kill(java, signal.SIGKILL)
+        return self.ended()
+
+    def until_gone(self, *, by_force: bool = False) -> None:
+        """Wait until nothing of it is left that was ever seen."""
+        if self.running:
+            self.family()
+        until = time.monotonic() + GONE_SECONDS_MAX
+        while left := [pid for pid in self._seen if runs(pid)]:
+            for pid in left if by_force else ():
+                os.kill(pid, signal.SIGKILL)
+            if self.pid in left:
+                self.ended()
+            assert time.monotonic() < until, f"still there: {[command(pid) for pid in left]}"
+            time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def spark_started(folder: Path, child: SparkChild, *, failpoint: str = "") -> Iterator[SparkProcess]:
+    """A driver that does not outlive the test. What it started may outlive the block by as long as it needs to end."""
+    process = SparkProcess(folder, child, failpoint=failpoint)
+    whole = False
+    try:
+        yield process
+        whole = True
+    finally:
+        if process.running or not whole:
+            process.until_gone(by_force=True)
+
+
+def run_spark(folder: Path, child: SparkChild) -> Ended:
+    """Start it and wait, until nothing of it is left."""
+    with spark_started(folder, child) as process:
+        process.until(lambda: process.java() is not None, "Java")
+        ended = process.ended()
+        process.until_gone()
+        return ended
+
+
+# Processes.
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads: Java starts its children in any."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in file.read_text().split()]
+        except OSError:  # that thread has ended meanwhile
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def parent(pid: int) -> int:
+    """Who started it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def command(pid: int) -> str:
+    """How it was started; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there, and not only waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# What the query has left so far: the newest batch, or epoch, of each kind.
+
+
+def planned(folder: Path) -> int:
+    """Batches in Spark's log, counted like epochs."""
+    return _newest(folder / CHECKPOINT / "offsets", lambda name: int(name) + 1 if name.isdigit() else 0)
+
+
+def stored(folder: Path) -> int:
+    """How many files of state there are."""
+    return sum(1 for _ in (folder / CHECKPOINT / "state").glob("*/*/**/*.changelog"))
+
+
+def staged(folder: Path) -> int:
+    """The newest epoch of which a task has written a part, released or not."""
+    there = (folder / "out").glob("*/.tmp-epoch-*")
+    return max(released(folder), *(int(path.name.split("-")[2]) for path in there), 0)
+
+
+def released(folder: Path) -> int:
+    """The newest epoch that any sink of files shows."""
+    return max((int(path.stem.partition("-")[2]) for path in (folder / "out").glob("*/epoch-*")), default=0)
+
+
+def cut(folder: Path) -> int:
+    """The newest epoch with a cut."""
+    return _newest(folder / CHECKPOINT / "fordstone" / "cuts", lambda name: int(name.partition(".")[0] or 0))
+
+
+def committed(folder: Path) -> int:
+    """The newest batch that Spark has committed, counted like epochs."""
+    return _newest(folder / CHECKPOINT / "commits", lambda name: int(name) + 1 if name.isdigit() else 0)
+
+
+def _newest(directory: Path, number: Callable[[str], int]) -> int:
+    return max((number(path.name) for path in directory.iterdir()), default=0) if directory.exists() else 0

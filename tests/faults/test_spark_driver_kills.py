@@ -1,0 +1,159 @@
+"""Kill -9 of a Spark driver: Python, Java or both, at random moments and at every failpoint. The sinks are exact in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.faults.oracle import Feed
+from tests.faults.spark_job import SparkChild, SparkJob
+from tests.faults.spark_oracle import judge_spark
+from tests.faults.spark_process import (
+    SparkProcess,
+    committed,
+    cut,
+    planned,
+    released,
+    run_spark,
+    spark_started,
+    staged,
+    stored,
+)
+
+from fordstone.checkpoint.failpoint import SPARK_FAILPOINTS
+
+MASTER = "local[2,2]"
+LIVE = {"interval": "10ms", "rows_max": 24}
+"""Small batches, one after the other."""
+FINISH = {"available_now": True}
+FIRST_ROWS, FEED_ROWS = 200, 60
+DELAY_SECONDS_MAX = 0.06
+
+Reached = Callable[[Path], int]
+STARTING = ("java", "session", "worker")
+"""Moments before there is a query; the others are what the query leaves as it goes."""
+PROGRESS: dict[str, Reached] = {
+    "planned": planned,
+    "stored": stored,
+    "staged": staged,
+    "released": released,
+    "cut": cut,
+    "committed": committed,
+}
+MOMENTS = (*STARTING, *2 * tuple(PROGRESS), "released", "released", "cut", "cut", "cut")
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Options that make Java start in half the time: with the classes that an undisturbed run has used, as an archive."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    archive = folder / "classes.jsa"
+    feed = Feed(folder=folder, seed=0)
+    feed.write(FIRST_ROWS)
+    feed.close()
+    making = f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable"
+    ended = run_spark(folder, SparkChild(master=MASTER, java=making, jobs=(SparkJob(options=FINISH),)))
+    assert ended.code == 0, ended.errors
+    judge_spark(folder, feed.written)
+    yield f"-XX:SharedArchiveFile={archive}" if archive.exists() else ""
+    archive.unlink(missing_ok=True)
+
+
+def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(
+    java: str, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    rng = Random(20)
+    feed = Feed(folder=tmp_path, seed=20)
+    feed.write(FIRST_ROWS)
+    child = SparkChild(master=MASTER, java=java, jobs=(SparkJob(options=LIVE),))
+    dying: list[SparkProcess] = []
+    for moment in rng.sample(MOMENTS, len(MOMENTS)):
+        with spark_started(tmp_path, child) as process:
+            dying.append(process)
+            feed.write(FEED_ROWS)
+            await_moment(process, tmp_path, moment, rng)
+            victim = rng.choice(("group", "python") if moment in STARTING else ("group", "group", "python", "java"))
+            kill(process, victim)
+        # The next driver starts at once, whatever is left of this one.
+        faults(spark_driver_kills=1)
+    assert len(dying) == KILLS
+    finish(feed, child)
+    for process in dying:
+        process.until_gone()
+
+
+def await_moment(process: SparkProcess, folder: Path, moment: str, rng: Random) -> None:
+    """Wait for something to happen, and then a little, which chance chooses."""
+    process.until(lambda: process.java() is not None, "Java")
+    if moment == "session":
+        before = len(list(folder.glob("tmp/blockmgr-*")))
+        process.until(lambda: len(list(folder.glob("tmp/blockmgr-*"))) > before, "Spark's session")
+    elif moment == "worker":
+        process.until(lambda: process.daemon() is not None, "a Python worker")
+    elif moment in PROGRESS:
+        reached = PROGRESS[moment]
+        for _ in range(rng.choice((1, 1, 2))):
+            before = reached(folder)
+            process.until(lambda before=before: reached(folder) > before, moment)  # type: ignore[misc]
+    time.sleep(rng.uniform(0, DELAY_SECONDS_MAX))
+
+
+def kill(process: SparkProcess, victim: str) -> None:
+    match victim:
+        case "group":
+            assert process.kill_group().killed
+        case "python":
+            assert process.kill().killed
+        case _:
+            ended = process.kill_java()
+            assert ended.code == 1, ended.errors
+            assert ended.lines[-1]["error"] == "TaskError"
+            assert "Java" in ended.lines[-1]["text"]
+
+
+def finish(feed: Feed, child: SparkChild) -> None:
+    """Read what is left, and judge what came out."""
+    feed.close()
+    ended = run_spark(feed.folder, SparkChild(master=MASTER, java=child.java, jobs=(SparkJob(options=FINISH),)))
+    assert ended.code == 0, ended.errors
+    assert ended.report["progress"]["restarts"] == 0, ended.errors
+    judge_spark(feed.folder, feed.written)
+
+
+PLACES = (
+    ("batch.executed", 1),
+    ("sink.released", 1),
+    ("sink.released", 4),
+    ("batch.released", 2),
+    ("batch.kept", 1),
+    ("batch.kept", 2),
+)
+"""At which hit each driver of a chain is killed: the next one starts on what the one before has left."""
+
+
+def test_a_driver_killed_at_each_failpoint_of_a_commit_loses_and_doubles_nothing(
+    java: str, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    assert {name for name, _ in PLACES} == set(SPARK_FAILPOINTS)
+    feed = Feed(folder=tmp_path, seed=21)
+    feed.write(FIRST_ROWS)
+    child = SparkChild(master=MASTER, java=java, jobs=(SparkJob(options=LIVE),))
+    for number, (name, count) in enumerate(PLACES):
+        hits = tmp_path / f"hits-{number}"
+        with spark_started(tmp_path, child, failpoint=f"{name}:{count}@{hits}") as process:
+            feed.write(FEED_ROWS)
+            process.until(lambda process=process: process.java() is not None, "Java")  # type: ignore[misc]
+            ended = process.ended()
+            assert ended.killed, ended.errors
+            process.until_gone()
+        assert hits.read_text().splitlines() == [name] * count
+        stands = (released(tmp_path), cut(tmp_path), committed(tmp_path))
+        # Nothing is let out of a batch that has not been executed as a whole; the cut is kept when all is out.
+        assert released(tmp_path) - cut(tmp_path) == (name in {"sink.released", "batch.released"}), stands
+        assert cut(tmp_path) - committed(tmp_path) == (name == "batch.kept"), stands
+        faults(spark_driver_kills=1)
+    finish(feed, child)
