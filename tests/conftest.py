@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 HERE = Path(__file__).resolve().parent
-# Whatever is in here may start Java processes; a run has them one after the other.
-SPARK_FOLDERS = (HERE / "spark", HERE / "differential")
+# Files and folders so named use the one Spark of the run or start their own; they run one after the other.
+SPARK_WORDS = ("spark", "differential")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,31 +28,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of them")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares something costly; read by pytest-xdist with `--dist loadgroup`, by nobody else."""
-    for item in items:
-        group = _shared(item)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+class SharingTogether(LoadScopeScheduling):  # type: ignore[misc]  # as above
+    """Deals tests out one by one, but for those that share something costly: they all go to one process.
+
+    `--dist loadgroup` would be the usual way; with pytest 9.2 and pytest-xdist 3.8 it forgets its groups (pytest-xdist 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """What the test shares; called where no test is collected, so that its name has to tell."""
+        file = nodeid.partition("::")[0]
+        if any(word in file for word in SPARK_WORDS):
+            return "spark"
+        return file if _has_a_fixture_of_its_own(file) else nodeid
 
 
-def _shared(item: pytest.Item) -> str | None:
-    names = getattr(item, "fixturenames", ())
-    if "spark" in names or any(item.path.is_relative_to(folder) for folder in SPARK_FOLDERS):
-        return "spark"
-    # A module's fixture would be made again in each process that runs one of the module's tests.
-    made = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    if any(definitions[-1].scope == "module" for name, definitions in made.items() if name in names):
-        return str(item.path.relative_to(HERE))
-    return None
+@cache
+def _has_a_fixture_of_its_own(file: str) -> bool:
+    return 'scope="module"' in (HERE.parent / file).read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SharingTogether:
+    return SharingTogether(config, log)
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark of a test run. Tests that set something in it use `prepared(spark)` or `spark.newSession()`."""
     from fordstone.spark import session
 
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Fails where a second process of this run starts Spark: then the tests were not dealt out as they should be.
+        (tmp_path_factory.getbasetemp().parent / "spark-started").touch(exist_ok=False)
     # Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
     options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     started = session(master="local[2]", memory="2g", config={"spark.driver.extraJavaOptions": options})

@@ -13,7 +13,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -28,15 +28,17 @@ from pyspark.sql import Row
 from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
 from fordstone.model.manifest import Cut
 from fordstone.model.plan import Plan
-from fordstone.operators.factory import Functions
+from fordstone.operators.factory import Functions, OperatorSetting
 from fordstone.spark import query as query_module
 from fordstone.spark import source as source_module
 from fordstone.spark.commit import BatchOutcome, Committer, Sinks
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.cuts import CutFiles
+from fordstone.spark.feed import QuerySetting
 from fordstone.spark.packing import _spark_hash
 from fordstone.spark.processor import HostProcessor
 from fordstone.spark.query import HostedQuery, hosted_query
+from fordstone.spark.stages import Stages
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]
@@ -69,6 +71,22 @@ class Fate:
             self.dies_at = None
             self.died[what.partition(" ")[0]] += 1
             raise Died(what)
+
+
+class KnownPlan(QuerySetting):
+    """A setting that reads its plan once: on Spark every task of every batch does."""
+
+    def stages(self) -> Stages:
+        if "_stages" not in self.__dict__:
+            self.__dict__["_stages"] = super().stages()
+        found: Stages = self.__dict__["_stages"]
+        return found
+
+    def operators(self, stages: Stages) -> OperatorSetting:
+        if "_operators" not in self.__dict__:
+            self.__dict__["_operators"] = super().operators(stages)
+        found: OperatorSetting = self.__dict__["_operators"]
+        return found
 
 
 # State.
@@ -477,7 +495,9 @@ class MicroSpark:
             mock.patch.object(query_module, "prepared", lambda spark: spark),
             mock.patch.object(query_module, "parallelism", lambda spark: self.cores),
         ):
-            return hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
+            query = hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
+        known = KnownPlan(**{part.name: getattr(query.setting, part.name) for part in fields(QuerySetting)})
+        return replace(query, setting=known)
 
     def start(
         self,

@@ -390,7 +390,11 @@ def _windows(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
     kind: SinkKind = "at_once" if ids and rng.random() < 0.3 else "append"
     windows.sink(f"{name}_windows", kind)
     again = tuple(key for key in keys if rng.random() < 0.5)
-    sums: Aggregates = {"windows": ("count(*)", o.count()), "c": ("sum(c)", o.total("c")), "hc": ("max(c)", o.most("c"))}
+    sums: Aggregates = {
+        "windows": ("count(*)", o.count()),
+        "c": ("sum(c)", o.total("c")),
+        "hc": ("max(c)", o.most("c")),
+    }
     match rng.randrange(4):
         case 0:
             twice = windows.window(again, 3 * size_s, 0, sums)

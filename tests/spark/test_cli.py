@@ -15,6 +15,7 @@ import pytest
 from tests.cli.conftest import invoke, place  # noqa: F401 - fixtures
 from tests.cli.place import Invoke, read_rows
 from tests.docs.blocks import REPOSITORY
+from tests.spark.cluster import standalone
 
 from fordstone.connectors import latest
 
@@ -126,6 +127,22 @@ def test_ctrl_c_finishes_the_epoch_and_leaves_state_that_can_be_imported(
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["epoch"] == report["progress"]["epoch"]
     assert json.loads(invoke("checkpoints", "ls", "--state", "edge", "--json").stdout)["pipeline"] == "live"
+
+
+def test_executors_of_a_cluster_get_the_file_and_what_lies_beside_it(live: Path, tmp_path: Path):
+    # An executor's working directory is its own, and it inherits nothing of this process: what it has, it was sent.
+    live.write_text(live.read_text().replace("rate=500", "rows=500"))
+    work = tmp_path / "work"
+    work.mkdir()
+    with standalone(tmp_path, workers=1, cores=2) as cluster:
+        given = ["center", str(live), "--master", cluster.master, "--memory", "512m", "--available-now"]
+        done = subprocess.run(
+            [*COMMAND, *given], cwd=work, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
+        )
+    assert done.returncode == 0, done.stderr
+    assert "live has read what was there, and running again goes on from here." in done.stderr
+    assert "rows in   500" in done.stderr
+    assert {row["device"] for row in read_rows_of_parts(work / "out" / "live")} == {"K000000", "K000001"}
 
 
 def read_rows_of_parts(directory: Path) -> list[dict[str, object]]:

@@ -43,7 +43,11 @@ def growing(seed: int, root: Path) -> None:
         case.oracle.batch(reads, ended)
     case.oracle.finish()
     compare(out_of(case, sinks), case.oracle, what="stream")
-    read = {(source, name) for source, cut in query.committer._cuts.read(query.epoch).sources.items() for name in cut.partitions}
+    read = {
+        (source, name)
+        for source, cut in query.committer._cuts.read(query.epoch).sources.items()
+        for name in cut.partitions
+    }
     assert read == {(source, file.path.name) for source, found in trial.files.items() for file in found}
 
 

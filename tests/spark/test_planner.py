@@ -1,0 +1,429 @@
+"""What the next batch reads: how much of which partition, what joins, falls idle, comes back and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fordstone.connectors import files
+from fordstone.connectors.connector import ConnectorSpec, Delivery, Reach, Reader, Source
+from fordstone.errors import SourceError
+from fordstone.model import plan as p
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
+from fordstone.spark import planner as planner_module
+from fordstone.spark.feed import opened
+from fordstone.spark.planner import Planner
+from fordstone.spark.work import PartitionFact, Work, cut_behind
+
+LATENESS_US = 10
+
+
+@dataclass
+class Table:
+    """A partition: how many rows it has, and whether it can grow."""
+
+    rows: int
+    whole: bool = False
+
+
+@dataclass
+class FakeSource(Source):
+    """Partitions of a test, whose positions are row numbers."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    bounded: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def delivery(self) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        return [PartitionId(name) for name in sorted(self.tables)]
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        raise AssertionError("a planner reads nothing")
+
+    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+        self.asked.append(partition)
+        table = self.tables[partition]
+        found = max(int(position), min(table.rows, position + rows_max))
+        return Reach(position=Position(found), ended=found >= table.rows and (self.bounded or table.whole))
+
+
+@dataclass
+class Plans:
+    """A planner beside a source, with a clock; facts are made up: rows of partition x at position n have time n."""
+
+    rows: dict[str, int]
+    bounded: bool = False
+    rows_max: int = 100
+    idle_after_us: int | None = None
+    time: str | None = "ts"
+    now_us: int = 0
+    cut: Cut | None = None
+    epoch: int = 0
+    ahead_us: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source = FakeSource({name: Table(rows) for name, rows in self.rows.items()}, self.bounded)
+        self.restart()
+
+    def restart(self) -> None:
+        step = p.Source(
+            name="s",
+            connector=ConnectorSpec(kind="fake"),
+            schema={"ts": "timestamp"},
+            time=self.time,
+            lateness_us=LATENESS_US,
+            idle_after_us=self.idle_after_us,
+        )
+        self.planner = Planner(
+            (step,), {"s": self.source}, rows_max=self.rows_max, bounded=self.bounded, clock_us=lambda: self.now_us
+        )
+
+    def plan(self, **more: Any) -> Work | None:
+        return self.planner.next_work(self.cut, self.epoch + 1, **more)
+
+    def step(self) -> Work | None:
+        """Plan a batch and carry it out."""
+        work = self.plan()
+        if work is None:
+            return None
+        facts = [
+            PartitionFact(
+                source="s",
+                partition=read.partition,
+                max_time_us=max(read.max_time_us, read.until + self.ahead_us.get(read.partition, 0))
+                if read.until > read.position
+                else read.max_time_us,
+                rows=read.until - read.position,
+            )
+            for read in work.reads
+        ]
+        self.cut = cut_behind(self.cut, work, facts, {"s": LATENESS_US})
+        self.epoch = work.epoch
+        return work
+
+    def steps(self, most: int = 50) -> list[Work]:
+        found = []
+        while (work := self.step()) is not None:
+            found.append(work)
+            assert len(found) <= most, "there is no end to it"
+        return found
+
+    @property
+    def partitions(self) -> dict[str, PartitionCut]:
+        return {} if self.cut is None else self.cut.sources["s"].partitions
+
+    @property
+    def watermark_us(self) -> int:
+        assert self.cut is not None
+        return self.cut.sources["s"].watermark_us
+
+
+def spans(work: Work | None) -> dict[str, tuple[int, int]]:
+    assert work is not None
+    return {read.partition: (read.position, read.until) for read in work.reads}
+
+
+# How much.
+
+
+def test_the_rows_of_a_batch_are_shared_out_fairly() -> None:
+    plans = Plans({"a": 1000, "b": 1000, "c": 1000, "d": 0}, rows_max=90)
+    assert spans(plans.step()) == {"a": (0, 30), "b": (0, 30), "c": (0, 30)}
+    assert spans(plans.step()) == {"a": (30, 60), "b": (30, 60), "c": (30, 60)}
+
+
+def test_of_more_partitions_than_rows_each_gives_one() -> None:
+    assert spans(Plans({"a": 9, "b": 9, "c": 9}, rows_max=2).step()) == {"a": (0, 1), "b": (0, 1), "c": (0, 1)}
+
+
+def test_what_has_nothing_new_is_not_read() -> None:
+    plans = Plans({"a": 5, "b": 0})
+    assert spans(plans.step()) == {"a": (0, 5)}
+    assert plans.step() is None
+    plans.source.tables["b"].rows = 3
+    assert spans(plans.step()) == {"b": (0, 3)}
+    assert plans.step() is None
+
+
+def test_of_more_partitions_than_a_batch_takes_those_furthest_behind_in_time_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner_module, "PARTITIONS_MAX", 2)
+    plans = Plans({"a": 30, "b": 30, "c": 30}, rows_max=20, ahead_us={"a": 1000})
+    assert list(spans(plans.step())) == ["a", "b"]
+    # c has not been read at all, and b is far behind a.
+    assert list(spans(plans.step())) == ["c", "b"]
+    # What waits for its turn holds time back.
+    assert plans.watermark_us == 10 - LATENESS_US
+
+
+def test_every_row_is_read_once_whatever_the_shares() -> None:
+    for rows_max in (1, 3, 7, 1000):
+        plans = Plans({"a": 20, "b": 3, "c": 11}, rows_max=rows_max, bounded=True)
+        ends = dict.fromkeys("abc", 0)
+        for work in plans.steps():
+            for name, (start, until) in spans(work).items():
+                assert start == ends[name]
+                ends[name] = until
+        assert ends == {"a": 20, "b": 3, "c": 11}
+
+
+# Time.
+
+
+def test_time_is_that_of_the_partition_furthest_behind() -> None:
+    plans = Plans({"a": 100, "b": 40}, rows_max=1000)
+    plans.steps()
+    assert plans.watermark_us == 40 - LATENESS_US
+
+
+def test_an_empty_partition_that_is_waited_for_holds_time_back() -> None:
+    plans = Plans({"a": 100, "b": 0}, rows_max=1000)
+    plans.steps()
+    assert plans.watermark_us == TIME_MIN_US
+
+
+def test_a_partition_that_joins_begins_where_time_stands() -> None:
+    plans = Plans({"a": 100}, rows_max=1000)
+    plans.steps()
+    plans.source.tables["b"] = Table(5)
+    work = plans.step()
+    assert work is not None
+    assert work.changed == {"s": {"b": PartitionCut(position=0, floor_us=90)}}
+    assert [(read.partition, read.floor_us) for read in work.reads] == [("b", 90)]
+    assert plans.watermark_us == 90
+
+
+def test_a_source_without_partitions_holds_nobody_back() -> None:
+    """As on the edge. It was waited for before its first file came."""
+    work = Plans({}).plan(seeds=True)
+    assert work is not None
+    assert work.clocks["s"].state == "idle"
+
+
+def test_a_source_without_time_tells_none() -> None:
+    plans = Plans({"a": 5, "b": 0}, time=None)
+    plans.steps()
+    assert plans.watermark_us == TIME_MIN_US
+
+
+# Idleness.
+
+
+def test_a_silent_partition_falls_idle_and_no_longer_holds_time_back() -> None:
+    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans.steps()
+    assert plans.watermark_us == 20 - LATENESS_US
+    plans.now_us = 999
+    assert plans.step() is None
+    plans.now_us = 1000
+    plans.source.tables["a"].rows = 200
+    work = plans.step()
+    assert work is not None
+    assert list(work.changed["s"]) == ["b"]
+    assert plans.partitions["b"] == PartitionCut(position=20, max_time_us=20, idle=True)
+    assert plans.watermark_us == 200 - LATENESS_US
+
+
+def test_a_partition_that_comes_back_is_late_below_the_time_that_went_on_without_it() -> None:
+    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans.steps()
+    plans.now_us, plans.source.tables["a"].rows = 1000, 200
+    plans.steps()
+    plans.source.tables["b"].rows = 25
+    work = plans.step()
+    assert work is not None
+    assert work.changed["s"]["b"] == PartitionCut(position=20, max_time_us=20, floor_us=190)
+    assert spans(work) == {"b": (20, 25)}
+    assert plans.watermark_us == 190
+    # It is waited for again.
+    plans.source.tables["a"].rows = 300
+    plans.step()
+    assert plans.watermark_us == 190
+
+
+def test_when_all_are_idle_time_stands_still_and_nobody_waits_for_it() -> None:
+    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans.steps()
+    plans.now_us = 1000
+    work = plans.step()
+    assert work is not None
+    assert work.clocks["s"].state == "idle"
+    assert plans.watermark_us == 20 - LATENESS_US
+    plans.now_us = 5000
+    assert plans.step() is None
+
+
+def test_silence_is_counted_anew_by_another_process() -> None:
+    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans.steps()
+    plans.now_us = 900
+    plans.restart()
+    assert plans.step() is None
+    plans.now_us = 1500
+    assert plans.step() is None
+    plans.now_us = 1900
+    assert plans.step() is not None
+    assert plans.partitions["a"].idle
+
+
+def test_a_partition_that_is_gone_falls_idle_as_a_silent_one_does() -> None:
+    """It would have held time back for ever."""
+    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans.steps()
+    del plans.source.tables["b"]
+    assert plans.step() is None
+    plans.now_us, plans.source.tables["a"].rows = 1000, 200
+    plans.step()
+    assert plans.partitions["b"].idle
+    assert plans.watermark_us == 190
+
+
+# Ends.
+
+
+def test_bounded_input_ends_when_all_of_it_is_read() -> None:
+    plans = Plans({"a": 30, "b": 5, "c": 0}, bounded=True, rows_max=20)
+    works = plans.steps()
+    assert [work.clocks["s"].state for work in works] == ["open"] * (len(works) - 1) + ["ended"]
+    assert plans.cut is not None
+    assert plans.cut.ended
+    assert plans.watermark_us == TIME_MAX_US
+    assert all(cut.done for cut in plans.partitions.values())
+
+
+def test_bounded_input_with_nothing_in_it_ends_too() -> None:
+    plans = Plans({}, bounded=True)
+    (work,) = plans.steps()
+    assert work.clocks["s"].state == "ended"
+    assert plans.cut is not None
+    assert plans.cut.ended
+
+
+def test_bounded_input_that_no_file_matches_is_an_error(tmp_path: Path) -> None:
+    step = p.Source(name="s", connector=files(str(tmp_path / "*.jsonl")), schema={"n": "bigint"})
+    planner = Planner((step,), {"s": opened(step, bounded=True)}, rows_max=9, bounded=True, clock_us=lambda: 0)
+    with pytest.raises(SourceError, match="no file matches"):
+        planner.next_work(None, 1)
+
+
+def test_bounded_input_is_what_was_there_at_first() -> None:
+    plans = Plans({"a": 5}, bounded=True)
+    first = plans.plan()
+    plans.source.tables["b"] = Table(5)
+    assert plans.plan() == first
+
+
+def test_what_was_idle_on_the_edge_is_read_to_its_end_where_input_is_bounded() -> None:
+    """A bounded query that began from a checkpoint with an idle partition never ended, and closed no window."""
+    plans = Plans({"a": 100, "b": 20}, bounded=True)
+    plans.cut = Cut(
+        epoch=4,
+        sources={
+            "s": SourceCut(
+                partitions={
+                    "a": PartitionCut(position=100, max_time_us=100),
+                    "b": PartitionCut(position=20, max_time_us=20, idle=True),
+                },
+                watermark_us=90,
+            )
+        },
+    )
+    plans.epoch = 4
+    (work,) = plans.steps()
+    assert work.changed["s"] == {"b": PartitionCut(position=20, max_time_us=20, floor_us=90)}
+    assert plans.cut.ended
+
+
+def test_bounded_input_of_which_a_file_is_gone_has_no_end() -> None:
+    """It came to no end, and was let out as if it had."""
+    plans = Plans({"a": 5, "b": 9}, bounded=True, rows_max=4)
+    plans.step()
+    del plans.source.tables["b"]
+    plans.restart()
+    with pytest.raises(SourceError, match="b is gone, and had been read up to 2"):
+        plans.step()
+
+
+def test_a_file_that_never_grows_is_read_once_although_input_has_no_end() -> None:
+    """It was read again, with no rows, by one batch after the other."""
+    plans = Plans({"a": 30, "b": 7}, rows_max=20)
+    for table in plans.source.tables.values():
+        table.whole = True
+    works = plans.steps()
+    assert sum(until - start for work in works for start, until in spans(work).values()) == 37
+    assert all(cut.done and not cut.idle for cut in plans.partitions.values())
+    assert plans.cut is not None
+    assert not plans.cut.ended
+    # Those that ended hold nobody back: a file that comes later decides alone.
+    assert plans.watermark_us == 30 - LATENESS_US
+    plans.source.tables["c"] = Table(100, whole=True)
+    plans.steps()
+    assert plans.watermark_us == 100 - LATENESS_US
+
+
+def test_what_has_ended_never_falls_idle_and_is_asked_about_once_a_process() -> None:
+    plans = Plans({"a": 5}, idle_after_us=1000)
+    plans.source.tables["a"].whole = True
+    plans.steps()
+    plans.now_us = 5000
+    plans.source.asked.clear()
+    assert plans.step() is None
+    assert plans.source.asked == []
+    plans.restart()
+    assert plans.step() is None
+    assert plans.step() is None
+    assert plans.source.asked == ["a"]
+    assert plans.partitions["a"].done
+
+
+def test_a_file_that_had_ended_and_has_grown_comes_back_with_the_next_process() -> None:
+    plans = Plans({"a": 5}, bounded=True, time=None)
+    plans.steps()
+    plans.source.tables["a"].rows = 8
+    plans.restart()
+    assert spans(plans.step()) == {"a": (5, 8)}
+
+
+# What is there now.
+
+
+def test_a_run_over_what_is_there_now_stops_there() -> None:
+    plans = Plans({"a": 30, "b": 5}, rows_max=20)
+    plans.planner.stop_at_what_is_there()
+    plans.source.tables["a"].rows = 1000
+    plans.source.tables["c"] = Table(5)
+    plans.steps()
+    assert {name: cut.position for name, cut in plans.partitions.items()} == {"a": 30, "b": 5}
+    # The next run goes on.
+    plans.restart()
+    plans.planner.stop_at_what_is_there()
+    plans.steps(100)
+    assert {name: cut.position for name, cut in plans.partitions.items()} == {"a": 1000, "b": 5, "c": 5}
+
+
+def test_a_run_over_what_is_there_now_ends_with_files_that_never_grow() -> None:
+    plans = Plans({"a": 30, "b": 0})
+    for table in plans.source.tables.values():
+        table.whole = True
+    plans.planner.stop_at_what_is_there()
+    assert len(plans.steps()) == 1
+
+
+def test_a_seed_is_work_although_there_is_nothing_to_read() -> None:
+    plans = Plans({"a": 0})
+    plans.steps()
+    assert plans.plan() is None
+    work = plans.plan(seeds=True)
+    assert work is not None
+    assert work.seeds
+    assert work.reads == ()
