@@ -24,6 +24,8 @@ from fordstone.connectors.file_settings import FileSettings
 from fordstone.connectors.generator import GeneratorOptions
 from fordstone.edge.config import RunConfig
 from fordstone.model.manifest import Manifest, PartitionCut
+from fordstone.spark import session
+from fordstone.spark.config import SparkConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES_MAX = 420
@@ -115,6 +117,13 @@ def test_every_argument_of_a_source_is_in_the_reference():
 def test_every_option_of_a_run_is_in_the_reference():
     text = page("reference/configuration.md")
     assert [field.name for field in dataclasses.fields(RunConfig) if f"| `{field.name}` |" not in text] == []
+
+
+def test_every_option_of_a_run_on_spark_is_in_the_reference():
+    text = page("reference/configuration.md").partition("## On Spark")[2]
+    options = [field.name for field in dataclasses.fields(SparkConfig)]
+    arguments = list(inspect.signature(session).parameters)
+    assert [name for name in (*options, *arguments) if f"| `{name}` |" not in text] == []
 
 
 @pytest.mark.parametrize("options", [DeltaSettings, FileSettings, GeneratorOptions])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.docs.blocks import KINDS, REPOSITORY, Page, blocks_of
+from tests.docs.blocks import KINDS, REPOSITORY, Page, blocks_of, commands_of
 
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
@@ -26,7 +26,18 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+def needs_spark(page: Path) -> bool:
+    """Whether a block of the page starts Spark, here or in a process of its own. Such pages are run by test_pages_on_spark."""
+    blocks = blocks_of(page.read_text())
+    commands = [command.text for block in blocks if block.kind == "console" for command in commands_of(block.body)]
+    code = "\n".join([*commands, *(block.body for block in blocks if block.kind == "python")])
+    return (
+        re.search(r"^from fordstone\.spark import|--on spark -|spark-submit|import-spark \w", code, re.MULTILINE)
+        is not None
+    )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=named)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path):
     runner = Page(name=named(page), directory=tmp_path)
     for block in blocks_of(page.read_text()):

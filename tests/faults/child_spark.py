@@ -25,6 +25,7 @@ from fordstone.errors import FordstoneError
 from fordstone.protocol.restart import RestartPolicy
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
+from fordstone.spark.session import java_gone
 
 PR_SET_PDEATHSIG = 1
 
@@ -40,6 +41,7 @@ def main() -> int:
         "spark.executor.extraJavaOptions": JAVA,
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(temporary),
+        "spark.python.daemon.module": "tests.faults.spark_daemon",
     }
     session = spark.session(
         master=child.master, memory="512m", cores=child.cores, config=settings | child.settings, name="faults"
@@ -63,7 +65,8 @@ def main() -> int:
             else:
                 print(msgspec.json.encode(report).decode(), flush=True)
     finally:
-        session.stop()
+        if not java_gone(session):
+            session.stop()
     return 0
 
 

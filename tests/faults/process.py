@@ -58,8 +58,12 @@ class Process:
         inside: tuple[str, ...] = (),
         module: str = "tests.faults.child_pipeline",
         apart: bool = False,
+        asked: bool = False,
     ) -> None:
-        """`inside` is a command that runs the one that follows it. `apart`: it leads a process group of its own."""
+        """`inside` is a command that runs the one that follows it. `apart`: it leads a process group of its own.
+
+        `asked`: it hears on standard input what to do.
+        """
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
         command = [*inside, sys.executable, "-m", module, msgspec.json.encode(job).decode()]
@@ -69,7 +73,7 @@ class Process:
                 command,
                 cwd=folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if asked else subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=apart,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +46,8 @@ class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
 class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
     """What one process does: these jobs, or those that come on standard input."""
 
-    master: str
+    master: str = "local[2,2]"
+    """Two tasks at once; one that fails is tried again once."""
     java: str = ""
     """Options of the driver's Java."""
     settings: dict[str, str] = {}
@@ -95,7 +97,8 @@ class Holding:
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         if self._hold.exists():
-            (self._held / str(os.getpid())).touch()
+            with suppress(FileNotFoundError):  # it has just been let go
+                (self._held / str(os.getpid())).touch()
         until = time.monotonic() + HELD_SECONDS_MAX
         while self._hold.exists():
             assert time.monotonic() < until, "nobody let it go"

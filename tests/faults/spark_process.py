@@ -7,17 +7,22 @@ gone when its block ends.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from tests.faults.job import PIPELINE
+from tests.faults.oracle import Feed
 from tests.faults.process import POLL_SECONDS, Ended, Process
-from tests.faults.spark_job import SparkChild
+from tests.faults.spark_job import SparkChild, SparkJob
 
 GONE_SECONDS_MAX = 180.0
+HELD_ROWS = 60
 CHECKPOINT = f"state/{PIPELINE}/_spark"
 
 
@@ -25,8 +30,22 @@ class SparkProcess(Process):
     """One running driver."""
 
     def __init__(self, folder: Path, child: SparkChild, *, failpoint: str = "") -> None:
-        super().__init__(folder, child, failpoint=failpoint, module="tests.faults.child_spark", apart=True)
+        module = "tests.faults.child_spark"
+        super().__init__(folder, child, failpoint=failpoint, module=module, apart=True, asked=not child.jobs)
         self._seen: set[int] = {self.pid}
+
+    def ask(self, job: SparkJob) -> dict[str, Any]:
+        """Let it run a job, and give the report, or the error."""
+        before = len(self.lines())
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._process.stdin.flush()
+        self.until(lambda: len(self.lines()) > before, "an answer")
+        return self.lines()[-1]
+
+    def errors(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text()
 
     def family(self) -> list[int]:
         """The ids of all that it has started, and their children: those that run now, and none that ran earlier."""
@@ -39,13 +58,8 @@ class SparkProcess(Process):
         return next((pid for pid in self.family() if "org.apache.spark.deploy.SparkSubmit" in command(pid)), None)
 
     def daemon(self) -> int | None:
-        """The id of the process that forks Java's Python workers."""
-        return next((pid for pid in self.family() if "pyspark.daemon" in command(pid)), None)
-
-    def workers(self) -> list[int]:
-        """The ids of the Python workers."""
-        parent = self.daemon()
-        return [] if parent is None else children(parent)
+        """The id of a process that forks Python workers for Java."""
+        return next((pid for pid in self.family() if "daemon pyspark" in command(pid)), None)
 
     def kill_group(self) -> Ended:
         """SIGKILL for Python and Java at once."""
@@ -99,6 +113,22 @@ def run_spark(folder: Path, child: SparkChild) -> Ended:
         ended = process.ended()
         process.until_gone()
         return ended
+
+
+def held(process: SparkProcess, feed: Feed) -> int:
+    """Wait until a task stands still in a function of job `holds`; gives the id of its Python worker."""
+    place = feed.folder / "held"
+    place.mkdir()
+    (feed.folder / "hold").touch()
+    feed.write(HELD_ROWS)
+    process.until(lambda: any(place.iterdir()), "a task that is held")
+    return int(next(place.iterdir()).name)
+
+
+def let_go(feed: Feed) -> None:
+    """Let tasks go on."""
+    (feed.folder / "hold").unlink()
+    shutil.rmtree(feed.folder / "held")
 
 
 # Processes.

@@ -10,30 +10,27 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import polars as pl
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Row
+from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
+from tests.spark.micro_watch import watched
 
-from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
-from fordstone.model.manifest import Cut
 from fordstone.model.plan import Plan
 from fordstone.operators.factory import Functions, OperatorSetting
 from fordstone.spark import query as query_module
 from fordstone.spark import source as source_module
-from fordstone.spark.commit import BatchOutcome, Committer, Sinks
+from fordstone.spark.commit import BatchOutcome, Committer
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.packing import _spark_hash
 from fordstone.spark.processor import HostProcessor
@@ -44,33 +41,6 @@ Batches = list[pa.RecordBatch]
 Partitions = list[Batches]
 """Record batches by partition."""
 BATCHES_MAX = 2000
-_KINDS = {"int": pa.int32(), "binary": pa.binary()}
-
-
-class Died(BaseException):
-    """The process is gone, in the middle of whatever it did. No `except Exception` gets hold of it."""
-
-
-@dataclass
-class Fate:
-    """Counts the steps that a process makes, and ends it at one of them."""
-
-    steps: int = 0
-    dies_at: int | None = None
-    died: Counter[str] = field(default_factory=Counter)
-    """How often, by what it was about to do."""
-
-    def dies_within(self, steps: int) -> None:
-        """Die that many steps from now, or earlier if it comes to that."""
-        self.dies_at = self.steps + steps
-
-    def step(self, what: str) -> None:
-        """The process is about to do something."""
-        self.steps += 1
-        if self.dies_at is not None and self.steps >= self.dies_at:
-            self.dies_at = None
-            self.died[what.partition(" ")[0]] += 1
-            raise Died(what)
 
 
 class KnownPlan(QuerySetting):
@@ -87,99 +57,6 @@ class KnownPlan(QuerySetting):
             self.__dict__["_operators"] = super().operators(stages)
         found: OperatorSetting = self.__dict__["_operators"]
         return found
-
-
-# State.
-
-Shards = dict[tuple[int, int], dict[str, Any]]
-"""By depth and by what Spark groups by: the values of each state, by name."""
-
-
-class _Value:
-    """`ValueState` of one shard."""
-
-    def __init__(self, name: str, shard: Callable[[], dict[str, Any]], fate: Fate) -> None:
-        self._name, self._shard, self._fate = name, shard, fate
-
-    def get(self) -> tuple[Any, ...] | None:
-        found = self._shard().get(self._name)
-        return None if found is None else (bytearray(found),)
-
-    def update(self, value: tuple[Any, ...]) -> None:
-        self._fate.step(f"state {self._name}")
-        self._shard()[self._name] = bytes(value[0])
-
-
-class _Map:
-    """`MapState` of one shard."""
-
-    def __init__(self, name: str, shard: Callable[[], dict[str, Any]], fate: Fate) -> None:
-        self._name, self._shard, self._fate = name, shard, fate
-
-    def _entries(self) -> dict[int, bytes]:
-        entries: dict[int, bytes] = self._shard().setdefault(self._name, {})
-        return entries
-
-    def getValue(self, key: tuple[int]) -> tuple[Any, ...] | None:  # noqa: N802 - Spark's name
-        found = self._entries().get(key[0])
-        return None if found is None else (bytearray(found),)
-
-    def updateValue(self, key: tuple[int], value: tuple[Any, ...]) -> None:  # noqa: N802 - Spark's name
-        self._fate.step(f"state {self._name}")
-        assert key[0] not in self._entries(), f"piece {key[0]} of {self._name} is there already: pieces never change"
-        self._entries()[key[0]] = bytes(value[0])
-
-    def removeKey(self, key: tuple[int]) -> None:  # noqa: N802 - Spark's name
-        self._fate.step(f"state {self._name}")
-        self._entries().pop(key[0], None)
-
-
-class _Handle:
-    """`StatefulProcessorHandle` of one task."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.shard: dict[str, Any] = {}
-        self._fate = fate
-
-    def getValueState(self, name: str, schema: str) -> _Value:  # noqa: N802 - Spark's name
-        assert schema == "json binary"
-        return _Value(name, lambda: self.shard, self._fate)
-
-    def getMapState(self, name: str, key: str, value: str) -> _Map:  # noqa: N802 - Spark's name
-        assert (key, value) == ("number bigint", "data binary")
-        return _Map(name, lambda: self.shard, self._fate)
-
-
-@dataclass
-class Location:
-    """A checkpoint location: outlives every process. Offsets and commits are files in it."""
-
-    path: Path
-    versions: dict[int, Shards] = field(default_factory=dict)
-    """State behind each batch; before the first there is none."""
-
-    def batches(self, log: str) -> list[int]:
-        found = self.path / log
-        return sorted(int(file.name) for file in found.iterdir()) if found.exists() else []
-
-    def write(self, log: str, number: int, text: str) -> None:
-        (self.path / log).mkdir(parents=True, exist_ok=True)
-        (self.path / log / str(number)).write_text(text)
-
-    def offset(self, number: int) -> str:
-        return (self.path / "offsets" / str(number)).read_text()
-
-    def state_before(self, number: int) -> Shards:
-        """A copy, to be changed."""
-        before = self.versions.get(number - 1, {})
-        return {
-            shard: {name: dict(value) if isinstance(value, dict) else value for name, value in states.items()}
-            for shard, states in before.items()
-        }
-
-    @property
-    def newest(self) -> Shards:
-        return self.versions.get(max(self.versions, default=-1), {})
 
 
 # Frames.
@@ -336,7 +213,7 @@ class MicroQuery:
     def __init__(self, frame: StreamFrame, location: str, committer: Committer, *, available_now: bool) -> None:
         self.spark = frame.spark
         self.location = self.spark.location(location)
-        self.committer = _watched(committer, self.spark.fate)
+        self.committer = watched(committer, self.spark.fate)
         self._stages = frame.stages
         reader = frame.source({}).streamReader(None)
         self.reader = reader
@@ -404,7 +281,7 @@ class MicroQuery:
         self.location.write("commits", number, "{}")
 
     def _hosted(self, depth: int, processor: HostProcessor, partitions: Partitions, state: Shards) -> Partitions:
-        handle = _Handle(self.spark.fate)
+        handle = Handle(self.spark.fate)
         processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
         out = []
         for key, batches in self.spark.shuffled(partitions).items():
@@ -415,60 +292,6 @@ class MicroQuery:
             out.append(_cut_at_random(given, self.spark.rng))
         processor.close()
         return out
-
-
-class _WatchedSink(PartedSink):
-    """A sink whose process may die before and after it releases."""
-
-    def __init__(self, sink: Sink, fate: Fate) -> None:
-        self._sink, self._fate = sink, fate
-
-    @property
-    def delivery(self) -> Delivery:
-        return self._sink.delivery
-
-    def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        self._fate.step("release")
-        self._sink.release(epoch, frame)
-
-    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
-        self._fate.step("release")
-        if isinstance(self._sink, PartedSink):
-            self._sink.release_parts(epoch, attempt, parts)
-        else:
-            assert not parts
-            self._sink.release(epoch, self.empty)
-
-    empty: pl.DataFrame
-
-    def write(self, frame: pl.DataFrame) -> None:
-        raise AssertionError("nothing is let out at once on Spark")
-
-    def close(self) -> None:
-        self._sink.close()
-
-
-class _WatchedCuts:
-    def __init__(self, cuts: CutFiles, fate: Fate) -> None:
-        self._cuts, self._fate = cuts, fate
-
-    def read(self, epoch: int) -> Cut:
-        return self._cuts.read(epoch)
-
-    def write(self, cut: Cut) -> None:
-        self._fate.step("cut")
-        self._cuts.write(cut)
-
-
-def _watched(committer: Committer, fate: Fate) -> Committer:
-    sinks = []
-    for sink, spec in zip(committer._sinks._sinks, committer.specs, strict=True):
-        watched = _WatchedSink(sink, fate)
-        watched.empty = spec.empty()
-        sinks.append(watched)
-    committer._sinks = Sinks(committer.specs, sinks)
-    committer._cuts = _WatchedCuts(committer._cuts, fate)  # type: ignore[assignment]  # as far as it is used
-    return committer
 
 
 # Spark.
@@ -493,7 +316,7 @@ class MicroSpark:
         """A hosted query of a plan, as a process that has just been started lays it out."""
         with (
             mock.patch.object(query_module, "prepared", lambda spark: spark),
-            mock.patch.object(query_module, "parallelism", lambda spark: self.cores),
+            mock.patch.object(query_module, "parallelism", return_value=self.cores),
         ):
             query = hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
         known = KnownPlan(**{part.name: getattr(query.setting, part.name) for part in fields(QuerySetting)})
@@ -508,6 +331,7 @@ class MicroSpark:
         **options: Any,
     ) -> MicroQuery:
         """Start a process with a query."""
+        self.fate.log.clear()
         started = self.query(plan, functions, **options).start(on_batch)
         (only,) = started if isinstance(started, list) else [started]
         assert isinstance(only, MicroQuery)
@@ -525,7 +349,7 @@ class MicroSpark:
     @contextmanager
     def clock(self) -> Iterator[None]:
         """What is planned meanwhile is planned by this clock."""
-        with mock.patch.object(source_module, "system_clock_us", lambda: self.now_us):
+        with mock.patch.object(source_module, "system_clock_us", return_value=self.now_us):
             yield
 
     def shuffled(self, partitions: Partitions) -> dict[int, Batches]:
@@ -560,51 +384,7 @@ class MicroSpark:
 
     @property
     def read(self) -> Any:
-        return SimpleNamespace(format=lambda name: _StateReader(self, name, {}))
+        return SimpleNamespace(format=lambda name: StateReader(self.location, name, {}))
 
     def _register(self, source: type) -> None:
         self._sources[source.name()] = source  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class _StateReader:
-    """Spark's readers of state stores."""
-
-    spark: MicroSpark
-    name: str
-    options: Mapping[str, Any]
-
-    def option(self, name: str, value: Any) -> _StateReader:
-        return _StateReader(self.spark, self.name, {**self.options, name: value})
-
-    def load(self, location: str) -> Any:
-        found = self.spark.location(location)
-        rows = self._metadata(found) if self.name == "state-metadata" else self._entries(found)
-        return SimpleNamespace(collect=lambda: rows)
-
-    def _metadata(self, location: Location) -> list[Row]:
-        names: dict[int, set[str]] = {}
-        for (depth, _), states in location.newest.items():
-            names.setdefault(depth, set()).update(states)
-        return [
-            Row(
-                operatorId=depth - 1,
-                operatorProperties=json.dumps({"stateVariables": [{"stateName": name} for name in sorted(found)]}),
-            )
-            for depth, found in names.items()
-        ]
-
-    def _entries(self, location: Location) -> list[Row]:
-        name, rows = self.options["stateVarName"], []
-        for (depth, key), states in location.versions[self.options["batchId"]].items():
-            if depth - 1 != self.options["operatorId"] or name not in states:
-                continue
-            value = states[name]
-            if isinstance(value, dict):
-                rows += [
-                    Row(key=Row(shard=key), user_map_key=Row(number=number), user_map_value=Row(data=bytearray(data)))
-                    for number, data in value.items()
-                ]
-            else:
-                rows.append(Row(key=Row(shard=key), value=Row(json=bytearray(value))))
-        return rows

@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, Final, Literal
 
 import polars as pl
+from tests.spark import oracle as o
+from tests.spark.oracle import Collected, Node, Oracle, Read, Record, Rowwise, Running, Smooth, Windows
 
 from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
@@ -19,8 +21,6 @@ from fordstone.connectors import ConnectorSpec, files
 from fordstone.connectors.encoding import encoded
 from fordstone.connectors.file_settings import FileFormat
 from fordstone.model.schema import Schema
-from tests.spark import oracle as o
-from tests.spark.oracle import Collected, Node, Oracle, Read, Record, Rowwise, Running, Smooth, Windows
 
 SCHEMA: Final = {
     "id": "bigint",

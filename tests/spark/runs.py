@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,9 @@ from random import Random
 from typing import Any
 
 import polars as pl
+from tests.spark.micro_state import Location
+from tests.spark.oracle import Oracle, Read, same
+from tests.spark.pipelines import Case, File, Rows, lateness_s, random_case
 
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.store import CheckpointStore
@@ -25,11 +29,10 @@ from fordstone.operators.operator import DELETE, OP, ROW_ID
 from fordstone.spark.work import read_work
 from fordstone.testing.memory_disk import MemoryDisk
 from fordstone.testing.simulator import SimClock
-from tests.spark.micro import Location
-from tests.spark.oracle import Oracle, Read, same
-from tests.spark.pipelines import Case, File, Rows, lateness_s, random_case
 
 STEPS_MAX = 200_000
+EachSeed = Callable[[Callable[[int], Counter[str]]], Counter[str]]
+"""What the fixture `each_seed` gives."""
 Out = dict[str, list[tuple[Any, ...]]]
 """Rows by sink; of upserts the latest ones."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
+from tests.spark.micro import KnownPlan
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
@@ -27,7 +28,6 @@ from fordstone.spark.processor import _SparkStore
 from fordstone.spark.stages import combines_first
 from fordstone.spark.work import Clock, SourceClock, TaskFacts, read_clock
 from fordstone.state.table import DELETED
-from tests.spark.micro import KnownPlan
 
 SECOND = 1_000_000
 SCHEMA = {"k": "bigint", "ts": "timestamp", "n": "bigint"}

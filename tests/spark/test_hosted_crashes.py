@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.spark.micro import MicroQuery, MicroSpark
+from tests.spark.micro_state import Died
+from tests.spark.pipelines import read_all
+from tests.spark.runs import EachSeed, Trial, compare, out_of, out_of_files
 
 from fordstone.connectors import ConnectorSpec, files
 from fordstone.connectors.changelog import rows
-from tests.spark.micro import Died, MicroQuery, MicroSpark
-from tests.spark.pipelines import read_all
-from tests.spark.runs import Trial, compare, out_of, out_of_files
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 def crashing(seed: int, root: Path) -> Counter[str]:
@@ -42,7 +45,7 @@ def crashing(seed: int, root: Path) -> Counter[str]:
     deaths = rng.randint(1, 5)
     while True:
         if deaths:
-            spark.fate.dies_within(rng.choice((rng.randint(1, 10), rng.randint(1, 100))))
+            spark.fate.dies_within(rng.choice((rng.randint(1, 10), rng.randint(1, 50))))
         else:
             spark.fate.dies_at = None
         try:
@@ -56,16 +59,9 @@ def crashing(seed: int, root: Path) -> Counter[str]:
     for source, count in case.oracle.dead_letters().items():
         letters = rows(root / "state" / plan.pipeline / "_spark" / "fordstone" / "dead-letters" / source)
         assert letters.height == count, f"dead letters of {source}"
-    return spark.fate.died
+    return Counter(deaths=spark.fate.died.total())
 
 
-@pytest.mark.parametrize("block", range(3))
-def test_a_row_is_out_once_whenever_the_process_dies(block: int, tmp_path: Path) -> None:
-    died: Counter[str] = Counter()
-    for seed in range(block * 10, block * 10 + 10):
-        try:
-            died += crashing(seed, tmp_path / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-    assert died.total() > 10
+def test_a_row_is_out_once_whenever_the_process_dies(each_seed: EachSeed, tmp_path: Path) -> None:
+    tried = each_seed(lambda seed: crashing(seed, tmp_path / str(seed)))
+    assert tried["deaths"] > tried["seeds"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-
 from tests.spark.micro import MicroSpark
 from tests.spark.oracle import same
 from tests.spark.pipelines import read_all
-from tests.spark.runs import EdgeSide, Trial, compare, ids_of, out_of
+from tests.spark.runs import EachSeed, EdgeSide, Trial, compare, ids_of, out_of
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-def bounded(seed: int, root: Path) -> None:
+def bounded(seed: int, root: Path) -> Counter[str]:
     trial = Trial(seed, root)
     trial.fill()
     rng = trial.rng
@@ -27,7 +30,7 @@ def bounded(seed: int, root: Path) -> None:
     compare(out_of(edge_case, edge_sinks), case.oracle, what="edge")
 
     spark = MicroSpark(seed, cores=rng.randint(1, 3))
-    options = {"shards": rng.randint(1, 4), "batch_rows": rng.choice((2, 16, 1000))}
+    options: dict[str, Any] = {"shards": rng.randint(1, 4), "batch_rows": rng.choice((2, 16, 1000))}
     query = spark.start(
         case.pipeline.plan(),
         case.pipeline.functions,
@@ -36,7 +39,7 @@ def bounded(seed: int, root: Path) -> None:
         rows_max=rng.choice((5, 20, 60, 1000)),
         **options,
     )
-    query.run()
+    batches = query.run()
     compare(out_of(case, sinks), case.oracle, what="stream")
 
     batch_case, batch_sinks = trial.case()
@@ -48,13 +51,8 @@ def bounded(seed: int, root: Path) -> None:
             wanted = ids_of(edge_sinks, name)
             assert same(ids_of(sinks, name), wanted) is None
             assert same(ids_of(batch_sinks, name), wanted) is None
+    return Counter(batches=batches + 1)
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_bounded_input_gives_what_the_edge_and_the_oracle_give(block: int, tmp_path: Path) -> None:
-    for seed in range(block * 15, block * 15 + 15):
-        try:
-            bounded(seed, tmp_path / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+def test_bounded_input_gives_what_the_edge_and_the_oracle_give(each_seed: EachSeed, tmp_path: Path) -> None:
+    each_seed(lambda seed: bounded(seed, tmp_path / str(seed)))

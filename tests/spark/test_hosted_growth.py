@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from tests.spark.micro import MicroQuery, MicroSpark
-from tests.spark.runs import Trial, compare, out_of
+from tests.spark.runs import EachSeed, Trial, compare, out_of
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-def growing(seed: int, root: Path) -> None:
+def growing(seed: int, root: Path) -> Counter[str]:
     trial = Trial(seed, root, idle_after="1s" if seed % 2 else None)
     rng = trial.rng
     case, sinks = trial.case()
@@ -20,24 +22,33 @@ def growing(seed: int, root: Path) -> None:
 
     def started() -> MicroQuery:
         return spark.start(
-            plan, functions, state=root / "state", shards=shards, rows_max=rows_max, batch_rows=rng.choice((2, 1000))
+            plan,
+            functions,
+            state=root / "state",
+            shards=shards,
+            rows_max=rows_max,
+            batch_rows=rng.choice((2, 1000)),
+            available_now=rng.random() < 0.2,
         )
 
     query = started()
-    for number in range(rng.randint(3, 8)):
+    for number in range(rng.randint(4, 9)):
         source = rng.choice(list(trial.files))
+        if trial.idle_after is not None:
+            spark.now_us += rng.choice((0, 400_000, 1_100_000))
         match rng.randrange(6) if number else 0:
             case 0 | 1:
-                trial.add_file(source, rng.choice((0, 1, 5, 15)), second=rng.randint(0, 40))
-            case 2 | 3:
+                # Only files of lines can come back from idleness.
+                ending = None if trial.idle_after is None else rng.choice(("jsonl", "csv"))
+                trial.add_file(source, rng.choice((0, 1, 5, 15)), second=rng.randint(0, 40), ending=ending)
+            case 2 | 3 | 4:
                 grows = [place for place, file in enumerate(trial.files[source]) if file.grows]
                 if grows:
                     trial.grow(source, rng.choice(grows), rng.choice((1, 5, 15)))
-            case 4:
-                spark.now_us += rng.choice((400_000, 1_100_000))
             case _:
                 query = started()
         query.step()
+    query = started()
     query.run()
     for reads, ended in trial.history(query.location):
         case.oracle.batch(reads, ended)
@@ -49,13 +60,8 @@ def growing(seed: int, root: Path) -> None:
         for name in cut.partitions
     }
     assert read == {(source, file.path.name) for source, found in trial.files.items() for file in found}
+    return Counter(batches=len(query.location.batches("commits")))
 
 
-@pytest.mark.parametrize("block", range(3))
-def test_input_that_grows_gives_what_the_oracle_gives(block: int, tmp_path: Path) -> None:
-    for seed in range(block * 10, block * 10 + 10):
-        try:
-            growing(seed, tmp_path / str(seed))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+def test_input_that_grows_gives_what_the_oracle_gives(each_seed: EachSeed, tmp_path: Path) -> None:
+    each_seed(lambda seed: growing(seed, tmp_path / str(seed)))

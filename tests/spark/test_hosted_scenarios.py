@@ -8,11 +8,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.testing.scenario import LATENESS_S, SCHEMA, WINDOW_S, Scenario, Shape, _shaped, expect, second_of
-from tests.spark.micro import Died, MicroSpark
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -25,8 +26,8 @@ def hosted(scenario: Scenario, root: Path) -> dict[str, MemorySink]:
         directory = root / f"in{number}"
         directory.mkdir(parents=True)
         for index, rows in enumerate(partitions):
-            records = [dict(zip(SCHEMA, row.record(), strict=True)) for row in rows]
-            lines = [json.dumps(record | {"ts": record["ts"].isoformat()}) + "\n" for record in records]  # type: ignore[union-attr]
+            records = [(row.id, row.k, row.record()[2].isoformat(), row.n) for row in rows]
+            lines = [json.dumps(dict(zip(SCHEMA, record, strict=True))) + "\n" for record in records]
             (directory / f"{index}.jsonl").write_text("".join(lines))
         streams.append(
             pipeline.source(

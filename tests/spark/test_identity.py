@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, ConfigError, PipelineError, PlanMismatchError
 from fordstone.spark.identity import QueryFile, QueryIdentity, mismatch
-from tests.spark.micro import MicroSpark
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -166,5 +166,5 @@ def test_a_source_in_this_processs_memory_is_refused(tmp_path: Path) -> None:
 
     found = Pipeline("p")
     found.source("s", memory([[]]), schema={"n": "bigint"}).sink("out", files(str(tmp_path / "o"), format="jsonl"))
-    with pytest.raises(ConfigError, match="Use files"):
+    with pytest.raises(ConfigError, match="lives in this process's memory"):
         MicroSpark().query(found.plan(), state=tmp_path / "state")

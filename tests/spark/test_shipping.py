@@ -22,32 +22,39 @@ def module(name: str, *, file: Path | None = None, path: Path | None = None) -> 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A pipeline's file with modules beside it, an environment below it, and things that are no code."""
-    for name in ("flow.py", "beside.py", "unused.py", "parts/__init__.py", "parts/deep/lazy.py", "spaces/one.py"):
+    """A pipeline's file with modules beside it, environments below it, and things that are no code."""
+    for name in ("flow.py", "beside.py", "not-a-module.py", "parts/__init__.py", "parts/deep/lazy.py", "spaces/one.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"name = {name!r}\n")
-    library = tmp_path / ".venv" / "lib" / "site-packages" / "polars"
-    library.mkdir(parents=True)
-    (library / "__init__.py").touch()
-    (tmp_path / "parts" / "data.bin").touch()
+    for name in (".venv/lib/polars.py", "env/pyvenv.cfg", "env/lib/polars.py", "fordstone/errors.py", "parts/data.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     return tmp_path
 
 
-def test_what_was_imported_from_beside_the_file_belongs_to_it(place: Path):
-    library = place / ".venv" / "lib" / "site-packages" / "polars"
+def names(place: Path, modules: dict[str, ModuleType]) -> list[str]:
+    return [path.relative_to(place).as_posix() for path in belonging(place / "flow.py", modules)]
+
+
+def test_everything_belongs_to_the_file_that_could_be_imported_from_beside_it(place: Path):
+    assert names(place, {}) == ["beside.py", "flow.py", "parts/__init__.py", "parts/deep/lazy.py", "spaces/one.py"]
+
+
+def test_beside_very_much_only_what_was_imported_belongs_to_the_file(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shipping, "LOOKED_AT_MAX", 3)
+    assert names(place, {}) == ["flow.py"]
+    library = place / "env" / "lib"
     loaded = {
         "flow": module("flow", file=place / "flow.py"),
-        "beside": module("beside", file=place / "beside.py"),
         "parts": module("parts", file=place / "parts" / "__init__.py", path=place / "parts"),
         "spaces": module("spaces", path=place / "spaces"),
         "spaces.one": module("spaces.one", file=place / "spaces" / "one.py"),
-        "polars": module("polars", file=library / "__init__.py", path=library),
-        "fordstone": module("fordstone", file=place / "fordstone" / "__init__.py", path=place / "fordstone"),
+        "polars": module("polars", file=library / "polars.py"),
+        "fordstone": module("fordstone", path=place / "fordstone"),
         "native": module("native", file=place / "native.so"),
         "sys": sys,
     }
-    names = [path.relative_to(place).as_posix() for path in belonging(place / "flow.py", loaded)]
-    assert names == ["beside.py", "flow.py", "parts/__init__.py", "parts/deep/lazy.py", "spaces/one.py"]
+    assert names(place, loaded) == ["flow.py", "parts/__init__.py", "parts/deep/lazy.py", "spaces/one.py"]
 
 
 def test_an_archive_can_be_imported_from_and_the_same_files_give_the_same_bytes(place: Path, tmp_path: Path):

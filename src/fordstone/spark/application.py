@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fordstone.errors import ConfigError, FordstoneError
-from fordstone.spark.session import session
+from fordstone.spark.session import java_gone, session
 from fordstone.spark.session_settings import local_cores
 from fordstone.spark.shipping import ship
 
@@ -69,17 +69,13 @@ def application(
                 ship(spark, file, folder)
             yield spark
         finally:
-            if not running:
+            if not running and not java_gone(spark):
                 spark.stop()
 
 
 @contextmanager
 def _importable(file: Path | None) -> Iterator[None]:
-    """Let the processes that Spark starts on this machine import what lies beside the file, as this one does.
-
-    They are all its workers where it is local. On a cluster, too, what is sent to executors is not enough: the processes in
-    which Spark 4.3 plans a streaming source and a stateful step do not look where it is.
-    """
+    """Let the processes that Spark starts on this machine, all its workers where it is local, import what lies beside the file."""
     before = os.environ.get(_IMPORT_PATH)
     if file is not None:
         os.environ[_IMPORT_PATH] = os.pathsep.join(filter(None, (str(file.parent), before)))

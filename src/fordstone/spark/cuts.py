@@ -6,9 +6,7 @@ whatever Spark begins again with, the cut before it is there. Kept as long as Sp
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import fsspec
@@ -16,6 +14,7 @@ import msgspec
 
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.model.manifest import Cut
+from fordstone.spark.whole_file import write_whole
 
 KEPT: Final = 200
 _DIGITS: Final = 12
@@ -46,12 +45,8 @@ class CutFiles:
     def write(self, cut: Cut) -> None:
         """Keep a cut, durably; one that is there already is replaced by the same."""
         place = self._place(cut.epoch)
-        fs, path = fsspec.core.url_to_fs(place)
-        data = msgspec.json.encode(cut)
-        if "file" in _protocols(fs):
-            _write_local(Path(path), data)
-        else:
-            fs.pipe_file(path, data)
+        write_whole(place, msgspec.json.encode(cut))
+        fs, _ = fsspec.core.url_to_fs(place)
         if cut.epoch > KEPT and fs.exists(self._path(fs, cut.epoch - KEPT)):
             fs.rm_file(self._path(fs, cut.epoch - KEPT))
 
@@ -73,22 +68,3 @@ class CutFiles:
 
     def _path(self, fs: Any, epoch: int) -> str:
         return str(fs._strip_protocol(self._place(epoch)))  # noqa: SLF001 - fsspec's own way to a path
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

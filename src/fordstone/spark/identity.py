@@ -13,8 +13,12 @@ import msgspec
 
 from fordstone.errors import CheckpointError, PlanMismatchError
 from fordstone.protocol.matching import match_plan
+from fordstone.spark.whole_file import write_whole
 
 IDENTITY_VERSION: Final = 1
+_FILE: Final = "fordstone/query.json"
+_LOG: Final = "metadata"
+"""What Spark writes first of all, into the location of each stream."""
 
 
 class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +45,8 @@ class QueryFile:
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
-        self._fs, self._path = fsspec.core.url_to_fs(f"{checkpoint.rstrip('/')}/fordstone/query.json")
+        self._fs, self._path = fsspec.core.url_to_fs(f"{checkpoint.rstrip('/')}/{_FILE}")
+        self._root = self._path.removesuffix(f"/{_FILE}")
 
     def read(self) -> QueryIdentity | None:
         """What stands there; None: the location is new."""
@@ -61,17 +66,22 @@ class QueryFile:
 
     def has(self, path: str) -> bool:
         """Whether Spark has a file of that path below the location."""
-        return bool(self._fs.exists(f"{self._path.removesuffix('/fordstone/query.json')}/{path}"))
+        return bool(self._fs.exists(f"{self._root}/{path}"))
 
     def write(self, identity: QueryIdentity) -> None:
         """Write it, once, before the query starts."""
-        self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-        self._fs.pipe_file(self._path, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+        place = f"{self.checkpoint.rstrip('/')}/{_FILE}"
+        write_whole(place, msgspec.json.format(msgspec.json.encode(identity), indent=1))
 
     def checked(self, wanted: QueryIdentity) -> QueryIdentity:
         """The identity to run with: what stands there if it fits, else the wanted one, which then stands there."""
         found = self.read()
         if found is None:
+            if self._used():
+                raise CheckpointError(
+                    f"{self._path} is missing, although a query has run here, so nobody knows what its state belongs to. "
+                    "Restore the checkpoint location as a whole, or begin with a new one."
+                )
             self.write(wanted)
             return wanted
         difference = mismatch(found, wanted)
@@ -82,6 +92,13 @@ class QueryFile:
                 "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
             )
         return found
+
+    def _used(self) -> bool:
+        """Whether a query of Spark's was ever started here, or in a directory below, as those of native queries are."""
+        if not self._fs.exists(self._root):
+            return False
+        names = [str(name).rpartition("/")[2] for name in self._fs.ls(self._root, detail=False)]
+        return _LOG in names or any(self.has(f"{name}/{_LOG}") for name in names)
 
 
 def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:

@@ -89,8 +89,8 @@ class Planner:
         """Partitions that join, fall idle or come back, as they are now."""
         now_us = self._clock_us()
         changed: dict[str, PartitionCut] = {}
-        gone = [name for name in known.partitions if name not in set(there)]
-        for name in (*there, *gone):
+        gone = known.partitions.keys() - set(there)
+        for name in (*there, *sorted(gone)):
             at = (step.name, name)
             cut = known.partitions.get(name)
             if cut is None:

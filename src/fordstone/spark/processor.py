@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Never
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from fordstone.errors import CheckpointError
+from fordstone.model import plan as p
 from fordstone.spark.chains import make_chain
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import ShardHost, states_of
@@ -27,7 +29,9 @@ class HostProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the states."""
         stages = self._setting.stages()
-        operators = self._setting.operators(stages)
+        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `sent_functions`).
+        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function)}
+        operators = replace(self._setting.operators(stages), functions=functions)
         self._keys = shard_keys(self._setting.shards)
         self._shards = shards_of(self._keys)
         self._memo = handle.getValueState(MEMO, "json binary")
@@ -47,6 +51,10 @@ class HostProcessor(StatefulProcessor):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _not_called(*_: object) -> Never:
+    raise AssertionError("a function stands in for the user's where states are opened, and is not called")
 
 
 class _SparkStore:

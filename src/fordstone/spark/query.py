@@ -27,10 +27,12 @@ from fordstone.spark.config import SparkConfig, spark_span
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import QuerySetting, opened
 from fordstone.spark.identity import QueryFile, QueryIdentity
+from fordstone.spark.memory_rows import sources_in_memory, written_out
 from fordstone.spark.packing import PACKED
 from fordstone.spark.paths import absolute
 from fordstone.spark.planner import ALL_ROWS, Planner
 from fordstone.spark.seed import Seed, edge_seed
+from fordstone.spark.sent_functions import SentFunctions
 from fordstone.spark.session import parallelism, prepared
 from fordstone.spark.stages import Stages, build_stages
 
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 
     from fordstone.operators.factory import Functions
 
-LIVE_KINDS: Final = frozenset({"memory"})
-"""Connectors whose source lives in one process, where Spark's tasks cannot read it."""
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
 
@@ -134,14 +134,9 @@ def hosted_query(
     plan: p.Plan, functions: Functions, config: SparkConfig, spark: SparkSession, *, batch: bool
 ) -> HostedQuery:
     """Check everything that can be checked, and lay the query out. `batch`: it will be run as a batch job."""
-    plan = absolute(plan)
-    stages = build_stages(plan)
-    live = [step.name for step in stages.sources if step.connector.kind in LIVE_KINDS]
-    if live:
-        raise ConfigError(
-            f"source {', '.join(live)} lives in this process's memory, which Spark's workers cannot read. Use files(...) or generator(...)."
-        )
     checkpoint = config.checkpoint_of(plan.pipeline)
+    plan = absolute(_readable(plan, config, checkpoint))
+    stages = build_stages(plan)
     file = QueryFile(checkpoint)
     known = file.read()
     seed = _seed(plan, config, known, batch=batch)
@@ -157,12 +152,17 @@ def hosted_query(
         bounded=config.bounded,
     )
     identity = file.checked(wanted)
+    if stages.depth and file.has("metadata") and CutFiles(checkpoint).epochs() and not file.has("state"):
+        raise CheckpointError(
+            f"the state of pipeline {plan.pipeline} is gone: {checkpoint} has batches, but no directory state. "
+            "Restore the checkpoint location as a whole, or begin with a new one."
+        )
     own = prepared(spark)
     own.conf.set("spark.sql.shuffle.partitions", str(identity.shards))
     setting = QuerySetting(
         plan_json=plan.to_json(),
         shards=identity.shards,
-        functions=dict(functions),
+        functions=SentFunctions(functions),
         batch_rows=config.batch_rows,
         bounded=config.bounded or batch,
     )
@@ -177,6 +177,19 @@ def hosted_query(
         checkpoint=checkpoint,
         tasks=max(identity.shards, parallelism(spark)),
     )
+
+
+def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
+    """The plan with sources that Spark's workers can read."""
+    live = sources_in_memory(plan)
+    if not live:
+        return plan
+    if not config.bounded or "://" in checkpoint:
+        raise ConfigError(
+            f"source {', '.join(step.name for step in live)} lives in this process's memory, which Spark's workers cannot read. "
+            "Run it with bounded=True and a local state directory, or use files(...) or generator(...)."
+        )
+    return written_out(plan, Path(checkpoint) / "fordstone" / "memory")
 
 
 def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:

@@ -27,7 +27,7 @@ from fordstone.spark.choice import choose
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.native_query import NativeQuery, native_query
 from fordstone.spark.query import HostedQuery, hosted_query
-from fordstone.spark.session import session
+from fordstone.spark.session import java_gone, session
 from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.worker_trace import last_words
 
@@ -75,6 +75,7 @@ def run_plan(
     """As `run`. `on_progress` is called about 20 times a second."""
     policy = restart or RestartPolicy()
     tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
+    own = spark
     with Signals() as signals:
         failures = 0
         while True:
@@ -89,6 +90,11 @@ def run_plan(
                 mistake = _mistake(error)
                 if mistake is not None:
                     raise mistake from error
+                if own is not None and java_gone(own):
+                    raise TaskError(
+                        f"pipeline {plan.pipeline}: Spark's Java process has ended; it was killed, or had no memory left. Give it "
+                        "more memory if so. Started again, the pipeline goes on behind its last epoch."
+                    ) from error
                 match decide(policy, failures=failures, lasted_us=time.monotonic_ns() // 1000 - began_us):
                     case Stop(failures=count):
                         raise TaskError(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, functions
@@ -123,6 +124,17 @@ def prepared(spark: SparkSession) -> SparkSession:
 def is_connect(spark: SparkSession) -> bool:
     """Whether this session speaks to a Spark Connect server, and so has no SparkContext here."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def java_gone(spark: SparkSession) -> bool:
+    """Whether the Java process of this session no longer answers: nothing works any more in this Python process."""
+    if is_connect(spark):
+        return False
+    try:
+        spark.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]  # noqa: SLF001 - any call will do
+    except (Py4JError, OSError):
+        return True
+    return False
 
 
 def parallelism(spark: SparkSession) -> int:

@@ -1,14 +1,15 @@
-"""Bring the pipeline's file to Spark's workers, with the modules beside it that it has imported.
+"""Bring the pipeline's file to Spark's workers, with the Python files beside it.
 
-Workers get functions by their import path, so they must be able to import the file under its stem, as this process did. What
-lies beside the file is sent if this process has imported it from there: a module as it is, a package as a whole. What is
-installed in an environment is for the executors' environment to have.
+Workers get functions by their import path, so they must be able to import the file under its stem, as this process did, and
+whatever its functions import from beside it. What is installed in an environment is for the executors' environment to have.
+A directory with very much in it, somebody's home perhaps, is not sent whole: then it is what this process has imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHIPPED_BYTES_MAX: Final = 64 * 1024 * 1024
+LOOKED_AT_MAX: Final = 10_000
+"""Files and directories below that of the pipeline's file."""
+OURSELVES: Final = "fordstone"
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -41,11 +45,15 @@ def ship(spark: SparkSession, file: Path, folder: Path) -> None:
 
 
 def belonging(file: Path, modules: Mapping[str, ModuleType]) -> list[Path]:
-    """The file, and the Python files of what was imported from the directory that it is in."""
-    directory = file.parent
-    found = {file}
+    """The file, what was imported from the directory that it is in, and what could be."""
+    return sorted({file} | _imported(file.parent, modules) | _importable(file.parent))
+
+
+def _imported(directory: Path, modules: Mapping[str, ModuleType]) -> set[Path]:
+    """The Python files of what was imported from there: a module's own, a package's all."""
+    found: set[Path] = set()
     for name, module in list(modules.items()):
-        if "." in name or name == "fordstone":
+        if "." in name or name == OURSELVES:
             continue
         places = [Path(place) for place in getattr(module, "__path__", ())]
         own = getattr(module, "__file__", None)
@@ -54,7 +62,26 @@ def belonging(file: Path, modules: Mapping[str, ModuleType]) -> list[Path]:
                 found.update(path for path in package.rglob("*.py") if path.is_file())
         if not places and own is not None and Path(own).parent == directory and Path(own).suffix == ".py":
             found.add(Path(own))
-    return sorted(found)
+    return found
+
+
+def _importable(directory: Path) -> set[Path]:
+    """All Python files there and in what could be packages; none, if looking for them takes too long."""
+    found: set[Path] = set()
+    looked_at = 0
+    for folder, folders, names in os.walk(directory):
+        place = Path(folder)
+        looked_at += len(folders) + len(names)
+        if looked_at > LOOKED_AT_MAX:
+            return set()
+        folders[:] = [name for name in folders if name.isidentifier() and _may_be_package(place / name)]
+        found.update(place / name for name in names if name.endswith(".py") and name.removesuffix(".py").isidentifier())
+    return found
+
+
+def _may_be_package(folder: Path) -> bool:
+    """Not so an environment, what Python caches, and ourselves, whom executors have."""
+    return folder.name not in {"__pycache__", OURSELVES} and not (folder / "pyvenv.cfg").exists()
 
 
 def packed(directory: Path, files: list[Path]) -> bytes:

@@ -1,0 +1,143 @@
+"""Every pipeline of README, docs and examples runs on both engines with the same result, or says why it cannot."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+import pytest
+from tests.docs.blocks import REPOSITORY, Page, blocks_of
+from tests.docs.test_docs import PAGES, named
+from tests.spark.oracle import same
+
+from fordstone import Pipeline
+from fordstone.cli.loading import load_pipeline
+from fordstone.connectors import files, rows
+from fordstone.edge.run import run as run_on_edge
+from fordstone.errors import PipelineError
+from fordstone.model import plan as p
+from fordstone.model.stream import stream_types
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.run import run_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RUNS = re.compile(r"\.run\(|^# [\w./-]+\.py$", re.MULTILINE)
+_SAVED = re.compile(r"# ([\w./-]+\.py)\n")
+ENDLESS_ROWS = 2000
+EXAMPLES = sorted(path for path in (REPOSITORY / "examples").glob("*.py") if "Pipeline(" in path.read_text())
+PIPELINE_PAGES = [
+    page
+    for page in PAGES
+    # Pages about Spark run there by themselves.
+    if "spark" not in page.name
+    and any(block.kind == "python" and _RUNS.search(block.body) for block in blocks_of(page.read_text()))
+]
+
+
+def _into(plan: p.Plan, folder: Path) -> p.Plan:
+    """The plan with files for sinks, so that two runs can be compared, and an end for generators that have none."""
+    return msgspec.structs.replace(plan, steps=tuple(_step_into(step, folder) for step in plan.steps))
+
+
+def _step_into(step: p.Step, folder: Path) -> p.Step:
+    if isinstance(step, p.Sink):
+        connector = files(str(folder / step.name), format="parquet")
+        return msgspec.structs.replace(step, connector=connector, release="commit")
+    if isinstance(step, p.Source) and step.connector.kind == "generator" and "rows" not in step.connector.options:
+        options = step.connector.options | {"rows": ENDLESS_ROWS}
+        return msgspec.structs.replace(step, connector=msgspec.structs.replace(step.connector, options=options))
+    return step
+
+
+def _results(plan: p.Plan, folder: Path) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    types = stream_types(plan)
+    for step in plan.steps:
+        if isinstance(step, p.Sink):
+            found = rows(folder / step.name)
+            key = types[step.input].upsert_key
+            if key is not None and found.height:
+                # Of running results the last word counts: how often they were told depends on the epochs.
+                last = found.unique(subset=list(key), keep="last") if key else found.tail(1)
+                found = last.filter(pl.col("__op") != "delete")
+            yield step.name, found.select(list(types[step.input].schema)).rows()
+
+
+def check_on_both(plan: p.Plan, functions: Mapping[str, Any], spark: SparkSession, folder: Path) -> None:
+    """Run a plan on both engines and compare what its sinks get."""
+    center = _into(plan, folder / "spark")
+    config = SparkConfig(state=folder / "spark-state", bounded=True)
+    if any(isinstance(step, p.Loop) for step in plan.steps):
+        with pytest.raises(PipelineError, match="cannot run on Spark"):
+            run_plan(center, functions, config, spark=spark)
+        return
+    edge = _into(plan, folder / "edge")
+    run_on_edge(edge, functions, state=folder / "edge-state", bounded=True)
+    report = run_plan(center, functions, config, spark=spark)
+    assert report.outcome == "ended"
+    wanted = dict(_results(edge, folder / "edge"))
+    assert any(wanted.values()), "nothing came out, so nothing is shown"
+    for name, found in _results(center, folder / "spark"):
+        assert same(found, wanted[name]) is None, f"{plan.pipeline}: sink {name}: {same(found, wanted[name])}"
+
+
+@pytest.mark.parametrize("page", PIPELINE_PAGES, ids=named)
+def test_every_pipeline_of_the_page_gives_the_same_on_spark(
+    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, checked = tmp_path / "page", []
+    directory.mkdir()
+    really_run = Pipeline.run
+
+    def run(pipeline: Pipeline, *args: Any, **options: Any) -> Any:
+        if options.get("bounded"):
+            check_on_both(pipeline.plan(), pipeline.functions, spark, tmp_path / f"run{len(checked)}")
+            checked.append(pipeline.name)
+        return really_run(pipeline, *args, **options)
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    runner = Page(name=named(page), directory=directory)
+    blocks = blocks_of(page.read_text())
+    for block in blocks:
+        runner.run(block)
+    # Pipelines that the page saves for the command line; by now their input is there too.
+    saved = [_SAVED.match(block.body) for block in blocks if block.kind == "python" and "Pipeline(" in block.body]
+    for name in dict.fromkeys(found[1] for found in saved if found is not None):
+        checked.append(name)
+        _check_file(directory / name, spark, tmp_path / f"file{len(checked)}", directory, monkeypatch)
+    assert checked
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_gives_the_same_on_spark(
+    example: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "work"
+    directory.mkdir()
+    for kind in ("words", "readings"):
+        script = REPOSITORY / "examples" / "make_data.py"
+        subprocess.run([sys.executable, str(script), kind], cwd=directory, check=True, capture_output=True)
+    _check_file(example, spark, tmp_path, directory, monkeypatch)
+
+
+def _check_file(
+    file: Path, spark: SparkSession, folder: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(directory)
+        patch.setattr(sys, "path", [*sys.path])
+        before = set(sys.modules)
+        pipeline = load_pipeline(str(file))
+        try:
+            check_on_both(pipeline.plan(), pipeline.functions, spark, folder)
+        finally:
+            for name in set(sys.modules) - before:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(file.parent)):
+                    del sys.modules[name]

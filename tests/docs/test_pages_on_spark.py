@@ -1,0 +1,28 @@
+"""The pages whose code blocks start Spark, run with the other tests that do. What they do in this process, they do in the one of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.docs.blocks import REPOSITORY, Page, blocks_of
+from tests.docs.test_docs import PAGES, named, needs_spark
+from tests.docs.test_examples_on_spark import PIPELINE_PAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_PAGES = [page for page in PAGES if needs_spark(page)]
+
+
+@pytest.mark.parametrize("page", [page for page in SPARK_PAGES if page not in PIPELINE_PAGES], ids=named)
+def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path, spark: SparkSession):
+    runner = Page(name=named(page), directory=tmp_path)
+    for block in blocks_of(page.read_text()):
+        runner.run(block)
+
+
+def test_pages_about_spark_are_among_them():
+    folder = REPOSITORY / "docs" / "how-to"
+    assert {folder / "run-on-spark.md", folder / "move-state-to-spark-and-back.md"} <= set(SPARK_PAGES)

@@ -1,0 +1,199 @@
+"""Bad input to a query on Spark: checkpoints that do not fit or are damaged, sources and sinks in the way, failing functions.
+
+The error is text that says what happened and what to do, without a word of Spark's stack.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.oracle import Feed
+from tests.faults.spark_job import SparkChild, SparkJob
+from tests.faults.spark_oracle import judge_spark
+from tests.faults.spark_process import CHECKPOINT, SparkProcess, cut, spark_started
+
+FINISH = {"available_now": True, "rows_max": 60}
+NO_RESTART = {"failures_max": 0}
+ONE_RESTART = {"failures_max": 1, "wait_first_us": 1000}
+ROWS = 120
+_STACK = re.compile(r"\tat |\bat org\.apache|JVM stacktrace|Traceback|SQLSTATE|py4j|PySpark|pyspark|org\.apache")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory, quick_java: str) -> Iterator[SparkProcess]:
+    """One Spark for all of these."""
+    with spark_started(tmp_path_factory.mktemp("driver"), SparkChild(java=quick_java)) as process:
+        process.until(lambda: process.java() is not None, "Java")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def stopped(driver: SparkProcess, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """A query that has done some batches and was stopped."""
+    feed = Feed(folder=tmp_path_factory.mktemp("stopped") / "job", seed=40)
+    feed.write(ROWS)
+    answer = run(driver, feed)
+    assert answer["outcome"] == "stopped"
+    assert cut(feed.folder) > 1
+    return feed
+
+
+@pytest.fixture
+def feed(stopped: Feed) -> Iterator[Feed]:
+    """It, to be spoilt, and put right afterwards; there is more to read."""
+    # In its place: the cuts of a query on Spark have whole paths.
+    whole = stopped.copy(stopped.folder.with_name("whole"))
+    feed = deepcopy(stopped)
+    feed.write(ROWS)
+    yield feed
+    shutil.rmtree(stopped.folder)
+    whole.folder.rename(stopped.folder)
+
+
+def run(driver: SparkProcess, feed: Feed, **job: Any) -> dict[str, Any]:
+    return driver.ask(SparkJob(folder=str(feed.folder), **{"options": FINISH, "restart": NO_RESTART} | job))
+
+
+def refused(answer: dict[str, Any], kind: str, *texts: str) -> str:
+    """The job ended with an error that a person can use."""
+    assert answer.get("error") == kind, answer
+    assert not _STACK.search(answer["text"]), answer["text"]
+    for text in texts:
+        assert text in answer["text"], answer["text"]
+    return str(answer["text"])
+
+
+def finish(driver: SparkProcess, feed: Feed, **job: Any) -> None:
+    """Nothing was spoilt by the refusal: with the cause out of the way the results are exact."""
+    feed.close()
+    answer = run(driver, feed, **job)
+    assert answer.get("outcome") == "stopped", answer
+    judge_spark(feed.folder, feed.written)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another window": ({"window": "20s"}, ["  matches: count_by_k, rows, smooth_by_k", "  changed: windows_by_k"]),
+    "a step less": (
+        {"per_key": False},
+        ["  matches: rows, smooth_by_k, windows_by_k", "  no longer in the plan: count_by_k"],
+    ),
+    "a step more": (
+        {"per_n": True},
+        ["  matches: count_by_k, rows, smooth_by_k, windows_by_k", "  not in the checkpoint: count_by_n"],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_plan_on_an_old_checkpoint_is_told_which_steps_match(
+    change: str, driver: SparkProcess, feed: Feed
+) -> None:
+    changes, lines = CHANGES[change]
+    told = refused(run(driver, feed, **changes), "PlanMismatchError").splitlines()
+    place = feed.folder / CHECKPOINT
+    assert told[0] == f"the checkpoint location {place} belongs to another query."
+    assert told[1:-1] == lines
+    assert told[-1].startswith("Use another state directory to begin anew.")
+
+
+def test_a_plan_that_changed_only_where_it_has_no_state_goes_on(driver: SparkProcess, feed: Feed) -> None:
+    finish(driver, feed, function="in_place")
+
+
+def newest_cut(feed: Feed) -> Path:
+    return feed.folder / CHECKPOINT / "fordstone" / "cuts" / f"{cut(feed.folder):012d}.json"
+
+
+def test_a_missing_cut_is_told_and_with_it_back_the_query_goes_on(driver: SparkProcess, feed: Feed) -> None:
+    place = newest_cut(feed)
+    away = place.rename(feed.folder / "away")
+    refused(
+        run(driver, feed),
+        "TaskError",
+        f"the cut of epoch {int(place.stem)} is missing ({place})",
+        "Restore the checkpoint location as a whole, or begin with a new one.",
+    )
+    away.rename(place)
+    finish(driver, feed)
+
+
+def test_a_damaged_cut_is_told(driver: SparkProcess, feed: Feed) -> None:
+    place = newest_cut(feed)
+    place.write_bytes(place.read_bytes()[:-20])
+    refused(run(driver, feed), "TaskError", f"{place} is damaged", "Restore the checkpoint location.")
+
+
+def test_a_damaged_identity_is_told(driver: SparkProcess, feed: Feed) -> None:
+    place = feed.folder / CHECKPOINT / "fordstone" / "query.json"
+    place.write_bytes(place.read_bytes()[:100])
+    refused(run(driver, feed), "CheckpointError", f"{place} cannot be read", "Restore the checkpoint location")
+
+
+def test_a_missing_identity_is_told(driver: SparkProcess, feed: Feed) -> None:
+    place = feed.folder / CHECKPOINT / "fordstone" / "query.json"
+    place.unlink()
+    refused(run(driver, feed), "CheckpointError", f"{place} is missing", "Restore the checkpoint location")
+    assert not place.exists()
+
+
+def test_state_that_is_gone_is_told(driver: SparkProcess, feed: Feed) -> None:
+    shutil.rmtree(feed.folder / CHECKPOINT / "state")
+    refused(run(driver, feed), "CheckpointError", "state", "Restore the checkpoint location")
+
+
+def test_a_file_that_shrank_after_its_batch_was_planned_is_told(driver: SparkProcess, feed: Feed) -> None:
+    # The batch is in Spark's log, and was not done.
+    assert run(driver, feed, function="raises")["error"] == "TaskError"
+    file = next((feed.folder / "in").iterdir())
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    refused(run(driver, feed), "TaskError", f"{file} ends at", "Files may grow, but not shrink or go.")
+    file.write_bytes(whole)
+    finish(driver, feed)
+
+
+def test_a_sink_directory_of_another_stream_is_told_before_anything_runs(driver: SparkProcess, feed: Feed) -> None:
+    shutil.rmtree(feed.folder / "out" / "kept")
+    shutil.copytree(feed.folder / "out" / "windows", feed.folder / "out" / "kept")
+    before = cut(feed.folder)
+    refused(run(driver, feed), "SinkError", "out/kept")
+    assert cut(feed.folder) == before
+
+
+def test_a_function_written_in_place_runs_in_workers(driver: SparkProcess, tmp_path: Path) -> None:
+    feed = Feed(folder=tmp_path / "job", seed=41)
+    feed.write(ROWS)
+    finish(driver, feed, function="in_place")
+
+
+def test_a_function_that_raises_is_tried_as_often_as_the_policy_says_and_named(
+    driver: SparkProcess, feed: Feed
+) -> None:
+    before = driver.errors().count("query failed")
+    answer = run(driver, feed, function="raises", restart=ONE_RESTART)
+    refused(
+        answer,
+        "TaskError",
+        "pipeline faults failed 2 times in a row on Spark",
+        "RuntimeError: the sensor table is locked",
+        "in step function",
+    )
+    assert driver.errors().count("query failed") == before + 1
+    # Once it works again, so does the pipeline.
+    finish(driver, feed)
+
+
+def test_a_function_that_gives_what_was_not_declared_is_named_and_not_tried_again(
+    driver: SparkProcess, feed: Feed
+) -> None:
+    before = driver.errors().count("query failed")
+    answer = run(driver, feed, function="mistaken", restart={})
+    refused(answer, "TaskError", "step function: map_batches gave columns id, k, ts")
+    assert driver.errors().count("query failed") == before
+    finish(driver, feed)

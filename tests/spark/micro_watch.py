@@ -1,0 +1,67 @@
+"""Sinks and cuts whose process may die before each use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+from tests.spark.micro_state import Fate
+
+from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
+from fordstone.model.manifest import Cut
+from fordstone.spark.commit import Committer, Sinks
+from fordstone.spark.cuts import CutFiles
+
+
+class _WatchedSink(PartedSink):
+    """A sink whose process may die before and after it releases."""
+
+    def __init__(self, sink: Sink, fate: Fate) -> None:
+        self._sink, self._fate = sink, fate
+
+    @property
+    def delivery(self) -> Delivery:
+        return self._sink.delivery
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        self._fate.step("release")
+        self._sink.release(epoch, frame)
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        self._fate.step("release")
+        if isinstance(self._sink, PartedSink):
+            self._sink.release_parts(epoch, attempt, parts)
+        else:
+            assert not parts
+            self._sink.release(epoch, self.empty)
+
+    empty: pl.DataFrame
+
+    def write(self, frame: pl.DataFrame) -> None:
+        raise AssertionError("nothing is let out at once on Spark")
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class _WatchedCuts:
+    def __init__(self, cuts: CutFiles, fate: Fate) -> None:
+        self._cuts, self._fate = cuts, fate
+
+    def read(self, epoch: int) -> Cut:
+        return self._cuts.read(epoch)
+
+    def write(self, cut: Cut) -> None:
+        self._fate.step("cut")
+        self._cuts.write(cut)
+
+
+def watched(committer: Committer, fate: Fate) -> Committer:
+    sinks = []
+    for sink, spec in zip(committer._sinks._sinks, committer.specs, strict=True):
+        one = _WatchedSink(sink, fate)
+        one.empty = spec.empty()
+        sinks.append(one)
+    committer._sinks = Sinks(committer.specs, sinks)
+    committer._cuts = _WatchedCuts(committer._cuts, fate)  # type: ignore[assignment]  # as far as it is used
+    return committer
