@@ -72,8 +72,8 @@ def test_an_epoch_in_parts_is_one_directory_named_by_its_number(tmp_path: Path, 
     sink.release(3, frame(4))
     assert below(tmp_path / "out") == [
         "epoch-000000000001",
-        f"epoch-000000000001/part-000000.{file_format}",
-        f"epoch-000000000001/part-000002.{file_format}",
+        f"epoch-000000000001/part-000000-a.{file_format}",
+        f"epoch-000000000001/part-000002-a.{file_format}",
         f"epoch-000000000003.{file_format}",
     ]
     assert rows(tmp_path / "out")["n"].to_list() == [1, 2, 3, 4]
@@ -237,7 +237,7 @@ def test_a_part_that_is_gone_is_an_error_that_says_which(tmp_path: Path) -> None
     sink, writer = opened(tmp_path / "out")
     part = writer.write(1, "a", 3, frame(1))
     opened(tmp_path / "out")  # sweeps
-    with pytest.raises(SinkError, match=r"part-000003.jsonl of epoch 1 is gone"):
+    with pytest.raises(SinkError, match=r"part-000003-a.jsonl of epoch 1 is gone"):
         sink.release_parts(1, "a", [part])
     with pytest.raises(SinkError, match=r"passwd of epoch 1 is gone"):
         sink.release_parts(1, "a", [Part(name="../../etc/passwd", rows=1)])

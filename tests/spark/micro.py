@@ -8,6 +8,7 @@ classes are stood in for. Offsets and commits are files below the checkpoint loc
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,11 +82,15 @@ def _cut_at_random(rows: Sequence[Mapping[str, Any]], rng: Random) -> Batches:
     return batches
 
 
+_TRIES = itertools.count()
+
+
 @contextmanager
-def _task(partition: int) -> Iterator[None]:
+def _task(partition: int, attempt: int) -> Iterator[None]:
     """What tasks ask pyspark for."""
     context = TaskContext._getOrCreate()
-    context._partitionId = partition
+    context._partitionId, context._taskAttemptId = partition, attempt
+    context._taskAttemptId = next(_TRIES)
     try:
         yield
     finally:
@@ -103,7 +108,8 @@ class Frame:
         def made() -> Partitions:
             out = []
             for number, batches in enumerate(self._make()):
-                with _task(number):
+                self._spark.attempts += 1
+                with _task(number, self._spark.attempts):
                     out.append(list(self._spark.stepped("task", function(iter(batches)))))
             return out
 
@@ -217,6 +223,8 @@ class MicroQuery:
         self._stages = frame.stages
         reader = frame.source({}).streamReader(None)
         self.reader = reader
+        self.location.path.mkdir(parents=True, exist_ok=True)
+        (self.location.path / "metadata").write_text("{}")
         with self.spark.clock():
             if available_now:
                 reader.prepareForTriggerAvailableNow()
@@ -281,6 +289,7 @@ class MicroQuery:
         self.location.write("commits", number, "{}")
 
     def _hosted(self, depth: int, processor: HostProcessor, partitions: Partitions, state: Shards) -> Partitions:
+        (self.location.path / "state").mkdir(exist_ok=True)
         handle = Handle(self.spark.fate)
         processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
         out = []
@@ -305,6 +314,8 @@ class MicroSpark:
         self.cores = cores
         self.fate = Fate()
         self.now_us = 1_000_000
+        self.attempts = 0
+        """Tries at tasks, of all processes."""
         self.conf = SimpleNamespace(set=lambda key, value: None)
         self.dataSource = SimpleNamespace(register=self._register)
         self._sources: dict[str, type] = {}

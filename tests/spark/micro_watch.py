@@ -1,16 +1,18 @@
-"""Sinks and cuts whose process may die before each use."""
+"""Records, sinks and cuts whose process may die before each use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 from tests.spark.micro_state import Fate
 
 from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
 from fordstone.model.manifest import Cut
-from fordstone.spark.commit import Committer, Sinks
+from fordstone.spark.commit import Committer
 from fordstone.spark.cuts import CutFiles
+from fordstone.spark.sealed import SealedEpoch, SealedFiles
 
 
 class _WatchedSink(PartedSink):
@@ -56,12 +58,41 @@ class _WatchedCuts:
         self._cuts.write(cut)
 
 
+class _WatchedSealed:
+    def __init__(self, sealed: SealedFiles, fate: Fate) -> None:
+        self._sealed, self._fate = sealed, fate
+
+    def read(self, epoch: int) -> SealedEpoch | None:
+        return self._sealed.read(epoch)
+
+    def write(self, sealed: SealedEpoch, frames: Mapping[str, pl.DataFrame]) -> None:
+        self._fate.step("seal")
+        self._sealed.write(sealed, frames)
+
+    def frame(self, sealed: SealedEpoch, sink: str) -> pl.DataFrame:
+        return self._sealed.frame(sealed, sink)
+
+
+class _WatchedRecords:
+    def __init__(self, sealed: SealedFiles, fate: Fate) -> None:
+        self._sealed, self._fate = sealed, fate
+
+    def write(self, sealed: SealedEpoch, frames: Mapping[str, pl.DataFrame]) -> None:
+        self._fate.step("seal")
+        self._sealed.write(sealed, frames)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sealed, name)
+
+
 def watched(committer: Committer, fate: Fate) -> Committer:
+    """The committer, which may now die before it records, before each sink and before it keeps the cut."""
     sinks = []
     for sink, spec in zip(committer._sinks._sinks, committer.specs, strict=True):
         one = _WatchedSink(sink, fate)
         one.empty = spec.empty()
         sinks.append(one)
-    committer._sinks = Sinks(committer.specs, sinks)
+    committer._sinks._sinks = tuple(sinks)
+    committer._sinks._sealed = _WatchedRecords(committer._sinks._sealed, fate)  # type: ignore[assignment]  # as it is used
     committer._cuts = _WatchedCuts(committer._cuts, fate)  # type: ignore[assignment]  # as far as it is used
     return committer

@@ -395,7 +395,7 @@ def _windows(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
         "c": ("sum(c)", o.total("c")),
         "hc": ("max(c)", o.most("c")),
     }
-    match rng.randrange(4):
+    match rng.randrange(6):
         case 0:
             twice = windows.window(again, 3 * size_s, 0, sums)
             twice.sink(f"{name}_twice")
@@ -405,8 +405,26 @@ def _windows(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
             windows.running(again, sums).sink(f"{name}_all", "upsert")
         case 2:
             windows.smooth(again, 0.25, "c", "s").sink(f"{name}_smooth")
+        case 3:
+            _mixed(twin, windows, name)
+        case 4:
+            # What came too late here, and all of it: some rows pass one keyed step, some none.
+            every = twin.united(windows.late_rows)
+            every.running((), {"c": ("count(*)", o.count()), "hi": ("max(id)", o.most("id"))}).sink(
+                f"{name}_every", "upsert"
+            )
         case _:
             pass
+
+
+def _mixed(rows: Twin, windows: Twin, name: str) -> None:
+    """Rows and windows of rows in one stream, in a step that stands behind both."""
+    counted = windows.row_wise(
+        windows.stream.select("c AS n", "'w' AS of"), lambda r: [{"n": r["c"], "of": "w"}], time=None
+    )
+    single = rows.row_wise(rows.stream.select("'r' AS of", "id AS n"), lambda r: [{"of": "r", "n": r["id"]}], time=None)
+    made: Aggregates = {"c": ("count(*)", o.count()), "sn": ("sum(n)", o.total("n"))}
+    single.united(counted).running(("of",), made).sink(f"{name}_mixed", "upsert")
 
 
 def _smooth(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import polars as pl
 from tests.spark.micro_state import Location
@@ -26,6 +28,7 @@ from fordstone.edge.run import recovered_engine
 from fordstone.model.plan import Plan
 from fordstone.operators.factory import Functions
 from fordstone.operators.operator import DELETE, OP, ROW_ID
+from fordstone.spark import host, packing
 from fordstone.spark.work import read_work
 from fordstone.testing.memory_disk import MemoryDisk
 from fordstone.testing.simulator import SimClock
@@ -103,6 +106,16 @@ class EdgeSide:
 
     def _dead_letters(self, source: str) -> Sink:
         return self.dead_letters.setdefault(source, DeadLetterBox())
+
+
+@contextmanager
+def small_values(seed: int) -> Iterator[None]:
+    """For every other seed: values on Spark so small that batches and pieces of state are several."""
+    if seed % 2:
+        yield
+        return
+    with mock.patch.object(packing, "PACK_BYTES_MAX", 300), mock.patch.object(host, "VALUE_BYTES_MAX", 500):
+        yield
 
 
 # What came out.

@@ -21,6 +21,7 @@ from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.factory import make_combiner
 from fordstone.operators.operator import OP
+from fordstone.spark import host as host_module
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
 from fordstone.spark.packing import Packed, What, decode, encode
@@ -275,6 +276,20 @@ def test_pieces_that_only_wait_are_not_read() -> None:
     store.gets = 0
     run(query, store, for_step(query, "windows", frame([(1, 300, 1)])), mark(50 * SECOND))
     assert store.gets == 0
+
+
+def test_a_large_piece_is_several_values_and_all_of_them_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "VALUE_BYTES_MAX", 600)
+    query, store = setting(windows=True, running=True), CountingStore()
+    for number in range(30):
+        rows = frame([(k, number, 1) for k in range(number, number + 20)])
+        run(query, store, *(for_step(query, step, rows) for step in ("windows", "totals")), mark(number * SECOND))
+        known = [one for pieces in store.known.pieces.values() for one in pieces]
+        assert len(store.pieces) == sum(len(one.values) for one in known) > len(known)
+        assert max(map(len, store.pieces.values())) == 600
+    found = out(run(query, store, for_step(query, "totals", frame([(k, 0, 9) for k in range(49)])), END))
+    assert [n for _, n, _ in found] == [min(k, 19, 48 - k) + 2 for k in range(49)]
+    assert {state for state, _ in store.pieces} == {"totals:totals"}
 
 
 def test_a_piece_of_another_size_is_damage() -> None:

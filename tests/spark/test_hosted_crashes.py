@@ -10,7 +10,7 @@ import pytest
 from tests.spark.micro import MicroQuery, MicroSpark
 from tests.spark.micro_state import Died
 from tests.spark.pipelines import read_all
-from tests.spark.runs import EachSeed, Trial, compare, out_of, out_of_files
+from tests.spark.runs import EachSeed, Trial, compare, out_of, out_of_files, small_values
 
 from fordstone.connectors import ConnectorSpec, files
 from fordstone.connectors.changelog import rows
@@ -63,5 +63,9 @@ def crashing(seed: int, root: Path) -> Counter[str]:
 
 
 def test_a_row_is_out_once_whenever_the_process_dies(each_seed: EachSeed, tmp_path: Path) -> None:
-    tried = each_seed(lambda seed: crashing(seed, tmp_path / str(seed)))
+    def tried_once(seed: int) -> Counter[str]:
+        with small_values(seed):
+            return crashing(seed, tmp_path / str(seed))
+
+    tried = each_seed(tried_once)
     assert tried["deaths"] > tried["seeds"]

@@ -10,10 +10,9 @@ import pytest
 from tests.spark.micro import MicroSpark
 from tests.spark.micro_state import Died
 from tests.spark.pipelines import read_all
-from tests.spark.runs import DeadLetterBox, EachSeed, EdgeSide, Trial, compare, ids_of, out_of
+from tests.spark.runs import DeadLetterBox, EachSeed, EdgeSide, Trial, compare, ids_of, out_of, small_values
 
 from fordstone.checkpoint.disk import OsDisk
-from fordstone.connectors.changelog import rows
 from fordstone.spark.export import import_spark
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -29,7 +28,7 @@ def moving(seed: int, root: Path) -> Counter[str]:
     plan, functions = case.pipeline.plan(), case.pipeline.functions
     spark = MicroSpark(seed, cores=2)
     boxes: dict[str, DeadLetterBox] = {}
-    letters = dict.fromkeys(trial.files, 0)
+    letters: dict[str, dict[int, int]] = {source: {} for source in trial.files}
     tables = any(file.format in {"parquet", "arrow"} for found in trial.files.values() for file in found)
     legs = rng.randint(2, 4)
     on_edge = rng.random() < 0.5
@@ -70,7 +69,8 @@ def moving(seed: int, root: Path) -> Counter[str]:
                     spark.now_us += rng.choice((0, 30_000))
             checkpoint = state / plan.pipeline / "_spark"
             for source in trial.files:
-                letters[source] += rows(checkpoint / "fordstone" / "dead-letters" / source).height
+                for told in (checkpoint / "fordstone" / "dead-letters" / source).glob("epoch-*.jsonl"):
+                    letters[source][int(told.stem.removeprefix("epoch-"))] = len(told.read_text().splitlines())
             if not last:
                 edge_root = root / f"edge{leg}"
                 import_spark(spark, str(checkpoint), str(edge_root))  # type: ignore[arg-type]  # as far as it is used
@@ -79,8 +79,9 @@ def moving(seed: int, root: Path) -> Counter[str]:
     case.oracle.finish()
     compare(out_of(case, sinks), case.oracle, what=f"{legs} legs")
     for source, count in case.oracle.dead_letters().items():
-        on_the_edge = sum(boxes[source].epochs.values()) if source in boxes else 0
-        assert letters[source] + on_the_edge == count, f"dead letters of {source}"
+        # A query lets the last epoch of the edge out once more, in case the edge had not come to it.
+        by_epoch = letters[source] | (boxes[source].epochs if source in boxes else {})
+        assert sum(by_epoch.values()) == count, f"dead letters of {source}"
     for name, kind in case.kinds.items():
         if kind == "at_once":
             ids = [row[-1] for row in ids_of(sinks, name)]
@@ -115,7 +116,11 @@ def seeded_and_dying(seed: int, root: Path, step: int) -> bool:
 
 
 def test_a_pipeline_that_moves_between_edge_and_spark_is_exact(each_seed: EachSeed, tmp_path: Path) -> None:
-    each_seed(lambda seed: moving(seed, tmp_path / str(seed)))
+    def tried_once(seed: int) -> Counter[str]:
+        with small_values(seed):
+            return moving(seed, tmp_path / str(seed))
+
+    each_seed(tried_once)
 
 
 @pytest.mark.parametrize("seed", [7])

@@ -61,7 +61,11 @@ def test_a_changed_plan_is_told_which_steps_match() -> None:
 def test_the_first_query_writes_and_the_next_one_finds(tmp_path: Path) -> None:
     file = QueryFile(str(tmp_path / "query"))
     assert file.read() is None
+    assert file.checked(identity(shards=5)) == identity(shards=5)
+    # A first try that came to nothing binds nobody.
     assert file.checked(identity(shards=3)) == identity(shards=3)
+    (tmp_path / "query" / "offsets").mkdir()
+    (tmp_path / "query" / "offsets" / "0").write_text("{}")
     # The shards are those that the state was made with.
     assert file.checked(identity(shards=7)).shards == 3
     with pytest.raises(PlanMismatchError, match=r"belongs to another query(?s:.)*import-spark"):
@@ -123,12 +127,15 @@ def test_a_changed_plan_on_an_old_checkpoint_is_refused(
         spark.start(pipeline(tmp_path, **changed).plan(), state=tmp_path / "state")
 
 
-def test_the_shards_of_a_query_stay_whatever_the_next_run_asks_for(tmp_path: Path, input_file: Path) -> None:
+def test_the_shards_of_a_query_stay_whatever_it_runs_on_next(tmp_path: Path, input_file: Path) -> None:
     spark = MicroSpark(cores=3)
     spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").run()
-    again = spark.query(pipeline(tmp_path).plan(), state=tmp_path / "state", shards=7)
+    spark.cores = 5
+    again = spark.query(pipeline(tmp_path).plan(), state=tmp_path / "state")
     assert again.setting.shards == 3
-    assert again.tasks == 3
+    assert again.tasks == 5
+    with pytest.raises(ConfigError, match="divided into 3, for its whole life"):
+        spark.query(pipeline(tmp_path).plan(), state=tmp_path / "state", shards=7)
 
 
 def test_an_offset_log_of_another_query_is_found_out(tmp_path: Path, input_file: Path) -> None:

@@ -276,16 +276,40 @@ def test_silence_is_counted_anew_by_another_process() -> None:
     assert plans.partitions["a"].idle
 
 
-def test_a_partition_that_is_gone_falls_idle_as_a_silent_one_does() -> None:
+def test_a_partition_that_was_read_and_is_gone_has_ended() -> None:
     """It would have held time back for ever."""
-    plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
+    plans = Plans({"a": 100, "b": 20}, rows_max=1000)
     plans.steps()
     del plans.source.tables["b"]
-    assert plans.step() is None
-    plans.now_us, plans.source.tables["a"].rows = 1000, 200
+    plans.steps()
+    assert plans.partitions["b"].done
+    assert plans.watermark_us == 90
+
+
+def test_a_partition_that_is_gone_with_rows_that_were_never_read_is_an_error() -> None:
+    plans = Plans({"a": 100, "b": 20}, rows_max=10)
     plans.step()
-    assert plans.partitions["b"].idle
-    assert plans.watermark_us == 190
+    del plans.source.tables["b"]
+    with pytest.raises(SourceError, match="b is gone, and was read only up to 5"):
+        plans.step()
+
+
+def test_an_empty_file_that_is_gone_is_no_loss() -> None:
+    """A writer made it, and gave it another name when it had something to write."""
+    plans = Plans({"a": 100, "b": 0}, rows_max=1000)
+    plans.steps()
+    plans.source.tables["c"] = plans.source.tables.pop("b")
+    plans.steps()
+    assert plans.partitions["b"].done
+
+
+def test_a_file_that_another_process_knew_and_never_read_is_missed() -> None:
+    plans = Plans({"a": 100, "b": 0}, rows_max=1000)
+    plans.steps()
+    plans.restart()
+    del plans.source.tables["b"]
+    with pytest.raises(SourceError, match="b is gone, and was read only up to 0"):
+        plans.step()
 
 
 # Ends.

@@ -48,7 +48,9 @@ def latest_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str)
     changes = _all_rows(names, read, mark, where)
     if OP not in changes.columns:
         return changes
-    last = changes.unique(subset=list(mark.upsert_key), keep="last", maintain_order=True)
+    # Without a key there is one row, the last.
+    key = list(mark.upsert_key)
+    last = changes.unique(subset=key, keep="last", maintain_order=True) if key else changes.tail(1)
     return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH)
 
 

@@ -155,6 +155,8 @@ class SinkStream:
     schema: Schema
     upsert_key: tuple[str, ...] | None = None
     """None: rows are appended. Else each row replaces the one before with the same key; `__op` is 'upsert' or 'delete'."""
+    sealed: str | None = None
+    """An attempt whose parts are still to be released: a sink that sweeps up when it is opened leaves those alone."""
 
 
 class Sink(ABC):

@@ -29,6 +29,8 @@ from fordstone.errors import SinkError, StorageError
 
 EPOCH_DIGITS: Final = 12
 PART_DIGITS: Final = 6
+ATTEMPT_CHARS: Final = 32
+"""So much of an attempt stands in the names of its parts, which tells them from those of others."""
 STAGED_ENDING: Final = ".staged"
 _STAGED: Final = f"{TEMPORARY_PREFIX}{EPOCH_PREFIX}"
 _SEALED: Final = f"{TEMPORARY_PREFIX}sealed-"
@@ -65,7 +67,8 @@ class FilePartWriter(PartWriter):
 
     def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
         """Write one part, whole, or nothing. Of two tries at the same part the later one stays; no rows, no file."""
-        part = Part(name=f"{PART_PREFIX}{number:0{PART_DIGITS}d}.{self._rows.format}", rows=frame.height)
+        mark = _checked(attempt)[:ATTEMPT_CHARS]
+        part = Part(name=f"{PART_PREFIX}{number:0{PART_DIGITS}d}-{mark}.{self._rows.format}", rows=frame.height)
         if frame.is_empty():
             return part
         directory = _staged(epoch, attempt)
@@ -100,10 +103,12 @@ class Staging:
         self._disk = disk
         self._where = where
 
-    def sweep(self, epoch: int | None = None) -> None:
-        """Take away the staged attempts at an epoch, or all that is temporary."""
+    def sweep(self, epoch: int | None = None, *, keep: str | None = None) -> None:
+        """Take away the staged attempts at an epoch, or all that is temporary; but not the attempt `keep`."""
         for name in self._disk.list(""):
             staged = _DIRECTORY.match(name)
+            if staged is not None and keep is not None and name.endswith(f"-{keep}"):
+                continue
             if staged is not None and epoch in {None, int(staged[1])}:
                 self._take_away(name)
             elif epoch is None and name.startswith(TEMPORARY_PREFIX):

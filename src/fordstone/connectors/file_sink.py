@@ -51,7 +51,7 @@ class FileSink(PartedSink):
         self._rows_file: str | None = None
         self._rows_columns: list[str] = []
         self._rows_files = 0
-        self._staging.sweep()
+        self._staging.sweep(keep=stream.sealed)
         self._mark()
 
     @property
@@ -71,8 +71,15 @@ class FileSink(PartedSink):
 
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
         """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""
-        staged = self._staging.seal(epoch, attempt, {part.name for part in parts if part.rows})
+        names = {part.name for part in parts if part.rows}
         there = self._there(epoch)
+        if there is not None and names and {name.rpartition("/")[2] for name in there} == names:
+            # Parts are named after their attempt: it is this one, released before a crash.
+            self._disk.fsync_dir("")
+            with contextlib.suppress(StorageError):
+                self._staging.sweep(epoch)
+            return
+        staged = self._staging.seal(epoch, attempt, names)
         if there is not None:
             self._compare(epoch, there, [(name, self._disk.read(name)) for name in staged])
         elif staged:

@@ -102,4 +102,4 @@ def _reason(error: Exception) -> str:
     """What Java says, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
-    return " ".join(told[:2]) or type(error).__name__
+    return " ".join(told[:2]).lstrip(": ") or type(error).__name__

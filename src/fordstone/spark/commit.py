@@ -1,17 +1,18 @@
 """Make the output of a micro-batch visible, once, and write down where its sources stood.
 
-Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. Then each sink releases
-the epoch, then the cut is kept: a batch that Spark runs again after a crash finds its epoch released and leaves it.
+Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. What they gave is recorded
+(`sealed`), then each sink releases it, then the cut is kept. A batch that Spark runs again after a crash lets out what is
+on record, and sinks that have the epoch leave it.
 
 Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
-skipped unexecuted); no sink is released before all tasks are done; the cut follows the sinks.
+skipped unexecuted); no sink is released before all tasks are done and the epoch is sealed; the cut follows the sinks.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from fordstone.model.stream import StreamType
 from fordstone.operators.operator import OP, ROW_ID
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.packing import PACKED, What, decode
+from fordstone.spark.sealed import SealedEpoch, SealedFiles, sealed_of
 from fordstone.spark.work import TaskFacts, Work, cut_behind
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 PART_BYTES_MAX: Final = 128 * 1024 * 1024
 PARTS_MAX: Final = 10_000
-"""Parts of one task are numbered from its own number times this."""
+"""Parts of one try at a task are numbered from the try's own number times this."""
 PART: Final = -1
 """Stands where packed rows say what they are: the name of a part that was written."""
 
@@ -48,6 +50,8 @@ class SinkSpec:
     stream: SinkStream
     hidden: tuple[str, ...] = ()
     """Columns that rows carry beside those of the schema."""
+    parted: bool = True
+    """Whether tasks may write parts, if the sink takes them."""
 
     def empty(self) -> pl.DataFrame:
         """No rows, with the columns that rows have."""
@@ -103,7 +107,8 @@ class PartTask:
         from pyspark import TaskContext  # noqa: PLC0415 - only tasks have one
 
         context = TaskContext.get()
-        self._next = (context.partitionId() if context is not None else 0) * PARTS_MAX
+        # Of this try alone: another try at the same task, here or elsewhere, must not write over what this one tells of.
+        self._next = (context.taskAttemptId() if context is not None else 0) * PARTS_MAX
         self._writers: dict[int, PartWriter | None] = {}
         held: dict[int, list[pl.DataFrame]] = {}
         sizes: dict[int, int] = {}
@@ -127,7 +132,7 @@ class PartTask:
     def _writer(self, tag: int) -> PartWriter | None:
         if tag not in self._writers:
             sink = self._sinks[tag]
-            self._writers[tag] = open_parts(sink.connector, sink.stream)
+            self._writers[tag] = open_parts(sink.connector, sink.stream) if sink.parted else None
         return self._writers[tag]
 
     def _part(self, tag: int, frames: Sequence[pl.DataFrame]) -> pa.RecordBatch:
@@ -150,41 +155,69 @@ def tell_nobody(outcome: BatchOutcome) -> None:
 
 
 class Sinks:
-    """The sinks of a query, by tag. Sent to another process, they are opened there when the first batch comes."""
+    """The sinks of a query, by tag, and the records of what they are to let out.
+
+    Sent to another process, they are opened there when the first batch comes.
+    """
 
     def __init__(
-        self, specs: Sequence[SinkSpec], sinks: Sequence[Sink] | None = None, failpoints: Failpoints | None = None
+        self,
+        specs: Sequence[SinkSpec],
+        sealed: SealedFiles,
+        sinks: Sequence[Sink] | None = None,
+        failpoints: Failpoints | None = None,
     ) -> None:
         """Open them, if they are not given: what is wrong with them shows before the query starts."""
         self._specs = tuple(specs)
+        self._sealed = sealed
         self._sinks = self._opened() if sinks is None else tuple(sinks)
         self._failpoints = failpoints or NoFailpoints()
 
-    def release(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> int:
-        """Release an epoch at every sink, of what the tasks gave; says how many rows."""
-        rows_out = 0
-        for tag, sink in enumerate(self._sinks):
+    def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut | None) -> SealedEpoch:
+        """Record what the tasks of this try gave; if an earlier try is on record, that one stands."""
+        known = self._sealed.read(epoch)
+        if known is not None:
+            return known
+        given = []
+        for tag, spec in enumerate(self._specs):
             mine = [row for row in rows if row["tag"] == tag]
             parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
             frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
-            rows_out += sum(part.rows for part in parts) + sum(frame.height for frame in frames)
-            if isinstance(sink, PartedSink) and not frames:
-                sink.release_parts(epoch, attempt, parts)
+            given.append((spec.stream.step, parts, frames))
+        sealed, frames_of = sealed_of(epoch, attempt, given, cut)
+        self._sealed.write(sealed, frames_of)
+        self._failpoints.hit("batch.sealed")
+        return sealed
+
+    def release(self, sealed: SealedEpoch) -> None:
+        """Release a sealed epoch at every sink; those that have it already leave it."""
+        for spec, sink in zip(self._specs, self._sinks, strict=True):
+            name = spec.stream.step
+            if isinstance(sink, PartedSink) and name not in sealed.rows:
+                sink.release_parts(sealed.epoch, sealed.attempt, sealed.parts.get(name, ()))
             else:
-                sink.release(epoch, pl.concat([self._specs[tag].empty(), *frames]))
+                kept = [self._sealed.frame(sealed, name)] if name in sealed.rows else []
+                sink.release(sealed.epoch, pl.concat([spec.empty(), *kept]))
             self._failpoints.hit("sink.released")
-        return rows_out
 
-    def __getstate__(self) -> tuple[SinkSpec, ...]:
-        return self._specs
+    def release_earlier(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+        """Let out what an epoch before the query had sealed, in case whoever sealed it died before it was out."""
+        for spec, sink in zip(self._specs, self._sinks, strict=True):
+            if spec.stream.step in frames:
+                sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
 
-    def __setstate__(self, specs: tuple[SinkSpec, ...]) -> None:
-        self._specs = specs
+    def __getstate__(self) -> tuple[tuple[SinkSpec, ...], SealedFiles]:
+        return self._specs, self._sealed
+
+    def __setstate__(self, state: tuple[tuple[SinkSpec, ...], SealedFiles]) -> None:
+        self._specs, self._sealed = state
         self._sinks = self._opened()
         self._failpoints = NoFailpoints()
 
     def _opened(self) -> tuple[Sink, ...]:
-        return tuple(open_sink(spec.connector, spec.stream) for spec in self._specs)
+        newest = self._sealed.newest()
+        attempt = None if newest is None else newest.attempt
+        return tuple(open_sink(spec.connector, replace(spec.stream, sealed=attempt)) for spec in self._specs)
 
 
 class Committer:
@@ -206,7 +239,7 @@ class Committer:
         self._first_epoch = first_epoch
         self.specs = tuple(specs)
         self._failpoints = failpoints or NoFailpoints()
-        self._sinks = Sinks(self.specs, sinks, self._failpoints)
+        self._sinks = Sinks(self.specs, SealedFiles(cuts.root), sinks, self._failpoints)
         self._cuts = cuts
         self._seed_cut = seed_cut
         self._lateness_us = dict(lateness_us)
@@ -224,10 +257,8 @@ class Committer:
         """Release what tasks gave, and keep the cut."""
         self._failpoints.hit("batch.executed")
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
-        cut = self._cut(epoch, facts)
-        rows_out = self._sinks.release(epoch, attempt, rows)
-        self._failpoints.hit("batch.released")
-        self._cuts.write(cut)
+        sealed = self._sinks.seal(epoch, attempt, rows, self._cut(epoch, facts))
+        cut = self.finish(sealed)
         self._failpoints.hit("batch.kept")
         partitions = [fact for told in facts for fact in told.partitions]
         self._on_batch(
@@ -235,13 +266,26 @@ class Committer:
                 epoch=epoch,
                 cut=cut,
                 rows_in=sum(fact.rows for fact in partitions),
-                rows_out=rows_out,
+                rows_out=sealed.rows_out,
                 rows_late=sum(told.rows_late for told in facts),
                 rows_rejected=sum(fact.rejected for fact in partitions),
                 state_bytes=sum(told.state_bytes for told in facts),
                 written_bytes=sum(told.written_bytes for told in facts),
             )
         )
+
+    def finish(self, sealed: SealedEpoch) -> Cut:
+        """Let a sealed epoch out, and keep its cut."""
+        if sealed.cut is None:
+            raise DamagedError(f"the record of epoch {sealed.epoch} has no cut: it is that of a native query.")
+        self._sinks.release(sealed)
+        self._failpoints.hit("batch.released")
+        self._cuts.write(sealed.cut)
+        return sealed.cut
+
+    def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+        """Let out what the checkpoint that the query begins from had sealed."""
+        self._sinks.release_earlier(epoch, frames)
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to another process, as Spark Connect does, it tells nobody of its batches."""

@@ -128,7 +128,7 @@ def _state(
                 for row in read(name)
             }
             found[name] = [
-                _piece(stored, name, key, one.number)
+                b"".join(_piece(stored, name, key, number) for number in one.values)
                 for key in shard_keys(identity.shards)
                 if key in memos
                 for one in memos[key].pieces.get(name, ())

@@ -137,7 +137,7 @@ class Feed:
         try:
             while partition.position < read.until:
                 chunk = reader.read(self._setting.batch_rows, Position(read.until))
-                if chunk is None:
+                if chunk is None or int(chunk.position) <= partition.position:
                     raise SourceError(
                         f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
                         f"{read.until} when this batch was planned. Files may grow, but not shrink or go."

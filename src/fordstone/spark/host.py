@@ -28,6 +28,8 @@ from fordstone.spark.work import TaskFacts, read_clock, time_of, watermarks_us
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
 
+VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A value in the store is no larger: Spark has several copies of it on the way."""
 FOLDS_MAX: Final = 16
 """So many folds of one state are made in one batch at most."""
 
@@ -64,6 +66,11 @@ class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     span_us: tuple[int, int] | None = None
     """The least and the most time of its rows, if they are ordered by time."""
+
+    @property
+    def values(self) -> range:
+        """The numbers under which it is stored: large pieces are several values."""
+        return range(self.number, self.number + max(1, -(-self.size_bytes // VALUE_BYTES_MAX)))
 
 
 class ShardMemo(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,12 +121,14 @@ class _Numbers:
 
     def __init__(self, first: int) -> None:
         self.next = first
-        self.given: set[int] = set()
+        self.given: dict[int, PieceMemo] = {}
 
-    def take(self) -> int:
-        self.given.add(self.next)
-        self.next += 1
-        return self.next - 1
+    def take(self, size_bytes: int) -> PieceMemo:
+        """Numbers for a piece of so many bytes."""
+        given = PieceMemo(self.next, 0, size_bytes)
+        self.given[given.number] = given
+        self.next = given.values.stop
+        return given
 
 
 class ShardHost:
@@ -201,7 +210,7 @@ class ShardHost:
         """A piece of the last batch. It is read when the state needs it: one that goes by time may not."""
 
         def read() -> pl.DataFrame:
-            data = self._store.get(state_name, known.number)
+            data = self._read(state_name, known)
             if len(data) != known.size_bytes:
                 raise DamagedError(
                     f"piece {known.number} of {state_name} has {len(data)} bytes, {known.size_bytes} were stored. "
@@ -223,8 +232,11 @@ class ShardHost:
             now = self._written(name, states[name], frozen.pieces, numbers)
             # What was stored before is as it was, although the state may have let go of some of its rows.
             pieces[name] = tuple(before.get(one.number, one) for one in now)
-            for gone in sorted((before.keys() | numbers.given) - {one.number for one in pieces[name]}):
-                self._store.remove(name, gone)
+            stays = {one.number for one in pieces[name]}
+            for gone in (*before.values(), *numbers.given.values()):
+                if gone.number not in stays:
+                    for number in gone.values:
+                        self._store.remove(name, number)
             next_number = numbers.next
         times = memo.watermarks_us | {host.name: watermark_us}
         return ShardMemo(watermarks_us=times, pieces=pieces, next_number=next_number)
@@ -247,15 +259,20 @@ class ShardHost:
 
     def _write(self, name: str, numbers: _Numbers, frame: pl.DataFrame, piece: Piece) -> None:
         data = encode(frame)
-        number = numbers.take()
-        self._store.put(name, number, data)
+        known = numbers.take(len(data))
+        for at, number in enumerate(known.values):
+            self._store.put(name, number, data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX])
         self._written_bytes += len(data)
-        piece.written(_ref(PieceMemo(number, frame.height, len(data))))
+        piece.written(_ref(PieceMemo(known.number, frame.height, len(data))))
 
     def _rows(self, name: str, piece: Piece) -> pl.DataFrame:
         if piece.in_memory:
             return piece.frame()
-        return decode(self._store.get(name, _memo_of(piece).number))
+        return decode(self._read(name, _memo_of(piece)))
+
+    def _read(self, name: str, known: PieceMemo) -> bytes:
+        values = [self._store.get(name, number) for number in known.values]
+        return values[0] if len(values) == 1 else b"".join(values)
 
 
 def states_of(chain: Chain) -> dict[str, State]:

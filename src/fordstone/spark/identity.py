@@ -36,7 +36,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     first_epoch: int
     """The epoch of Spark's batch 0."""
     seed: str | None = None
-    """Where the state came from, if it did not begin empty."""
+    """The edge's state directory that the state came from, if it did not begin empty."""
+    seed_node: str | None = None
     bounded: bool = False
 
 
@@ -84,6 +85,10 @@ class QueryFile:
                 )
             self.write(wanted)
             return wanted
+        if not self.begun():
+            # Nothing was let out and nothing is kept: a first try that failed binds nobody.
+            self.write(wanted)
+            return wanted
         difference = mismatch(found, wanted)
         if difference is not None:
             raise PlanMismatchError(
@@ -92,6 +97,17 @@ class QueryFile:
                 "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
             )
         return found
+
+    def begun(self) -> bool:
+        """Whether a batch was ever planned here, or a batch job came to its end."""
+        names = (
+            "*/offsets/0",
+            "offsets/0",
+            "fordstone/sealed/*.json",
+            "*/fordstone/sealed/*.json",
+            "fordstone/cuts/*.json",
+        )
+        return any(self._fs.glob(f"{self._root}/{name}") for name in names)
 
     def _used(self) -> bool:
         """Whether a query of Spark's was ever started here, or in a directory below, as those of native queries are."""

@@ -6,6 +6,7 @@ so rows are judged late as they would be in memory.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,9 @@ def written_out(plan: p.Plan, folder: Path) -> p.Plan:
     """The plan with the rows of its sources in memory as files below `folder`."""
     for step in sources_in_memory(plan):
         place = folder / step.name
-        place.mkdir(parents=True, exist_ok=True)
+        # What an earlier try left may be more, or torn.
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
         _write(step, place)
         connector = files(f"{place}/*.arrow")
         steps = tuple(msgspec.structs.replace(step, connector=connector) if one is step else one for one in plan.steps)

@@ -26,6 +26,8 @@ from fordstone.spark.identity import QueryFile, QueryIdentity
 from fordstone.spark.native import lower, output_mode
 from fordstone.spark.packing import PACKED, Packed, What, encode
 from fordstone.spark.paths import absolute
+from fordstone.spark.query import check_sinks
+from fordstone.spark.sealed import SealedFiles
 from fordstone.spark.session import parallelism, prepared
 from fordstone.spark.source import batches
 
@@ -80,15 +82,15 @@ class NativeQuery:
     def _committer(self, stream: p.Input, on_batch: OnBatch) -> NativeCommitter:
         specs = sink_specs(self.plan, stream_types(self.plan))
         names = [step.name for step in self.plan.steps if isinstance(step, p.Sink) and step.input == stream]
-        return NativeCommitter([specs[name] for name in names], on_batch)
+        return NativeCommitter([specs[name] for name in names], SealedFiles(self._place(stream)), on_batch)
 
 
 class NativeCommitter:
     """Spark's `foreachBatch` function of a native query, on the driver."""
 
-    def __init__(self, specs: list[SinkSpec], on_batch: OnBatch) -> None:
+    def __init__(self, specs: list[SinkSpec], sealed: SealedFiles, on_batch: OnBatch) -> None:
         self._specs = specs
-        self._sinks = Sinks(specs)
+        self._sinks = Sinks(specs, sealed)
         self._on_batch = on_batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -97,8 +99,9 @@ class NativeCommitter:
         # By place: `mapInArrow` cannot take columns whose names need quotes.
         placed = batch.toDF(*(f"c{at}" for at in range(len(batch.columns))))
         rows = placed.mapInArrow(_letting_out(self._specs, epoch, attempt), PACKED).toArrow().to_pylist()
-        rows_out = self._sinks.release(epoch, attempt, rows)
-        self._on_batch(BatchOutcome(epoch=epoch, rows_out=rows_out))
+        sealed = self._sinks.seal(epoch, attempt, rows, None)
+        self._sinks.release(sealed)
+        self._on_batch(BatchOutcome(epoch=epoch, rows_out=sealed.rows_out))
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
@@ -139,6 +142,7 @@ def native_query(
 ) -> NativeQuery:
     """Check what can be checked, and lay the queries out."""
     plan = absolute(plan)
+    check_sinks(plan, spark, streaming=streaming)
     checkpoint = config.checkpoint_of(plan.pipeline)
     QueryFile(checkpoint).checked(
         QueryIdentity(

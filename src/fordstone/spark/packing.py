@@ -26,6 +26,8 @@ PACKED: Final = "shard int, what int, tag int, data binary"
 """The columns of a packed row, as Spark spells them."""
 PACK_ROWS_MAX: Final = 1 << 18
 """Batches are gathered up to so many rows before they are packed."""
+PACK_BYTES_MAX: Final = 16 * 1024 * 1024
+"""And up to so many bytes: a packed row is one value to Spark, which has several copies of it on the way."""
 _FIRST_STEP: Final = 3
 _STEPS: Final = 1 << 16
 
@@ -78,6 +80,7 @@ class Packer:
         self._open: dict[tuple[int, What, int, tuple[str, ...]], list[pl.DataFrame]] = {}
         """By shard, what, tag and columns: the branches of a union may have them in another order, and carry ids or not."""
         self._rows = 0
+        self._size_bytes = 0
         self._packed: list[Packed] = []
         self._turn = 0
 
@@ -106,20 +109,29 @@ class Packer:
 
     def full(self) -> bool:
         """Whether it is time to take what has been gathered."""
-        return self._rows >= PACK_ROWS_MAX
+        return self._rows >= PACK_ROWS_MAX or self._size_bytes >= PACK_BYTES_MAX
 
     def taken(self) -> Iterator[Packed]:
         """Everything gathered so far, packed."""
         for (shard, what, tag, _), frames in self._open.items():
             frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
-            yield Packed(shard, what, tag, encode(frame))
-        self._open, self._rows = {}, 0
+            for part in sliced(frame):
+                yield Packed(shard, what, tag, encode(part))
+        self._open, self._rows, self._size_bytes = {}, 0, 0
         packed, self._packed = self._packed, []
         yield from packed
 
     def _take(self, place: tuple[int, What, int], frame: pl.DataFrame) -> None:
         self._open.setdefault((*place, tuple(frame.columns)), []).append(frame)
         self._rows += frame.height
+        self._size_bytes += int(frame.estimated_size())
+
+
+def sliced(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The frame in slices of about `PACK_BYTES_MAX` at most."""
+    count = min(frame.height, 1 + int(frame.estimated_size()) // PACK_BYTES_MAX)
+    rows = -(-frame.height // max(1, count))
+    yield from frame.iter_slices(rows) if count > 1 else (frame,)
 
 
 def split_state(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from fordstone.connectors.connector import Reach, Source
 from fordstone.connectors.kind import ClockUs
 from fordstone.errors import SourceError
@@ -42,6 +44,8 @@ class Planner:
         self._bounded = bounded
         self._clock_us = clock_us
         self._heard_us: dict[tuple[str, str], int] = {}
+        self._reached: dict[tuple[str, str], int] = {}
+        """How far partitions were known to go when they were last looked at."""
         self._found: dict[str, tuple[PartitionId, ...]] = {}
         self._target: dict[tuple[str, str], int] | None = None
 
@@ -103,7 +107,12 @@ class Planner:
             heard_us = self._heard_us.setdefault(at, now_us)
             if cut.done and (looked or name in gone):
                 continue  # what has ended is looked at once more when a query is begun again
-            has_rows = name not in gone and self._reach(step, name, cut, 1).position > cut.position
+            if name in gone and not (cut.done or self._bounded):
+                self._check_left(step, name, cut)
+                # All of it was read and nothing can follow: nobody waits for it.
+                changed[name] = replace(cut, idle=False, done=True)
+                continue
+            has_rows = name not in gone and self._has_rows(step, name, cut)
             if has_rows:
                 heard_us = self._heard_us[at] = now_us
             silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
@@ -117,6 +126,22 @@ class Planner:
                     position=cut.position, max_time_us=cut.max_time_us, floor_us=cut.floor_us, idle=True
                 )
         return changed
+
+    def _has_rows(self, step: p.Source, name: str, cut: PartitionCut) -> bool:
+        """Whether there is something to read, although this run may not read it any more."""
+        reach = self._sources[step.name].reach(PartitionId(name), Position(cut.position), 1)
+        self._reached[step.name, name] = int(reach.position)
+        return reach.position > cut.position
+
+    def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
+        """Refuse to go on without a partition of which rows are known that were never read."""
+        reached = self._reached.get((step.name, name))
+        # One that another process knew, and never read, may have had rows.
+        if cut.position == 0 if reached is None else reached > cut.position:
+            raise SourceError(
+                f"source {step.name}: {name} is gone, and was read only up to {cut.position}. Bring it back, and move files away "
+                "only when they have been read."
+            )
 
     def _partitions(self, step: p.Source) -> tuple[PartitionId, ...]:
         if self._bounded and step.name in self._found:
@@ -152,6 +177,8 @@ class Planner:
         for name in ready:
             cut = partitions[name]
             reach = self._reach(step, name, cut, share)
+            more = self._sources[step.name].reach(PartitionId(name), reach.position, 1) if not reach.ended else reach
+            self._reached[step.name, name] = int(more.position)
             reads.append(
                 PartitionRead(
                     source=step.name,

@@ -27,13 +27,14 @@ from fordstone.spark.config import SparkConfig, spark_span
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import QuerySetting, opened
 from fordstone.spark.identity import QueryFile, QueryIdentity
-from fordstone.spark.memory_rows import sources_in_memory, written_out
+from fordstone.spark.memory_rows import KIND, sources_in_memory, written_out
 from fordstone.spark.packing import PACKED
 from fordstone.spark.paths import absolute
 from fordstone.spark.planner import ALL_ROWS, Planner
-from fordstone.spark.seed import Seed, edge_seed
+from fordstone.spark.sealed import SealedFiles
+from fordstone.spark.seed import Seed, edge_seed, newest_epoch
 from fordstone.spark.sent_functions import SentFunctions
-from fordstone.spark.session import parallelism, prepared
+from fordstone.spark.session import is_connect, parallelism, prepared
 from fordstone.spark.stages import Stages, build_stages
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class HostedQuery:
 
     def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
         """Start it as a stream."""
+        committer = self._committer(on_batch)
         rows = hosted.streaming(
             self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
         )
         writer = (
-            rows.writeStream.foreachBatch(self._committer(on_batch))
+            rows.writeStream.foreachBatch(committer)
             .outputMode("append")
             .queryName(f"fordstone {self.plan.pipeline}")
             .option("checkpointLocation", self.checkpoint)
@@ -81,18 +83,23 @@ class HostedQuery:
 
     def run_batch(self, on_batch: OnBatch) -> None:
         """Run it as a batch job. One that was done already is left as it is."""
-        if self.identity.first_epoch in self.cuts.epochs():
+        epoch = self.identity.first_epoch
+        if epoch in self.cuts.epochs():
+            return
+        committer = self._committer(on_batch)
+        sealed = SealedFiles(self.checkpoint).read(epoch)
+        if sealed is not None:
+            # An earlier try came to its end, but not all of it was let out.
+            committer.finish(sealed)
             return
         steps = self.stages.sources
         sources = {step.name: opened(step, bounded=True) for step in steps}
         planner = Planner(steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0)
         before = self.seed.cut if self.seed is not None else None
-        epoch = self.identity.first_epoch
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
         rows = hosted.batch(self.spark, self.setting, work, self.seed, tasks=self.tasks)
-        committer = self._committer(on_batch)
         attempt = uuid4().hex
         task = PartTask(committer.specs, epoch, attempt)
         committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
@@ -100,7 +107,7 @@ class HostedQuery:
     def _committer(self, on_batch: OnBatch) -> Committer:
         specs = sink_specs(self.plan, stream_types(self.plan))
         by_tag = [specs.get(name) or self._dead_letters(name) for name in self.stages.sinks]
-        return Committer(
+        committer = Committer(
             first_epoch=self.identity.first_epoch,
             specs=by_tag,
             cuts=self.cuts,
@@ -109,6 +116,9 @@ class HostedQuery:
             on_batch=on_batch,
             failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
         )
+        if self.seed is not None:
+            committer.release_seed(self.seed.epoch, self.seed.segments())
+        return committer
 
     def _seed_cut(self) -> Cut | None:
         return None if self.seed is None else self.seed.cut
@@ -119,6 +129,8 @@ class HostedQuery:
         return SinkSpec(
             connector=files(str(directory), format="jsonl"),
             stream=SinkStream(step=name, schema=Schema.of(_DEAD_LETTER_SCHEMA)),
+            # Few, and the directory may be the driver's own.
+            parted=False,
         )
 
 
@@ -137,8 +149,9 @@ def hosted_query(
     checkpoint = config.checkpoint_of(plan.pipeline)
     plan = absolute(_readable(plan, config, checkpoint))
     stages = build_stages(plan)
+    check_sinks(plan, spark, streaming=not batch)
     file = QueryFile(checkpoint)
-    known = file.read()
+    known = file.read() if file.begun() else None
     seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(
         pipeline=plan.pipeline,
@@ -148,10 +161,20 @@ def hosted_query(
         stages=tuple(tuple(host.name for host in stages.at(depth)) for depth in range(1, stages.depth + 1)),
         shards=config.shards or parallelism(spark),
         first_epoch=1 if seed is None else seed.epoch + 1,
-        seed=config.from_checkpoint,
+        seed=None if seed is None else seed.root,
+        seed_node=None if seed is None else seed.manifest.node,
         bounded=config.bounded,
     )
+    if known is not None and known.seed is not None:
+        wanted = msgspec.structs.replace(
+            wanted, seed=known.seed, seed_node=known.seed_node, first_epoch=known.first_epoch
+        )
     identity = file.checked(wanted)
+    if config.shards is not None and config.shards != identity.shards:
+        raise ConfigError(
+            f"--shards {config.shards}: the state of pipeline {plan.pipeline} is divided into {identity.shards}, for its whole life. "
+            "Leave it out, or carry the state over (fordstone checkpoints import-spark, then --from-checkpoint)."
+        )
     if stages.depth and file.has("metadata") and CutFiles(checkpoint).epochs() and not file.has("state"):
         raise CheckpointError(
             f"the state of pipeline {plan.pipeline} is gone: {checkpoint} has batches, but no directory state. "
@@ -179,8 +202,28 @@ def hosted_query(
     )
 
 
+def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
+    """Refuse sinks that would get in each other's way, or that this Spark cannot reach."""
+    places: dict[str, str] = {}
+    for step in plan.steps:
+        if not isinstance(step, p.Sink):
+            continue
+        place = step.connector.options.get("path")
+        if isinstance(place, str) and places.setdefault(place, step.name) != step.name:
+            raise ConfigError(
+                f"sinks {places[place]} and {step.name} both write to {place}. Give each a directory of its own."
+            )
+        if step.connector.kind == KIND and streaming and is_connect(spark):
+            raise ConfigError(
+                f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is let out where the "
+                "server runs. Use files(...) or delta(...)."
+            )
+
+
 def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
     """The plan with sources that Spark's workers can read."""
+    if config.available_now:
+        _check_end(plan)
     live = sources_in_memory(plan)
     if not live:
         return plan
@@ -192,26 +235,44 @@ def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
     return written_out(plan, Path(checkpoint) / "fordstone" / "memory")
 
 
+def _check_end(plan: p.Plan) -> None:
+    """Refuse sources of which never or always everything is there now."""
+    for step in plan.steps:
+        if isinstance(step, p.Source) and step.connector.kind == "generator":
+            options = step.connector.options
+            if options.get("rows") is None or options.get("rate") is not None:
+                raise ConfigError(
+                    f"source {step.name}: with --available-now a generator needs rows=, and no rate=: else it has no end, or nothing "
+                    "is there yet when it is asked."
+                )
+
+
 def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:
     """The checkpoint to begin from, while the query has not begun for good."""
+    asked = None if config.from_checkpoint is None else str(Path(config.from_checkpoint).expanduser().absolute())
     if known is None:
-        if config.from_checkpoint is None:
+        if asked is None:
             return None
-        root = str(Path(config.from_checkpoint).expanduser().absolute())
-        return edge_seed(plan, root, node=config.node, allow_new_state=config.allow_new_state)
-    if known.seed is None:
-        if config.from_checkpoint is not None:
-            raise CheckpointError(
-                f"{config.checkpoint_of(plan.pipeline)} has state of its own, so it cannot begin from {config.from_checkpoint}. "
-                "Use another --state, or leave --from-checkpoint out to go on."
-            )
-        return None
+        return edge_seed(plan, asked, node=config.node, allow_new_state=config.allow_new_state)
     checkpoint = config.checkpoint_of(plan.pipeline)
+    if asked is not None and (
+        known.seed != asked or newest_epoch(plan, asked, node=config.node) not in {0, known.first_epoch - 1}
+    ):
+        raise CheckpointError(
+            f"{checkpoint} has state of its own, so it cannot begin from {config.from_checkpoint}. "
+            "Use another --state, or leave --from-checkpoint out to go on."
+        )
     newest = max(CutFiles(checkpoint).epochs(), default=0)
     # A stream's first batch has its cut before Spark has committed it; run again, it needs the state again.
-    if newest > known.first_epoch or (
+    done = newest > known.first_epoch or (
         newest == known.first_epoch and (batch or QueryFile(checkpoint).has("commits/0"))
-    ):
+    )
+    if known.seed is None or done:
         return None
-    root = str(Path(known.seed).expanduser().absolute())
-    return edge_seed(plan, root, node=config.node, epoch=known.first_epoch - 1, allow_new_state=config.allow_new_state)
+    return edge_seed(
+        plan,
+        known.seed,
+        node=known.seed_node or config.node,
+        epoch=known.first_epoch - 1,
+        allow_new_state=config.allow_new_state,
+    )

@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
 import msgspec
 
 from fordstone import errors
+from fordstone.checkpoint.disk import OsDisk
 from fordstone.edge.report import Progress, Report
 from fordstone.edge.signals import Signals
 from fordstone.errors import ConfigError, FordstoneError, TaskError
@@ -25,6 +28,7 @@ from fordstone.model.manifest import TIME_MIN_US
 from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
 from fordstone.spark.choice import choose
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.identity import QueryFile
 from fordstone.spark.native_query import NativeQuery, native_query
 from fordstone.spark.query import HostedQuery, hosted_query
 from fordstone.spark.session import java_gone, session
@@ -76,7 +80,7 @@ def run_plan(
     policy = restart or RestartPolicy()
     tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
     own = spark
-    with Signals() as signals:
+    with _locked(config.checkpoint_of(plan.pipeline)), Signals() as signals:
         failures = 0
         while True:
             began_us = time.monotonic_ns() // 1000
@@ -111,6 +115,18 @@ def run_plan(
                             ) from error
 
 
+@contextmanager
+def _locked(checkpoint: str) -> Iterator[None]:
+    """Keep other processes of this machine off a checkpoint location. A location behind a URL cannot be locked."""
+    if "://" in checkpoint:
+        yield
+        return
+    disk = OsDisk(Path(checkpoint) / "fordstone")
+    disk.lock()
+    with closing(disk):
+        yield
+
+
 def _run_once(
     plan: p.Plan,
     functions: Functions,
@@ -120,7 +136,11 @@ def _run_once(
     signals: Signals,
     on_progress: OnProgress | None,
 ) -> Report:
-    choice = choose(plan, native=config.native, seeded=config.from_checkpoint is not None, streaming=not config.bounded)
+    file = QueryFile(config.checkpoint_of(plan.pipeline))
+    known = file.read() if file.begun() else None
+    # A query goes on the way it began, whatever would be chosen now.
+    native = "never" if config.native == "auto" and known is not None and known.way == "hosted" else config.native
+    choice = choose(plan, native=native, seeded=config.from_checkpoint is not None, streaming=not config.bounded)
     resumed_from: int | None = None
     query: HostedQuery | NativeQuery
     if choice.native:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
+import polars as pl
 
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.store import CheckpointStore
@@ -20,6 +21,7 @@ from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, Manifest
 from fordstone.model.stream import stream_types
 from fordstone.operators.factory import make_operator
+from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import SeedHeader, pack_seed
 from fordstone.spark.packing import Packed, What, split_state
@@ -45,6 +47,11 @@ class Seed:
         """Where the sources stood."""
         sources = {name: cut for name, cut in self.manifest.cut.sources.items() if name in self.steps}
         return msgspec.structs.replace(self.manifest.cut, sources=sources)
+
+    def segments(self) -> dict[str, list[pl.DataFrame]]:
+        """What the checkpoint's epoch had sealed for each sink. The edge may have died before it was let out."""
+        store = self._store()
+        return {segment.sink: [store.read_run(run) for run in segment.runs] for segment in self.manifest.segments}
 
     def rows(self, setting: QuerySetting, first: int, every: int) -> Iterator[Packed]:
         """Every so many-th run, as seeds for the shards; the first task also tells how far time had come."""
@@ -89,11 +96,32 @@ def step_times_us(manifest: Manifest) -> Mapping[str, int]:
     return found
 
 
+def newest_epoch(plan: p.Plan, root: str, *, node: str) -> int:
+    """The newest checkpoint there; 0 if there is none."""
+    return max(CheckpointStore(OsDisk(root), pipeline=plan.pipeline, node=node, read_only=True).epochs(), default=0)
+
+
+def _check_at_rest(store: CheckpointStore, disk: OsDisk, newest: int) -> None:
+    """Refuse a checkpoint that its own edge would not simply go on from: one that runs, or that has something to mend."""
+    disk.lock()
+    disk.close()
+    survey = store.survey()
+    match decide_recovery(survey.checkpoints, survey.cuts):
+        case Resume(epoch=epoch, next_epoch=following) if epoch == newest and following == epoch + 1:
+            return
+        case decision:
+            raise CheckpointError(
+                f"the newest checkpoint of pipeline {store.pipeline} on node {store.node} is not all that was sealed ({decision}). "
+                "Run it on the edge once more, which mends that, and stop it with SIGTERM."
+            )
+
+
 def edge_seed(
     plan: p.Plan, root: str, *, node: str = "node", epoch: int | None = None, allow_new_state: bool = False
 ) -> Seed:
     """The newest checkpoint of the pipeline in an edge's state directory, or that of an epoch, checked against the plan."""
-    store = CheckpointStore(OsDisk(root), pipeline=plan.pipeline, node=node, read_only=True)
+    disk = OsDisk(root)
+    store = CheckpointStore(disk, pipeline=plan.pipeline, node=node, read_only=True)
     epochs = store.epochs()
     if not epochs or (epoch is not None and epoch not in epochs):
         there = (
@@ -103,6 +131,8 @@ def edge_seed(
         )
         wanted = "no checkpoint" if epoch is None else f"no checkpoint {epoch}"
         raise CheckpointError(f"{root} has {wanted} of pipeline {plan.pipeline} on node {node}. {there}")
+    if epoch is None:
+        _check_at_rest(store, disk, epochs[-1])
     manifest = store.manifest(epochs[-1] if epoch is None else epoch)
     digests = step_digests(plan, stream_types(plan))
     steps = check_plan(manifest, plan.digest(), digests, parallelism=0, allow_new_state=allow_new_state)

@@ -55,6 +55,8 @@ SPEED: Mapping[str, str] = {
 COMFORT: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Output for sinks that take no parts comes to the driver; a batch above Spark's usual limit would fail for ever.
+    "spark.driver.maxResultSize": "0",
 }
 
 LOOPBACK: Mapping[str, str] = {

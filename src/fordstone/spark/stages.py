@@ -74,6 +74,11 @@ def build_stages(plan: p.Plan) -> Stages:
             f"loop {', '.join(loops)} cannot run on Spark: a Spark query has no way back. "
             "Run this pipeline on the edge engine, or write the loop out as the steps of a few rounds."
         )
+    if plan.guarantee == "at_most_once":
+        raise PipelineError(
+            f"pipeline {plan.pipeline} asks for at_most_once, which Spark cannot give: it runs a batch again after a failure. "
+            "Leave guarantee= out: files and Delta tables then get every row exactly once."
+        )
     depths: dict[str, int] = {}
     sources: dict[str, frozenset[str]] = {}
     for step in plan.steps:
