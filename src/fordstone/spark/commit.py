@@ -22,7 +22,7 @@ import pyarrow as pa
 from fordstone.checkpoint.failpoint import Failpoints, NoFailpoints
 from fordstone.connectors.connector import Part, PartedSink, PartWriter, Sink, SinkStream
 from fordstone.connectors.registry import open_parts, open_sink
-from fordstone.errors import DamagedError
+from fordstone.errors import DamagedError, PlanMismatchError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut
 from fordstone.model.stream import StreamType
@@ -191,6 +191,7 @@ class Sinks:
 
     def release(self, sealed: SealedEpoch) -> None:
         """Release a sealed epoch at every sink; those that have it already leave it."""
+        self._check_plan(sealed)
         for spec, sink in zip(self._specs, self._sinks, strict=True):
             name = spec.stream.step
             if isinstance(sink, PartedSink) and name not in sealed.rows:
@@ -199,6 +200,24 @@ class Sinks:
                 kept = [self._sealed.frame(sealed, name)] if name in sealed.rows else []
                 sink.release(sealed.epoch, pl.concat([spec.empty(), *kept]))
             self._failpoints.hit("sink.released")
+
+    def _check_plan(self, sealed: SealedEpoch) -> None:
+        """Refuse to let out what was sealed for sinks that are no longer there, or that have other columns now."""
+        columns = {spec.stream.step: spec.empty().schema for spec in self._specs}
+        gone = sorted({*sealed.parts, *sealed.rows} - columns.keys())
+        changed = [
+            name for name in sealed.rows if name in columns and self._sealed.frame(sealed, name).schema != columns[name]
+        ]
+        if gone or changed:
+            what = (
+                f"sink {gone[0]}, which the plan no longer has"
+                if gone
+                else f"sink {changed[0]}, whose columns are others now"
+            )
+            raise PlanMismatchError(
+                f"epoch {sealed.epoch} is sealed, but not all of it is out: it has rows for {what}. "
+                "Run the plan as it was once more (--available-now), then change it."
+            )
 
     def release_earlier(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
         """Let out what an epoch before the query had sealed, in case whoever sealed it died before it was out."""

@@ -66,11 +66,13 @@ class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     span_us: tuple[int, int] | None = None
     """The least and the most time of its rows, if they are ordered by time."""
+    count: int = 1
+    """As how many values it is stored: large pieces are several, under numbers in a row."""
 
     @property
     def values(self) -> range:
-        """The numbers under which it is stored: large pieces are several values."""
-        return range(self.number, self.number + max(1, -(-self.size_bytes // VALUE_BYTES_MAX)))
+        """The numbers under which it is stored."""
+        return range(self.number, self.number + self.count)
 
 
 class ShardMemo(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ class _Numbers:
 
     def take(self, size_bytes: int) -> PieceMemo:
         """Numbers for a piece of so many bytes."""
-        given = PieceMemo(self.next, 0, size_bytes)
+        given = PieceMemo(self.next, 0, size_bytes, count=max(1, -(-size_bytes // VALUE_BYTES_MAX)))
         self.given[given.number] = given
         self.next = given.values.stop
         return given
@@ -263,7 +265,7 @@ class ShardHost:
         for at, number in enumerate(known.values):
             self._store.put(name, number, data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX])
         self._written_bytes += len(data)
-        piece.written(_ref(PieceMemo(known.number, frame.height, len(data))))
+        piece.written(_ref(PieceMemo(known.number, frame.height, len(data), count=known.count)))
 
     def _rows(self, name: str, piece: Piece) -> pl.DataFrame:
         if piece.in_memory:
@@ -285,12 +287,13 @@ def states_of(chain: Chain) -> dict[str, State]:
 
 
 def _ref(known: PieceMemo) -> RunRef:
-    # In the store a piece is found by its number, which stands where a run has its digest.
-    return RunRef(digest=str(known.number), size_bytes=known.size_bytes, rows=known.rows)
+    # In the store a piece is found by its numbers, which stand where a run has its digest.
+    return RunRef(digest=f"{known.number}+{known.count}", size_bytes=known.size_bytes, rows=known.rows)
 
 
 def _memo_of(piece: Piece) -> PieceMemo:
     ref = piece.ref
     if ref is None:
         raise AssertionError("every piece has been written")
-    return PieceMemo(int(ref.digest), ref.rows, ref.size_bytes, piece.span_us)
+    number, _, count = ref.digest.partition("+")
+    return PieceMemo(int(number), ref.rows, ref.size_bytes, piece.span_us, int(count))

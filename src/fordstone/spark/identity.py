@@ -6,6 +6,7 @@ is written down, compared first, and a difference is told in our words (rule 22)
 
 from __future__ import annotations
 
+import glob
 from typing import Final, Literal
 
 import fsspec
@@ -107,7 +108,7 @@ class QueryFile:
             "*/fordstone/sealed/*.json",
             "fordstone/cuts/*.json",
         )
-        return any(self._fs.glob(f"{self._root}/{name}") for name in names)
+        return any(self._fs.glob(f"{glob.escape(self._root)}/{name}") for name in names)
 
     def _used(self) -> bool:
         """Whether a query of Spark's was ever started here, or in a directory below, as those of native queries are."""

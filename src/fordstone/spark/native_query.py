@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -30,12 +30,17 @@ from fordstone.spark.query import check_sinks
 from fordstone.spark.sealed import SealedFiles
 from fordstone.spark.session import parallelism, prepared
 from fordstone.spark.source import batches
+from fordstone.spark.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from fordstone.operators.factory import Functions
+
+
+_DONE: Final = "fordstone/done"
+"""Below a stream's location: its batch job is done, and all of it is out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +62,17 @@ class NativeQuery:
         return [self._start(stream, frame, on_batch) for stream, frame in self.frames.items()]
 
     def run_batch(self, on_batch: OnBatch) -> None:
-        """Run a batch job for each stream with sinks. An epoch that is there already is left as it is."""
+        """Run a batch job for each stream with sinks. One that was done already is left as it is."""
         for stream, frame in self.frames.items():
-            self._committer(stream, on_batch)(frame, 0)
+            place = self._place(stream)
+            if not QueryFile(place).has(_DONE):
+                self._committer(stream, on_batch).run_batch(frame)
+                write_whole(f"{place}/{_DONE}", b"")
 
     def begun(self) -> bool:
-        """Whether a batch has been committed by an earlier run."""
-        return any(QueryFile(self._place(stream)).has("commits/0") for stream in self.frames)
+        """Whether an earlier run has committed a batch, or has done its batch jobs."""
+        files = [QueryFile(self._place(stream)) for stream in self.frames]
+        return any(file.has("commits/0") for file in files) or all(file.has(_DONE) for file in files)
 
     def _start(self, stream: p.Input, frame: DataFrame, on_batch: OnBatch) -> StreamingQuery:
         writer = (
@@ -90,8 +99,18 @@ class NativeCommitter:
 
     def __init__(self, specs: list[SinkSpec], sealed: SealedFiles, on_batch: OnBatch) -> None:
         self._specs = specs
+        self._sealed = sealed
         self._sinks = Sinks(specs, sealed)
         self._on_batch = on_batch
+
+    def run_batch(self, rows: DataFrame) -> None:
+        """Run a batch job; if an earlier try came to its end, let out what it gave."""
+        sealed = self._sealed.read(1)
+        if sealed is None:
+            self(rows, 0)
+        else:
+            self._sinks.release(sealed)
+            self._on_batch(BatchOutcome(epoch=1, rows_out=sealed.rows_out))
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Execute the batch, once, and release its epoch at every sink."""

@@ -209,7 +209,11 @@ def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
         if not isinstance(step, p.Sink):
             continue
         place = step.connector.options.get("path")
-        if isinstance(place, str) and places.setdefault(place, step.name) != step.name:
+        if (
+            step.connector.kind == "files"
+            and isinstance(place, str)
+            and places.setdefault(place, step.name) != step.name
+        ):
             raise ConfigError(
                 f"sinks {places[place]} and {step.name} both write to {place}. Give each a directory of its own."
             )

@@ -14,6 +14,7 @@ import polars as pl
 
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.engine import step_digests
 from fordstone.edge.recovery import check_plan
 from fordstone.errors import CheckpointError
@@ -24,7 +25,7 @@ from fordstone.operators.factory import make_operator
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import SeedHeader, pack_seed
-from fordstone.spark.packing import Packed, What, split_state
+from fordstone.spark.packing import Packed, What, sliced, split_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,12 @@ class Seed:
     def segments(self) -> dict[str, list[pl.DataFrame]]:
         """What the checkpoint's epoch had sealed for each sink. The edge may have died before it was let out."""
         store = self._store()
-        return {segment.sink: [store.read_run(run) for run in segment.runs] for segment in self.manifest.segments}
+        return {
+            segment.sink: [store.read_run(run) for run in segment.runs]
+            for segment in self.manifest.segments
+            # Dead letters are in the edge's own directory, where it lets them out itself.
+            if not segment.sink.startswith(DEAD_LETTERS)
+        }
 
     def rows(self, setting: QuerySetting, first: int, every: int) -> Iterator[Packed]:
         """Every so many-th run, as seeds for the shards; the first task also tells how far time had come."""
@@ -79,7 +85,9 @@ class Seed:
                         header = SeedHeader(state=runs.state, order=order, watermark_us=times[step.name])
                         key = states[runs.state].key
                         for shard, mine in split_state(frame, key, keyed=bool(step.keys), shards=setting.shards):
-                            yield Packed(shard, What.SEED, tag, pack_seed(header, mine))
+                            # Slices of one run may come in any order: its rows are of different keys, or go by time.
+                            for part in sliced(mine):
+                                yield Packed(shard, What.SEED, tag, pack_seed(header, part))
                     number, order = number + 1, order + 1
 
     def _store(self) -> CheckpointStore:
