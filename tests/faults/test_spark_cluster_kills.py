@@ -25,7 +25,7 @@ def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_ex
 ) -> None:
     feed = Feed(folder=tmp_path, seed=30)
     feed.write(ROWS)
-    with standalone(tmp_path / "cluster") as cluster:
+    with standalone(tmp_path) as cluster:
         # The second job runs in the same application, once the first has been told to stop.
         jobs = (SparkJob(function="holds", options=LIVE), SparkJob(function="holds", options=FINISH))
         with spark_started(tmp_path, SparkChild(master=cluster.master, cores=2, jobs=jobs)) as process:

@@ -112,6 +112,7 @@ def finish(feed: Feed, child: SparkChild) -> None:
 
 PLACES = (
     ("batch.executed", 1),
+    ("batch.sealed", 1),
     ("sink.released", 4),
     ("batch.released", 2),
     ("batch.kept", 1),

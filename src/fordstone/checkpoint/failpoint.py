@@ -38,7 +38,13 @@ FAILPOINTS: Final[tuple[str, ...]] = (
     "merge.written",
     "merge.replaced",
 )
-SPARK_FAILPOINTS: Final[tuple[str, ...]] = ("batch.executed", "sink.released", "batch.released", "batch.kept")
+SPARK_FAILPOINTS: Final[tuple[str, ...]] = (
+    "batch.executed",
+    "batch.sealed",
+    "sink.released",
+    "batch.released",
+    "batch.kept",
+)
 
 
 class Failpoints(Protocol):

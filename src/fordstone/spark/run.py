@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
-from uuid import uuid4
 
 import msgspec
 
@@ -198,23 +197,20 @@ def _follow(
 def _run_batch(
     query: HostedQuery | NativeQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
 ) -> None:
-    """Run a batch job in a thread of its own, so that progress is shown meanwhile and a signal is heard."""
-    tag = f"fordstone-{uuid4().hex}"
+    """Run a batch job in a thread of its own, so that progress is shown meanwhile and a signal is heard.
 
-    def work() -> None:
-        query.spark.addTag(tag)
-        query.run_batch(tally.add)
-
+    The query's session is its own: what is interrupted there is nobody else's.
+    """
     with ThreadPoolExecutor(1, "batch-job") as threads:
-        job = threads.submit(work)
+        job = threads.submit(query.run_batch, tally.add)
         try:
             while not wait([job], timeout=LOOK_EVERY_S).done:
                 if on_progress is not None:
                     on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
                 if signals.told:
-                    query.spark.interruptTag(tag)
+                    query.spark.interruptAll()
         except BaseException:
-            query.spark.interruptTag(tag)
+            query.spark.interruptAll()
             raise
         try:
             job.result()
