@@ -41,8 +41,9 @@ def main() -> int:
         "spark.executor.extraJavaOptions": JAVA,
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(temporary),
-        "spark.python.daemon.module": "tests.faults.spark_daemon",
     }
+    if child.master.startswith("local"):
+        settings["spark.python.daemon.module"] = "tests.faults.spark_daemon"
     session = spark.session(
         master=child.master, memory="512m", cores=child.cores, config=settings | child.settings, name="faults"
     )

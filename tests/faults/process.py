@@ -49,6 +49,8 @@ class Ended:
 class Process:
     """One running child. Its output goes to files in its folder."""
 
+    poll_seconds = POLL_SECONDS
+
     def __init__(
         self,
         folder: Path,
@@ -99,7 +101,7 @@ class Process:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while self.running and not met():
             assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self._err.read_text()}"
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.poll_seconds)
 
     def kill(self) -> Ended:
         """SIGKILL, which nobody can catch."""

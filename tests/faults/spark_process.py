@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from tests.faults.job import PIPELINE
 from tests.faults.oracle import Feed
-from tests.faults.process import POLL_SECONDS, Ended, Process
+from tests.faults.process import Ended, Process
 from tests.faults.spark_job import SparkChild, SparkJob
 
 GONE_SECONDS_MAX = 180.0
@@ -28,6 +28,8 @@ CHECKPOINT = f"state/{PIPELINE}/_spark"
 
 class SparkProcess(Process):
     """One running driver."""
+
+    poll_seconds = 0.02
 
     def __init__(self, folder: Path, child: SparkChild, *, failpoint: str = "") -> None:
         module = "tests.faults.child_spark"
@@ -90,7 +92,7 @@ class SparkProcess(Process):
             if self.pid in left:
                 self.ended()
             assert time.monotonic() < until, f"still there: {[command(pid) for pid in left]}"
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.poll_seconds)
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def test_a_file_that_shrank_after_its_batch_was_planned_is_told(driver: SparkPro
     file = next((feed.folder / "in").iterdir())
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    refused(run(driver, feed), "TaskError", f"{file} ends at", "Files may grow, but not shrink or go.")
+    refused(run(driver, feed), "TaskError", f"{file} shrank: it has")
     file.write_bytes(whole)
     finish(driver, feed)
 

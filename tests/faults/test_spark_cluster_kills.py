@@ -40,6 +40,7 @@ def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_ex
             assert ended.code == 0, ended.errors
             process.until_gone()
     assert [report["outcome"] for report in ended.lines] == ["stopped", "stopped"]
+    faults(spark_query_restarts=sum(report["progress"]["restarts"] for report in ended.lines))
     judge_spark(tmp_path, feed.written)
 
 

@@ -8,9 +8,9 @@ classes are stood in for. Offsets and commits are files below the checkpoint loc
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -275,7 +275,7 @@ class MicroQuery:
             partitions: Partitions = []
             for share in self.reader.partitions(start, end):
                 # Spark sends shares to its workers.
-                partitions.append(list(self.spark.stepped("read", self.reader.read(pickle.loads(pickle.dumps(share))))))
+                partitions.append(list(self.spark.stepped("read", self.reader.read(copy.deepcopy(share)))))
             for depth, processor in enumerate(self._stages, 1):
                 partitions = self._hosted(depth, processor, partitions, state)
             return partitions

@@ -69,10 +69,9 @@ class NativeQuery:
                 self._committer(stream, on_batch).run_batch(frame)
                 write_whole(f"{place}/{_DONE}", b"")
 
-    def begun(self) -> bool:
-        """Whether an earlier run has committed a batch, or has done its batch jobs."""
-        files = [QueryFile(self._place(stream)) for stream in self.frames]
-        return any(file.has("commits/0") for file in files) or all(file.has(_DONE) for file in files)
+    def done(self) -> bool:
+        """Whether an earlier run has done its batch jobs."""
+        return all(QueryFile(self._place(stream)).has(_DONE) for stream in self.frames)
 
     def _start(self, stream: p.Input, frame: DataFrame, on_batch: OnBatch) -> StreamingQuery:
         writer = (

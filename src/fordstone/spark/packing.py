@@ -28,7 +28,6 @@ PACK_ROWS_MAX: Final = 1 << 18
 """Batches are gathered up to so many rows before they are packed."""
 PACK_BYTES_MAX: Final = 16 * 1024 * 1024
 """And up to so many bytes: a packed row is one value to Spark, which has several copies of it on the way."""
-_FIRST_STEP: Final = 3
 _STEPS: Final = 1 << 16
 
 

@@ -144,7 +144,7 @@ def _run_once(
     query: HostedQuery | NativeQuery
     if choice.native:
         query = native_query(plan, functions, config, spark, streaming=not config.bounded)
-        begun = query.begun()
+        begun = query.done()
     else:
         query = hosted_query(plan, functions, config, spark, batch=config.bounded)
         epochs = query.cuts.epochs()
