@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 # Spark's workers do not know where the benchmarks lie: what they are to run is sent whole.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # it ships no types
 
 ALPHA = 0.2
 LATENESS = "10s"
@@ -110,6 +110,15 @@ def hosted_ewma_to_nobody(spark: SparkSession, place: Place) -> StreamingQuery:
     return _hosted(spark, ewma_plan(place, lets_out=False), place)
 
 
+def growing(spark: SparkSession, place: Place) -> StreamingQuery:
+    """Means of more and more keys, of which nothing is let out."""
+    p = Pipeline("growing")
+    rows = p.source("readings", files(place.pattern), schema=SCHEMA, time="ts", lateness="0s")
+    smoothed = rows.group_by("dev").ewma(alpha=ALPHA, smooth="temp").filter("smooth < -1000000")
+    smoothed.sink("out", files(place.out, format="parquet"))
+    return _hosted(spark, p, place)
+
+
 def _hosted(spark: SparkSession, p: Pipeline, place: Place) -> StreamingQuery:
     query = hosted_query(p.plan(), p.functions, place.config("never"), spark, batch=False)
     return query.start(place.on_batch)[0]
@@ -163,7 +172,7 @@ class EwmaOfKey(StatefulProcessor):
         self._mean = handle.getValueState("mean", "mean double")
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
-        import pandas
+        import pandas  # noqa: ICN001 - the short name is that of the types above
 
         frame = pandas.concat(list(rows)).sort_values(["ts", "temp"])
         known = self._mean.get()

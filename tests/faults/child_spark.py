@@ -1,7 +1,7 @@
 """The driver that the faults happen to: runs jobs on Spark, through the public API.
 
-Prints a line of JSON for each job: its report, or the error, which is text alone. One that is a bug shows its traceback on
-standard error. With the jobs in its arguments it ends with the last one, and with code 1 at the first that fails.
+Prints a line of JSON for each job: its report, or the error, which is text alone unless it is a bug. With the jobs in its
+arguments it ends with the last one, and with code 1 at the first that fails.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from pyspark.sql import SparkSession
 from tests.faults.process import ROOT
 from tests.faults.spark_job import JAVA, SparkChild, SparkJob, build
 
-from fordstone import spark
 from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError
 from fordstone.protocol.restart import RestartPolicy
+from fordstone.spark.application import application
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
-from fordstone.spark.session import java_gone
 
 PR_SET_PDEATHSIG = 1
 
@@ -36,6 +36,7 @@ def main() -> int:
     configure_logging(0)
     temporary = Path("tmp").absolute()
     temporary.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = str(temporary)  # who is killed leaves things lying about
     settings = {
         "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={temporary} {child.java}",
         "spark.executor.extraJavaOptions": JAVA,
@@ -44,30 +45,27 @@ def main() -> int:
     }
     if child.master.startswith("local"):
         settings["spark.python.daemon.module"] = "tests.faults.spark_daemon"
-    session = spark.session(
-        master=child.master, memory="512m", cores=child.cores, config=settings | child.settings, name="faults"
-    )
-    try:
-        for job in jobs(child):
-            try:
-                os.chdir(job.folder)
-                pipeline = build(job)
-                config, restart = SparkConfig(**job.options), RestartPolicy(**job.restart)
-                report = run_plan(pipeline.plan(), pipeline.functions, config, spark=session, restart=restart)
-            except FordstoneError as error:
-                print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
-                if child.jobs:
-                    return 1
-            except Exception:  # noqa: BLE001 - the test is told of it
-                traceback.print_exc()
-                print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
-                if child.jobs:
-                    return 2
-            else:
-                print(msgspec.json.encode(report).decode(), flush=True)
-    finally:
-        if not java_gone(session):
-            session.stop()
+    with application(name="faults", master=child.master, memory="512m", config=settings | child.settings) as spark:
+        return run_all(child, spark)
+
+
+def run_all(child: SparkChild, spark: SparkSession) -> int:
+    for job in jobs(child):
+        try:
+            os.chdir(job.folder)
+            pipeline = build(job)
+            config, restart = SparkConfig(**job.options), RestartPolicy(**job.restart)
+            report = run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, restart=restart)
+        except FordstoneError as error:
+            print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+            if child.jobs:
+                return 1
+        except Exception:  # noqa: BLE001 - the test is told of it
+            print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
+            if child.jobs:
+                return 2
+        else:
+            print(msgspec.json.encode(report).decode(), flush=True)
     return 0
 
 

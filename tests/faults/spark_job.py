@@ -52,7 +52,6 @@ class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the driver's Java."""
     settings: dict[str, str] = {}
     """Of Spark."""
-    cores: int | None = None
     jobs: tuple[SparkJob, ...] = ()
 
 

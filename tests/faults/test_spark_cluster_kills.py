@@ -28,7 +28,7 @@ def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_ex
     with standalone(tmp_path) as cluster:
         # The second job runs in the same application, once the first has been told to stop.
         jobs = (SparkJob(function="holds", options=LIVE), SparkJob(function="holds", options=FINISH))
-        with spark_started(tmp_path, SparkChild(master=cluster.master, cores=2, jobs=jobs)) as process:
+        with spark_started(tmp_path, SparkChild(master=cluster.master, jobs=jobs)) as process:
             go_on(process, feed)
             for fault in (kill_python_worker, kill_executor, kill_machine):
                 fault(cluster, held(process, feed))

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 
 class Died(BaseException):
@@ -98,12 +99,13 @@ class Handle:
         self.shard: dict[str, Any] = {}
         self._fate = fate
 
-    def getValueState(self, name: str, schema: str) -> _Value:  # noqa: N802 - Spark's name
-        assert schema == "json binary"
+    def getValueState(self, name: str, schema: StructType) -> _Value:  # noqa: N802 - Spark's name
+        assert schema.simpleString() == "struct<json:binary>"
         return _Value(name, lambda: self.shard, self._fate)
 
-    def getMapState(self, name: str, key: str, value: str) -> _Map:  # noqa: N802 - Spark's name
-        assert (key, value) == ("number bigint", "data binary")
+    def getMapState(self, name: str, key: StructType, value: StructType) -> _Map:  # noqa: N802 - Spark's name
+        assert key.simpleString() == "struct<number:bigint>"
+        assert value.simpleString() == "struct<data:binary>"
         return _Map(name, lambda: self.shard, self._fate)
 
 

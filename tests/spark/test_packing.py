@@ -11,7 +11,7 @@ import pytest
 
 from fordstone.model.ids import KEY_GROUPS
 from fordstone.spark.packing import (
-    PACK_ROWS_MAX,
+    PACK_BYTES,
     Packed,
     Packer,
     What,
@@ -160,14 +160,58 @@ def test_rows_for_a_sink_go_by_each_shard_in_turn() -> None:
     assert found == {0: [0, 3, 6], 1: [1, 4], 2: [2, 5]}
 
 
-def test_a_packer_is_full_at_its_bound_and_empty_when_taken() -> None:
+def test_rows_are_packed_when_they_are_long_enough_together() -> None:
     packer = Packer(1)
-    packer.out(0, pl.DataFrame({"n": range(PACK_ROWS_MAX - 1)}))
-    assert not packer.full()
-    packer.out(0, pl.DataFrame({"n": [0]}))
-    assert packer.full()
-    assert len(packed(packer)) == 1
-    assert not packer.full()
+    rows = PACK_BYTES // 8
+    packer.out(0, pl.DataFrame({"n": range(rows - 1)}))
+    assert list(packer.ready()) == []
+    packer.out(0, pl.DataFrame({"n": [rows - 1]}))
+    (one,) = packer.ready()
+    assert decode(one.data)["n"].to_list() == list(range(rows))
+    assert packed(packer) == []
+
+
+def test_many_short_rows_are_cut_into_packs_of_like_size() -> None:
+    packer = Packer(1)
+    frame = pl.DataFrame({"n": range(PACK_BYTES)})
+    packer.out(0, frame)
+    found = packed(packer)
+    assert all(PACK_BYTES / 2 < len(row.data) < 2 * PACK_BYTES for row in found)
+    assert pl.concat([decode(row.data) for row in found]).equals(frame)
+
+
+def test_rows_that_grow_longer_all_at_once_still_make_no_pack_too_large() -> None:
+    packer = Packer(1)
+    short, long = "x", "x" * (PACK_BYTES // 16)
+    frame = pl.DataFrame({"text": [*[short] * 50_000, *[long] * 100, short]})
+    for part in frame.iter_slices(10_000):
+        packer.out(0, part)
+    found = packed(packer)
+    assert max(len(row.data) for row in found) <= 2 * PACK_BYTES
+    assert pl.concat([decode(row.data) for row in found]).equals(frame)
+
+
+def test_a_row_longer_than_a_pack_is_packed_alone() -> None:
+    packer = Packer(1)
+    frame = pl.DataFrame({"text": ["x" * (3 * PACK_BYTES), "y" * (3 * PACK_BYTES)]})
+    packer.out(0, frame)
+    assert [decode(row.data)["text"].to_list() for row in packed(packer)] == [[text] for text in frame["text"]]
+
+
+def test_text_that_shards_share_does_not_make_their_packs_small() -> None:
+    """The text of all shards lies in one place once rows are in order of shard, and counts as that of each."""
+    packer = Packer(64)
+    for number in range(8):
+        packer.keyed(
+            0, ["k"], pl.DataFrame({"k": [f"a key of some length {number} {n}" for n in range(20_000)]}), late=False
+        )
+    assert len(packed(packer)) <= 64 * 4
+
+
+def test_no_rows_make_no_pack() -> None:
+    packer = Packer(2)
+    packer.out(0, HOSTILE.clear())
+    packer.keyed(0, ["k"], HOSTILE.clear(), late=False)
     assert packed(packer) == []
 
 

@@ -70,3 +70,29 @@ def test_the_stack_of_java_is_not_part_of_what_was_raised():
     )
     assert trace is not None
     assert (trace.frames, trace.raised) == (('  File "x.py", line 1, in f',), "ValueError: no")
+
+
+IN_JAVA = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Reason: Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/py4j/protocol.py", line 327, in get_return_value
+    raise Py4JJavaError(
+py4j.protocol.Py4JJavaError: An error occurred while calling o1049.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
+Caused by: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state.  SQLSTATE: 58030
+\tat org.apache.spark.sql.execution.streaming.X.load(X.scala:1)
+Caused by: java.io.EOFException: Stream ended prematurely
+\t... 12 more
+
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+"""
+
+
+def test_the_last_words_of_a_failure_in_java_are_the_cause_that_spark_names():
+    assert last_words(IN_JAVA) == "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."
+    unnamed = IN_JAVA.replace("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] ", "")
+    assert last_words(unnamed) == "Stream ended prematurely"
+    aborted = IN_JAVA.partition("\tat")[0].replace("Exception thrown in awaitResult:", "Job aborted: lost executor 3")
+    assert last_words(aborted) == "Job aborted: lost executor 3"
+    silent = IN_JAVA.partition(": org.apache")[0]
+    assert last_words(silent) == "py4j.protocol.Py4JJavaError: An error occurred while calling o1049.getResult."

@@ -31,6 +31,7 @@ from fordstone.spark.cuts import CutFiles
 from fordstone.spark.packing import PACKED, What, decode
 from fordstone.spark.sealed import SealedEpoch, SealedFiles, sealed_of
 from fordstone.spark.work import TaskFacts, Work, cut_behind
+from fordstone.spark.worker_heap import leave_alone_what_stays
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -128,6 +129,7 @@ class PartTask:
                 yield batch.take(pa.array(kept, pa.int32()))
         for tag, frames in held.items():
             yield self._part(tag, frames)
+        leave_alone_what_stays()
 
     def _writer(self, tag: int) -> PartWriter | None:
         if tag not in self._writers:

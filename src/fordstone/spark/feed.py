@@ -101,8 +101,7 @@ class Feed:
             rows, rejected = 0, 0
             for taken, refused in self._read(read, partition):
                 rows, rejected = rows + taken, rejected + refused
-                if self._packer.full():
-                    yield from self._packer.taken()
+                yield from self._packer.ready()
             facts.append(
                 PartitionFact(
                     source=read.source,

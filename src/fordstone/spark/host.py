@@ -168,8 +168,7 @@ class ShardHost:
             chain, known, pieces = self._restored(host, memo, inbox.seeds.get(tag, []))
             for late, data in inbox.rows.pop(tag, []):
                 chain.push(decode(data), late=late)
-                if self._packer.full():
-                    yield from self._packer.taken()
+                yield from self._packer.ready()
             now_us = time_of(host.sources, times, known)
             if now_us > known:
                 chain.on_watermark(now_us)

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from fordstone.spark.cuts import CutFiles
     from fordstone.spark.seed import Seed
 
+ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 1024 * 1024))
+"""So much goes to a Python worker at a time. Spark's own bound is by rows, and ours are long: it would gather all of them."""
+
 
 def streaming(
     spark: SparkSession, setting: QuerySetting, cuts: CutFiles, seed: Seed | None, *, rows_max: int, tasks: int
 ) -> DataFrame:
     """The packed output of a pipeline as a stream."""
+    spark.conf.set(*ARROW_BYTES_MAX)
     spark.dataSource.register(pipeline_source(setting, cuts, seed, rows_max=rows_max, tasks=tasks))
     rows = spark.readStream.format(SOURCE_NAME).load()
     for depth in range(1, setting.stages().depth + 1):
@@ -37,6 +41,7 @@ def streaming(
 
 def batch(spark: SparkSession, setting: QuerySetting, work: Work, seed: Seed | None, *, tasks: int) -> DataFrame:
     """The packed output of a pipeline over all of the work, as a batch job: each stage runs once, and ends with the input."""
+    spark.conf.set(*ARROW_BYTES_MAX)
     shares: list[tuple[int, bytes | None, bytes | None]] = [
         (number, msgspec.json.encode(reads), work.to_json() if number == 0 else None)
         for number, reads in enumerate(dealt(work.reads, tasks))

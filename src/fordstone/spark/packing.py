@@ -24,10 +24,11 @@ from fordstone.state.key_group import key_groups, owners, split_by_owner
 
 PACKED: Final = "shard int, what int, tag int, data binary"
 """The columns of a packed row, as Spark spells them."""
-PACK_ROWS_MAX: Final = 1 << 18
-"""Batches are gathered up to so many rows before they are packed."""
-PACK_BYTES_MAX: Final = 16 * 1024 * 1024
-"""And up to so many bytes: a packed row is one value to Spark, which has several copies of it on the way."""
+PACK_BYTES: Final = 512 * 1024
+"""Rows are gathered up to about so many bytes before they are packed. Larger ones take longer by the byte, at each of the
+dozen places where they are copied: they leave the processor's cache, and Java puts them aside as large objects."""
+SLICE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""What is packed by the piece, as state is, is cut at about so many bytes: Spark has several copies of a value on the way."""
 _STEPS: Final = 1 << 16
 
 
@@ -71,15 +72,19 @@ def decode(data: bytes) -> pl.DataFrame:
     return pl.read_ipc_stream(data)
 
 
+Place = tuple[int, What, int, tuple[str, ...]]
+"""Shard, what, tag and columns: the branches of a union may have them in another order, and carry ids or not."""
+
+
 class Packer:
     """Gathers the batches of one task and packs them by shard and destination. Used by one thread."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._open: dict[tuple[int, What, int, tuple[str, ...]], list[pl.DataFrame]] = {}
-        """By shard, what, tag and columns: the branches of a union may have them in another order, and carry ids or not."""
-        self._rows = 0
-        self._size_bytes = 0
+        self._open: dict[Place, list[pl.DataFrame]] = {}
+        self._rows: dict[Place, int] = {}
+        self._pack_rows: dict[Place, int] = {}
+        """How many rows are packed together, by how long those before were."""
         self._packed: list[Packed] = []
         self._turn = 0
 
@@ -106,29 +111,51 @@ class Packer:
         """The same for every shard."""
         self._packed += [Packed(shard, what, tag, data) for shard in range(self._shards)]
 
-    def full(self) -> bool:
-        """Whether it is time to take what has been gathered."""
-        return self._rows >= PACK_ROWS_MAX or self._size_bytes >= PACK_BYTES_MAX
-
-    def taken(self) -> Iterator[Packed]:
-        """Everything gathered so far, packed."""
-        for (shard, what, tag, _), frames in self._open.items():
-            frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
-            for part in sliced(frame):
-                yield Packed(shard, what, tag, encode(part))
-        self._open, self._rows, self._size_bytes = {}, 0, 0
+    def ready(self) -> Iterator[Packed]:
+        """What is packed by now. Called often, so that no task holds much."""
         packed, self._packed = self._packed, []
         yield from packed
 
-    def _take(self, place: tuple[int, What, int], frame: pl.DataFrame) -> None:
-        self._open.setdefault((*place, tuple(frame.columns)), []).append(frame)
-        self._rows += frame.height
-        self._size_bytes += int(frame.estimated_size())
+    def taken(self) -> Iterator[Packed]:
+        """Everything gathered so far, packed."""
+        for place in tuple(self._open):
+            self._pack(place)
+        yield from self.ready()
+
+    def _take(self, where: tuple[int, What, int], frame: pl.DataFrame) -> None:
+        if not frame.height:
+            return
+        place = (*where, tuple(frame.columns))
+        self._open.setdefault(place, []).append(frame)
+        self._rows[place] = self._rows.get(place, 0) + frame.height
+        if place not in self._pack_rows:
+            # Text that it shares with other frames counts as its own, so this is too few rather than too many.
+            self._pack_rows[place] = _rows_in_a_pack(int(frame.estimated_size()), frame.height)
+        if self._rows[place] >= self._pack_rows[place]:
+            self._pack(place)
+
+    def _pack(self, place: Place) -> None:
+        frames, rows = self._open.pop(place), self._rows.pop(place)
+        frame = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
+        at = 0
+        while at < rows:
+            packs = max(1, round((rows - at) / self._pack_rows[place]))
+            part = frame.slice(at, -(-(rows - at) // packs))
+            data = encode(part)
+            self._pack_rows[place] = _rows_in_a_pack(len(data), part.height)
+            if len(data) > 2 * PACK_BYTES and part.height > 1:
+                continue  # these rows are longer than those before
+            self._packed.append(Packed(*place[:3], data))
+            at += part.height
+
+
+def _rows_in_a_pack(size_bytes: int, rows: int) -> int:
+    return max(1, PACK_BYTES * rows // max(1, size_bytes))
 
 
 def sliced(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """The frame in slices of about `PACK_BYTES_MAX` at most."""
-    count = min(frame.height, 1 + int(frame.estimated_size()) // PACK_BYTES_MAX)
+    """The frame in slices of about `SLICE_BYTES_MAX` at most."""
+    count = min(frame.height, 1 + int(frame.estimated_size()) // SLICE_BYTES_MAX)
     rows = -(-frame.height // max(1, count))
     yield from frame.iter_slices(rows) if count > 1 else (frame,)
 

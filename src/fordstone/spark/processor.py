@@ -8,6 +8,7 @@ from typing import Any, Final, Never
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from fordstone.errors import CheckpointError
 from fordstone.model import plan as p
@@ -15,8 +16,13 @@ from fordstone.spark.chains import make_chain
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import ShardHost, states_of
 from fordstone.spark.packing import Packed, Packer, What, shard_keys, shards_of
+from fordstone.spark.worker_heap import leave_alone_what_stays
 
 MEMO: Final = "memo"
+# Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
+_JSON: Final = StructType([StructField("json", BinaryType())])
+_NUMBER: Final = StructType([StructField("number", LongType())])
+_DATA: Final = StructType([StructField("data", BinaryType())])
 
 
 class HostProcessor(StatefulProcessor):
@@ -34,9 +40,9 @@ class HostProcessor(StatefulProcessor):
         operators = replace(self._setting.operators(stages), functions=functions)
         self._keys = shard_keys(self._setting.shards)
         self._shards = shards_of(self._keys)
-        self._memo = handle.getValueState(MEMO, "json binary")
+        self._memo = handle.getValueState(MEMO, _JSON)
         self._states = {
-            name: handle.getMapState(name, "number bigint", "data binary")
+            name: handle.getMapState(name, _NUMBER, _DATA)
             for host in stages.at(self._depth)
             for name in states_of(make_chain(stages, host, operators, Packer(1)))
         }
@@ -50,7 +56,8 @@ class HostProcessor(StatefulProcessor):
             yield Row(shard=self._keys[out.shard], what=int(out.what), tag=out.tag, data=out.data)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held. Called at the end of every task."""
+        leave_alone_what_stays()
 
 
 def _not_called(*_: object) -> Never:

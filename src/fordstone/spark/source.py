@@ -23,9 +23,11 @@ from fordstone.spark.planner import Planner
 from fordstone.spark.seed import Seed
 from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.work import PartitionRead, Work, first_offset, offset_of, read_work
+from fordstone.spark.worker_heap import leave_alone_what_stays
 
 SOURCE_NAME: Final = "fordstone-pipeline"
-RECORDS_BYTES_MAX: Final = 16 * 1024 * 1024
+RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""So much goes to Spark at a time."""
 _ARROW: Final = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])
 
 
@@ -127,7 +129,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = self._seed.rows(self._setting, *partition.seeds)
         if partition.reads or partition.work is not None:
             rows = itertools.chain(rows, Feed(self._setting).run(partition.reads, partition.work))
-        return batches(rows, shard_keys(self._setting.shards))
+        yield from batches(rows, shard_keys(self._setting.shards))
+        leave_alone_what_stays()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to let go of: sources keep what they have."""

@@ -1,7 +1,8 @@
 """Find in what Spark says of a failure the one thing that counts: what a Python worker raised, and where.
 
 Spark wraps a worker's traceback into its own words, tracebacks of its own and plans, several times over. The innermost
-traceback is the last one. Reads text and nothing else.
+traceback is the last one. If that is of a call to Java, what counts is what Java names as the cause. Reads text and nothing
+else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streami
 _OURS: Final = re.compile(r"(?:^|/)fordstone/[a-z_]+/[a-z_]+\.py$")
 _LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
 _ARCHIVE: Final = re.compile(r"^.*\.zip/")
+_IN_JAVA: Final = "py4j.protocol.Py4JJavaError: "
+_JAVA_SAYS: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: *(.*?)(?: +SQLSTATE.*)?$", re.MULTILINE)
+"""After the name of the exception: of what a call raised, and of each of its causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,12 @@ def worker_trace(text: str) -> WorkerTrace | None:
 def last_words(text: str) -> str:
     """The failure in a line: what a worker raised, else what Spark says first."""
     trace = worker_trace(text)
+    if trace is not None and trace.raised.startswith(_IN_JAVA):
+        said = [told for told in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if told]
+        # Spark's own errors have a name in brackets; what lies below them is about files and sockets.
+        named = [told for told in said if told.startswith("[")]
+        if said:
+            return str((named or said)[-1])
     if trace is not None:
         return " ".join(trace.raised.split("\n"))
     lines = [line.strip() for line in text.splitlines()]
