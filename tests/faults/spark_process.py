@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class SparkProcess(Process):
     def __init__(self, folder: Path, child: SparkChild, *, failpoint: str = "") -> None:
         module = "tests.faults.child_spark"
         super().__init__(folder, child, failpoint=failpoint, module=module, apart=True, asked=not child.jobs)
-        self._seen: set[int] = {self.pid}
+        self._seen: set[tuple[int, str]] = {(self.pid, born(self.pid))}
+        """With when each was started: the system gives the id of one that has ended to another, of somebody else."""
 
     def ask(self, job: SparkJob) -> dict[str, Any]:
         """Let it run a job, and give the report, or the error."""
@@ -52,7 +53,7 @@ class SparkProcess(Process):
     def family(self) -> list[int]:
         """The ids of all that it has started, and their children: those that run now, and none that ran earlier."""
         found = descendants(self.pid)
-        self._seen.update(found)
+        self._seen.update((pid, born(pid)) for pid in found)
         return found
 
     def java(self) -> int | None:
@@ -88,9 +89,10 @@ class SparkProcess(Process):
         if self._process.stdin is not None:
             self._process.stdin.close()  # nothing more is asked
         until = time.monotonic() + GONE_SECONDS_MAX
-        while left := [pid for pid in self._seen if runs(pid)]:
+        while left := [pid for pid, when in self._seen if when and born(pid) == when]:
             for pid in left if by_force else ():
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGKILL)
             if self.pid in left:
                 self.ended()
             assert time.monotonic() < until, f"still there: {[command(pid) for pid in left]}"
@@ -170,12 +172,13 @@ def command(pid: int) -> str:
         return ""
 
 
-def runs(pid: int) -> bool:
-    """Whether it is there, and not only waits to be reaped."""
+def born(pid: int) -> str:
+    """When it was started, as the system counts; nothing if it is gone, or only waits to be reaped."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return ""
+    return "" if told[0] == "Z" else told[19]
 
 
 # What the query has left so far: the newest batch, or epoch, of each kind.

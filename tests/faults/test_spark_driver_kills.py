@@ -71,17 +71,17 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(
         faults(spark_driver_kills=1)
     assert victims.total() == KILLS
     assert len(victims) == 3, victims
-    finish(feed, child)
     for process in dying:
         process.until_gone()
+    finish(feed, child)
 
 
 def await_moment(process: SparkProcess, folder: Path, moment: str, rng: Random) -> None:
     """Wait for something to happen, and then a little, which chance chooses."""
     process.until(lambda: process.java() is not None, "Java")
     if moment == "session":
-        before = len(list(folder.glob("tmp/blockmgr-*")))
-        process.until(lambda: len(list(folder.glob("tmp/blockmgr-*"))) > before, "Spark's session")
+        others = set(folder.glob("tmp/blockmgr-*"))
+        process.until(lambda: bool(set(folder.glob("tmp/blockmgr-*")) - others), "Spark's session")
     elif moment == "worker":
         process.until(lambda: process.daemon() is not None, "a Python worker")
     elif moment in PROGRESS:

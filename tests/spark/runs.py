@@ -114,7 +114,11 @@ def small_values(seed: int) -> Iterator[None]:
     if seed % 2:
         yield
         return
-    with mock.patch.object(packing, "PACK_BYTES_MAX", 300), mock.patch.object(host, "VALUE_BYTES_MAX", 500):
+    with (
+        mock.patch.object(packing, "PACK_BYTES", 2000),
+        mock.patch.object(packing, "SLICE_BYTES_MAX", 300),
+        mock.patch.object(host, "VALUE_BYTES_MAX", 500),
+    ):
         yield
 
 
