@@ -11,7 +11,8 @@ from fordstone import Pipeline, col, tumbling
 from fordstone.connectors import files, generator
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
-from fordstone.model.stream import EventTime, stream_types
+from fordstone.model.stream import stream_types
+from fordstone.model.stream_type import EventTime
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint", "tags": "array<string>"}
 

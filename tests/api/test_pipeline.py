@@ -12,7 +12,7 @@ from fordstone.connectors.memory import MemorySink, memory
 from fordstone.errors import ConfigError, ExpressionError, PipelineError, PlanError, SchemaError
 from fordstone.model.plan import Input, read_plan
 from fordstone.model.stream import stream_types
-from fordstone.operators.factory import resolve_function
+from fordstone.operators.setting import resolve_function
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double"}
 

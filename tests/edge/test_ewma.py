@@ -193,7 +193,7 @@ def test_rows_are_shuffled_by_key_and_never_combined_first():
     for keys, subtasks in ((("k",), 3), ((), 1)):
         graph = build_graph(smoothing(keys=keys), 3)
         (edge,) = graph.into("smooth")
-        assert (edge.keys, edge.combiner, graph.vertex("smooth").parallelism) == (keys, None, subtasks)
+        assert (edge.keys, edge.feeder, graph.vertex("smooth").parallelism) == (keys, False, subtasks)
 
 
 def test_what_its_state_depends_on_is_in_its_digest():

@@ -10,7 +10,8 @@ import pytest
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import ConnectorSpec, files, memory, stdout
 from fordstone.connectors.memory import MemorySource
-from fordstone.edge.explain import _connector, explain
+from fordstone.edge.explain import explain
+from fordstone.edge.step_words import _connector
 from fordstone.errors import ConfigError
 from fordstone.model.plan import Plan
 

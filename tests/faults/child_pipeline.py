@@ -23,7 +23,8 @@ from fordstone.edge.report import Progress
 from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.errors import FordstoneError
 from fordstone.model.stream import stream_types
-from fordstone.operators.factory import OperatorSetting, make_operator
+from fordstone.operators.factory import make_operator
+from fordstone.operators.setting import OperatorSetting
 from fordstone.protocol.restart import RestartPolicy
 
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from fordstone.model.expression import parse_double
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
 from fordstone.model.schema import Schema
-from fordstone.model.stream import EventTime
+from fordstone.model.stream_type import EventTime
 from fordstone.operators import recurrence
 from fordstone.operators.ewma import Ewma
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Emits
+from fordstone.operators.operator import LATE, MAIN, ROW_ID, Emits, Moment
 from fordstone.operators.recurrence import Means, Values, smooth
 from fordstone.state.key_group import split_by_owner
 from fordstone.state.piece import Piece
@@ -176,7 +176,7 @@ class Subtasks:
 
     def barrier(self) -> None:
         for operator in self.operators:
-            self.take(operator.on_barrier())
+            self.take(operator.on_barrier(Moment(now_us=1, before_us=0)))
             for state in operator.states().values():
                 self.shelf.write(state.freeze())
 
@@ -325,7 +325,7 @@ def test_a_watermark_that_releases_nothing_gives_nothing():
     assert operator.on_watermark(5) == []
     operator.on_batch(frame([plain("a", 7, 1.0)]), late=False)
     assert operator.on_watermark(7) == []
-    assert operator.on_barrier() == []
+    assert operator.on_barrier(Moment(now_us=1, before_us=0)) == []
     assert released(operator, 8).height == 1
     assert operator.on_watermark(TIME_MAX_US) == []
 

@@ -27,7 +27,7 @@ from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
 from tests.spark.micro_watch import watched
 
 from fordstone.model.plan import Plan
-from fordstone.operators.factory import Functions, OperatorSetting
+from fordstone.operators.setting import Functions, OperatorSetting
 from fordstone.spark import query as query_module
 from fordstone.spark import source as source_module
 from fordstone.spark.commit import BatchOutcome, Committer

@@ -26,8 +26,8 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine import Engine, Rim
 from fordstone.edge.run import recovered_engine
 from fordstone.model.plan import Plan
-from fordstone.operators.factory import Functions
 from fordstone.operators.operator import DELETE, OP, ROW_ID
+from fordstone.operators.setting import Functions
 from fordstone.spark import host, packing
 from fordstone.spark.work import read_work
 from fordstone.testing.memory_disk import MemoryDisk

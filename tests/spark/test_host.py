@@ -19,14 +19,13 @@ from fordstone.connectors import files
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.operators.factory import make_combiner
+from fordstone.operators.factory import make_feeder
 from fordstone.operators.operator import OP
 from fordstone.spark import host as host_module
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
 from fordstone.spark.packing import Packed, What, decode, encode
 from fordstone.spark.processor import _SparkStore
-from fordstone.spark.stages import combines_first
 from fordstone.spark.work import Clock, SourceClock, TaskFacts, read_clock
 from fordstone.state.table import DELETED
 
@@ -102,8 +101,9 @@ def for_step(query: QuerySetting, step: str, rows: pl.DataFrame) -> Packed:
     stages = query.stages()
     found = stages.plan.step(step)
     assert isinstance(found, p.Aggregate)
-    assert combines_first(found, stages.plan)
-    (made,) = make_combiner(found, query.operators(stages)).on_batch(rows, late=False)
+    feeder = make_feeder(found, 0, query.operators(stages))
+    assert feeder is not None
+    (made,) = feeder.on_batch(rows, late=False)
     return Packed(0, What.ROWS, stages.tag_of(step), encode(made.frame))
 
 

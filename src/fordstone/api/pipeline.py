@@ -15,7 +15,8 @@ from fordstone.model import plan as p
 from fordstone.model.duration import duration_us, positive_us
 from fordstone.model.ids import checked_name
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType, check_feedback, check_rules, derive
+from fordstone.model.stream import check_feedback, check_rules, derive
+from fordstone.model.stream_type import StreamType
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig

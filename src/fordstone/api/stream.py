@@ -18,7 +18,8 @@ from fordstone.model.aggregate import parse_aggregate
 from fordstone.model.expression import expand, parse_double, parse_predicate
 from fordstone.model.ids import checked_name
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType
+from fordstone.model.stream_type import StreamType
+from fordstone.model.windows import Window
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -141,7 +142,7 @@ class Stream:
     def aggregate(
         self,
         keys: tuple[str, ...],
-        window: p.Window | None,
+        window: Window | None,
         aggregates: Mapping[str, Expr],
         *,
         name: str | None,
@@ -193,12 +194,12 @@ class Stream:
 class Grouped:
     """Rows of one key together, waiting to be aggregated."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...], window: p.Window | None) -> None:
+    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Window | None) -> None:
         self._stream = stream
         self._keys = keys
         self._window = window
 
-    def window(self, window: p.Window) -> Grouped:
+    def window(self, window: Window) -> Grouped:
         """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date."""
         if self._window is not None:
             raise PipelineError("group_by has a window already.")

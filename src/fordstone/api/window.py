@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from fordstone.model.duration import duration_us, positive_us
-from fordstone.model.plan import Tumbling
+from fordstone.model.windows import Tumbling
 
 
 def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> Tumbling:

@@ -175,7 +175,8 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from fordstone.checkpoint.store import CheckpointStore
     from fordstone.edge.engine import step_digests
     from fordstone.model.stream import stream_types
-    from fordstone.operators.factory import OperatorSetting, make_operator
+    from fordstone.operators.factory import make_operator
+    from fordstone.operators.setting import OperatorSetting
     from fordstone.protocol.matching import match_plan
 
     types = stream_types(plan)

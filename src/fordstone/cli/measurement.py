@@ -31,7 +31,7 @@ from fordstone.edge.scheduler import ThreadScheduler
 from fordstone.errors import CheckpointError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Manifest
-from fordstone.operators.factory import Functions
+from fordstone.operators.setting import Functions
 
 NEVER: Final = "30d"
 """An interval that no measurement sees the end of."""

@@ -29,9 +29,10 @@ from fordstone.edge.task import LoopTask, Output, Reports, StreamTask, Task, Tas
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, ChannelLog, Manifest, PartitionCut, RunRef, StateRuns
-from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
+from fordstone.operators.factory import make_feeder, make_operator
 from fordstone.operators.operator import MAIN, Operator
 from fordstone.operators.rowwise import TagBranch
+from fordstone.operators.setting import OperatorSetting
 from fordstone.state.key_group import key_groups, owners
 from fordstone.state.piece import Piece
 from fordstone.state.state import State
@@ -208,7 +209,7 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
         _load(parts, name, operator, vertex, subtask, watermark_us)
         onward: dict[str, list[Output]] = defaultdict(list)
         inside: dict[str, list[str]] = defaultdict(list)
-        combiners: list[Link] = []
+        feeders: list[Link] = []
         for edge in parts.graph.out_of(vertex.name):
             if edge.step != name:
                 continue
@@ -216,23 +217,21 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
                 branch = edge.number - parts.graph.into(edge.target)[0].number
                 tag = f"{edge.target}/branch{branch}"
                 inside[edge.port].append(tag)
-                combiners.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
+                feeders.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
                 continue
-            if edge.combiner is None:
+            target = parts.plan.step(edge.target)
+            feeder = make_feeder(target, edge.index, parts.setting) if isinstance(target, p.KeyedStep) else None
+            if feeder is None:
                 onward[edge.port].append(outputs[edge.number])
                 continue
-            combined = parts.plan.step(edge.combiner)
-            if isinstance(combined, p.Aggregate):
-                combiner = f"{edge.combiner}/combine"
-                inside[edge.port].append(combiner)
-                combiners.append(
-                    Link(combiner, make_combiner(combined, parts.setting), onward={MAIN: [outputs[edge.number]]})
-                )
+            fed = f"{edge.target}/feed{edge.index}"
+            inside[edge.port].append(fed)
+            feeders.append(Link(fed, feeder, onward={MAIN: [outputs[edge.number]]}))
         for consumer, stream in parts.plan.consumers(name):
             if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
                 inside[stream.port].append(consumer.name)
         outlets = {MAIN: [_outlet(parts, step)]} if isinstance(step, p.Sink) else {}
-        links += [Link(name, operator, links=inside, onward=onward, outlets=outlets), *combiners]
+        links += [Link(name, operator, links=inside, onward=onward, outlets=outlets), *feeders]
     return links
 
 

@@ -15,7 +15,7 @@ from fordstone.edge.outlet import Outlet
 from fordstone.edge.snapshot import FrozenState
 from fordstone.errors import FordstoneError
 from fordstone.model.ids import Attempt
-from fordstone.operators.operator import LATE, Emits, Operator
+from fordstone.operators.operator import LATE, Emits, Moment, Operator
 from fordstone.operators.partial import ROWS
 from fordstone.state.piece import Piece
 
@@ -75,10 +75,10 @@ class Chain:
         for link in self._links.values():
             self._route(link, link.operator.on_watermark(us))
 
-    def on_barrier(self) -> None:
+    def on_barrier(self, moment: Moment) -> None:
         """Let every step give out what is due once per epoch."""
         for link in self._links.values():
-            self._route(link, link.operator.on_barrier())
+            self._route(link, link.operator.on_barrier(moment))
 
     def freeze(self) -> tuple[FrozenState, ...]:
         """Every state, as it is now."""

@@ -35,6 +35,7 @@ class Sealing:
     last: bool
     bounded: bool = False
     overtakes: bool = False
+    now_us: int = 0
     rebuilds: Cut | None = None
     """The recorded cut that was computed again."""
 
@@ -64,8 +65,12 @@ class Coordinator:
         overtakes: bool,
         bounded: bool,
         follow: Sequence[Cut] = (),
+        before_us: int = 0,
     ) -> None:
-        """`ends`: the tasks whose `finished` means that all input has been worked on. `follow`: cuts to compute again first."""
+        """`ends`: the tasks whose `finished` means that all input has been worked on. `follow`: cuts to compute again first.
+
+        `before_us`: the time by the clock at which the last epoch ended.
+        """
         self.wake: Callable[[], None] = lambda: None
         self.given_up = 0
         self.begun = 0
@@ -79,6 +84,8 @@ class Coordinator:
         self._submit = submit
         self._overtakes = overtakes
         self._overtook = False
+        self._before_us = before_us
+        self._now_us = before_us
         self._bounded = bounded
         self._follow = deque(follow)
         self._mail: deque[TaskSnapshot | TaskId] = deque()
@@ -129,6 +136,7 @@ class Coordinator:
     def committed(self, sealing: Sealing) -> None:
         """The attempt is sealed."""
         self._committed = sealing.attempt
+        self._before_us = sealing.now_us
         if sealing.last:
             self.over = True
         if sealing.rebuilds is not None and not self._follow:
@@ -213,6 +221,8 @@ class Coordinator:
         self._acknowledged = {}
         self.begun += 1
         cut = self._follow[0] if self._follow else None
+        # The clock never goes back for operators, even if the machine's does.
+        self._now_us = max(self._clock.wall_us(), self._before_us) if cut is None else cut.now_us
         # Rescaling and moving need an aligned cut, and so does the end: nothing may be in flight (rule 16).
         overtakes = self._overtakes and not last and cut is None
         barrier = Barrier(
@@ -220,6 +230,8 @@ class Coordinator:
             committed=self._committed,
             overtakes=overtakes,
             last=last,
+            now_us=self._now_us,
+            before_us=self._before_us,
             drains=cut is not None,
         )
         self._overtook = overtakes
@@ -271,6 +283,7 @@ class Coordinator:
                 last=self._last,
                 bounded=self._bounded,
                 overtakes=self._overtook,
+                now_us=self._now_us,
                 rebuilds=rebuilds,
             )
         )

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import polars as pl
@@ -37,13 +37,15 @@ from fordstone.edge.source_task import SourceTask
 from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
 from fordstone.model import plan as p
+from fordstone.model.aggregating import aggregates
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import Attempt, PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType, aggregates, stream_types
-from fordstone.operators.factory import Functions, OperatorSetting
+from fordstone.model.stream import stream_types
+from fordstone.model.stream_type import StreamType
 from fordstone.operators.operator import OP
+from fordstone.operators.setting import Functions, OperatorSetting
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
 
@@ -308,6 +310,7 @@ class Engine:
             overtakes=plan.mode == "unaligned" and plan.guarantee == "exactly_once",
             bounded=config.bounded,
             follow=self.resumption.follow,
+            before_us=manifest.cut.now_us if manifest is not None else 0,
         )
         reports.coordinator = coordinator
         return coordinator, tasks
@@ -390,6 +393,10 @@ def _out_schema(step: p.Sink, types: Mapping[p.Input, StreamType]) -> pl.Schema:
     return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
 
 
+_NO_MEANING: Final = frozenset({"name", "input", "left", "right", "control"})
+"""What a step is called and where its rows come from does not matter to its state."""
+
+
 def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, str]:
     """What the state of each stateful step depends on. Sources count: their state is their positions."""
     found = {}
@@ -401,10 +408,11 @@ def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str,
             calls = [call for found in aggregates(step, types[step.input].schema) for call in found.calls]
             kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
             meaning = ["aggregate", keys, step.window, step.aggregates, kinds]
-        elif isinstance(step, p.Ewma):
+        elif isinstance(step, p.KeyedStep):
             # The rows that wait have all columns; the order of columns decides which of equal time comes first.
-            columns, time = list(types[step.input].schema.to_dict().items()), types[step.input].time
-            meaning = ["ewma", step.keys, columns, time, step.alpha, step.columns]
+            taken = [(list(types[at].schema.to_dict().items()), types[at].time) for at in step.inputs]
+            own = {name: value for name, value in msgspec.to_builtins(step).items() if name not in _NO_MEANING}
+            meaning = [own, taken]
         elif isinstance(step, p.Loop):
             meaning = ["loop", types[step.input].schema.to_dict()]
         else:

@@ -6,28 +6,23 @@ Text for people, Mermaid for documents; the same plan always gives the same text
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final
 
 from fordstone.connectors.guarantee import path_guarantees
 from fordstone.edge.graph import Edge, Graph, Vertex, build_graph
+from fordstone.edge.step_words import PORT_WORDS, details, has_late_reader, port_lead, shuffled_by, title
 from fordstone.errors import ConfigError
 from fordstone.model import plan as p
-from fordstone.model.duration import human_us
-from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType, stream_types
+from fordstone.model.stream import stream_types
+from fordstone.model.stream_type import Types
 
-_FIRST_OPTIONS: Final = ("path", "url", "topic")
-"""Shown without their name: they say which thing of its kind the connector means."""
-_SECRETS: Final = ("password", "secret", "token", "credential")
 _BARRIERS: Final = {
     "aligned": "aligned: a task waits for the barrier on every input",
     "unaligned": "unaligned: barriers overtake rows, which become part of the checkpoint",
     "blocking": "blocking: sources stop until the checkpoint is sealed",
 }
-
-Types = Mapping[p.Input, StreamType]
 
 
 def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:  # noqa: A002 - the word users expect
@@ -40,140 +35,20 @@ def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:
     raise ConfigError(f"format={format!r}: a plan is explained as 'text' or 'mermaid'.")
 
 
-# What a step is, in words.
-
-
-def title(step: p.Step) -> str:
-    """What a step does, in one line."""
-    match step:
-        case p.Source():
-            return f"source {_connector(step.connector)}"
-        case p.Filter():
-            return f"keep rows where {step.predicate}"
-        case p.Select():
-            return f"select {', '.join(step.columns)}"
-        case p.WithColumns():
-            return f"add {', '.join(step.columns)}"
-        case p.Explode():
-            return f"a row for each element of {step.expression}"
-        case p.Function():
-            return f"{step.kind} {_function(step.path)}"
-        case p.Union():
-            return f"union of {', '.join(map(str, step.streams))}"
-        case p.Aggregate():
-            return f"{_kind(step)} {_over(step.keys)}"
-        case p.Ewma():
-            return f"exponentially weighted mean {_over(step.keys)}, alpha {step.alpha}"
-        case p.Loop():
-            return f"loop, fed back from {step.feedback}"
-        case p.Sink():
-            return f"sink {_connector(step.connector)}"
-        case _:
-            assert_never(step)
-
-
-def _kind(step: p.Aggregate) -> str:
-    if step.window is None:
-        return "running aggregate"
-    shift = f" shifted by {human_us(step.window.offset_us)}" if step.window.offset_us else ""
-    return f"{human_us(step.window.size_us)} windows{shift}"
-
-
-def _over(keys: tuple[str, ...]) -> str:
-    return f"for each {', '.join(keys)}" if keys else "over all rows"
-
-
-def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
-    """What more there is to say of a step: a label and a text each."""
-    stream = types[p.Input(step.name)]
-    if isinstance(step, p.Aggregate):
-        yield "computes", ", ".join(given.sql for given in step.aggregates)
-    if isinstance(step, p.Ewma):
-        yield "smooths", ", ".join(step.columns)
-    if not isinstance(step, p.Sink):
-        before = types[step.inputs[0]] if step.inputs else None
-        if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
-            yield "columns", _columns(stream.schema)
-        if before is None or before.time != stream.time:
-            yield "time", _time(step, stream)
-        if stream.upsert_key is not None and (before is None or before.upsert_key != stream.upsert_key):
-            yield "rows", _replacing(stream.upsert_key)
-    if isinstance(step, p.Source):
-        yield "bad rows", "go to the dead letters" if step.on_error == "keep" else "stop the pipeline"
-    if isinstance(step, p.Sink):
-        yield "releases", _release(plan, step)
-    if (kept := _kept(plan, step)) is not None:
-        yield "keeps", kept
-
-
-def _time(step: p.Step, stream: StreamType) -> str:
-    if stream.time is None:
-        return "none"
-    text = stream.time.column
-    if isinstance(step, p.Source):
-        text += f", rows may be {human_us(step.lateness_us)} behind" if step.lateness_us else ", in order"
-        if step.idle_after_us is not None:
-            text += f"; a partition silent for {human_us(step.idle_after_us)} is not waited for"
-    return text
-
-
-def _replacing(key: tuple[str, ...]) -> str:
-    return f"replace each other by {', '.join(key)}" if key else "each replaces the one before"
-
-
-def _kept(plan: p.Plan, step: p.Step) -> str | None:
-    """What of a step is in a checkpoint."""
-    match step:
-        case p.Source():
-            return "the position of every partition"
-        case p.Aggregate(window=None):
-            return "one row a key" if step.keys else "one row"
-        case p.Aggregate():
-            return "partial aggregates of open windows"
-        case p.Ewma():
-            return "the rows that wait for time, and one number a key and column"
-        case p.Loop() if plan.guarantee == "exactly_once":
-            return "rows that are on their way back at a barrier"
-        case _:
-            return None
-
-
-def _release(plan: p.Plan, sink: p.Sink) -> str:
-    if plan.guarantee != "exactly_once":
-        return "at once"
-    return "when the epoch is sealed" if sink.release == "commit" else "at once, with ids (__id) to deduplicate by"
-
-
-def _connector(spec: p.ConnectorSpec) -> str:
-    """A connector as it would be written, secrets left out."""
-    shown = {
-        name: "***" if any(word in name.lower() for word in _SECRETS) else value for name, value in spec.options.items()
-    }
-    first = [repr(shown.pop(name)) for name in _FIRST_OPTIONS if name in shown]
-    return f"{spec.kind}({', '.join([*first, *(f'{name}={value!r}' for name, value in shown.items())])})"
-
-
-def _function(path: str) -> str:
-    if not path.startswith(p.LOCAL_FUNCTION):
-        return path
-    return f"{path.split(':')[1]} (written in place: runs in this process only)"
-
-
-def _columns(schema: Schema) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in schema.items())
-
-
 def crossing(plan: p.Plan, edge: Edge) -> str:
     """What travels along an edge between tasks."""
-    what = "late rows" if edge.port == "late" else "rows" if edge.combiner is None else "partial aggregates"
+    target = plan.step(edge.target)
+    combined = edge.feeder and isinstance(target, p.Aggregate)
+    what = PORT_WORDS[edge.port] if edge.port != "main" else "partial aggregates" if combined else "rows"
     if edge.back:
         return f"{what}, back to the loop's head"
     if edge.keys is None:
         return what
-    text = f"{what}, shuffled by {', '.join(edge.keys)}" if edge.keys else f"{what}, all to one subtask"
-    if edge.combiner is not None:
+    keys = shuffled_by(target, edge.index)
+    text = f"{what}, shuffled by {', '.join(keys)}" if keys else f"{what}, all to one subtask"
+    if combined:
         return f"{text} (combined first)"
-    late_wanted = isinstance(plan.step(edge.target), p.Aggregate)
+    late_wanted = isinstance(target, p.Aggregate) and has_late_reader(plan, target)
     return f"{text} (not combined first: late rows are wanted as they came)" if late_wanted else text
 
 
@@ -212,7 +87,7 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
     """A step and what is fused behind it."""
     step = plan.step(name)
     inside = [
-        _node(plan, graph, types, vertex, consumer.name, "late rows: " if stream.port == "late" else "")
+        _node(plan, graph, types, vertex, consumer.name, port_lead(stream))
         for consumer, stream in plan.consumers(name)
         if graph.home[consumer.name] == vertex.name and consumer.name != vertex.name
     ]
@@ -264,7 +139,7 @@ def _mermaid(plan: p.Plan, graph: Graph) -> str:
     for step in plan.steps:
         for stream in step.inputs:
             if graph.home[step.name] == graph.home[stream.step]:
-                label = '|"late rows"|' if stream.port == "late" else ""
+                label = f'|"{PORT_WORDS[stream.port]}"|' if stream.port != "main" else ""
                 lines.append(f"  {ids[stream.step]} -->{label} {ids[step.name]}")
     return "\n".join([*lines, *_mermaid_guarantees(plan)]) + "\n"
 
@@ -278,7 +153,7 @@ def _shape(step: p.Step) -> str:
     label = f'"{_quoted(step.name)}<br/>{_quoted(title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
-    return f"[({label})]" if isinstance(step, p.Aggregate | p.Ewma | p.Loop) else f"[{label}]"
+    return f"[({label})]" if isinstance(step, p.KeyedStep | p.Loop) else f"[{label}]"
 
 
 def _quoted(text: str) -> str:

@@ -1,7 +1,7 @@
 """From a plan to the graph that runs: which steps are fused into one task, and which edges shuffle.
 
-Stateless steps and sinks are fused to what feeds them; a keyed step, a union and a loop begin a new vertex. Where partial
-aggregates may be made before a shuffle, a combiner is fused to the feeding side. Pure.
+Stateless steps and sinks are fused to what feeds them; a keyed step, a union and a loop begin a new vertex. What a step
+wants done before its shuffle, such as partial aggregates, is fused to the feeding side. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from fordstone.model import plan as p
-from fordstone.operators.factory import combines
+from fordstone.operators.factory import has_feeder
 
 
 class VertexKind(Enum):
@@ -44,8 +44,10 @@ class Edge:
     target: str
     keys: tuple[str, ...] | None = None
     """Rows are split by these columns; None: subtask i feeds subtask i, or all feed one."""
-    combiner: str | None = None
-    """The aggregate step whose partial rows travel here instead of rows."""
+    index: int = 0
+    """Which input of the target this is."""
+    feeder: bool = False
+    """Rows go through the target's feeder before they are sent."""
     back: bool = False
 
 
@@ -103,18 +105,17 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
         match step:
             case p.Source():
                 begin(step, VertexKind.SOURCE, parallelism)
-            case p.Aggregate():
-                begin(step, VertexKind.STREAM, 1 if not step.keys or step.name in looped else parallelism)
-                combiner = step.name if combines(step, plan) else None
-                edges[-1] = replace(connect(step.input, step.name), keys=step.keys, combiner=combiner)
-            case p.Ewma():
-                begin(step, VertexKind.STREAM, 1 if not step.keys or step.name in looped else parallelism)
-                edges[-1] = replace(connect(step.input, step.name), keys=step.keys)
             case p.Union():
                 counts = {subtasks[home[stream.step]] for stream in step.streams}
                 begin(step, VertexKind.STREAM, counts.pop() if len(counts) == 1 and step.name not in looped else 1)
                 for stream in step.streams:
                     connect(stream, step.name)
+            case _ if isinstance(step, p.KeyedStep):
+                keys = step.shuffles or ()
+                begin(step, VertexKind.STREAM, 1 if not all(keys) or step.name in looped else parallelism)
+                fed = has_feeder(step, plan)
+                for index, stream in enumerate(step.inputs):
+                    edges[-1] = replace(connect(stream, step.name), keys=keys[index], index=index, feeder=fed)
             case p.Loop():
                 begin(step, VertexKind.LOOP, 1)
                 connect(step.input, step.name)

@@ -39,6 +39,10 @@ class Barrier:
     idle: bool = False
     """Behind it, this channel holds time back no longer. Taken up for all channels at the cut itself, so that it does not
     matter whose rows come first behind it."""
+    now_us: int = 0
+    """The time by the clock, for all tasks alike."""
+    before_us: int = 0
+    """The same at the end of the epoch before."""
     drains: bool = False
     """Loops are to run empty before it passes: a recorded epoch is computed again."""
 

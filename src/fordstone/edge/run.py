@@ -25,7 +25,7 @@ from fordstone.edge.signals import Signals
 from fordstone.edge.uploading import Upload, remote_checkpoints
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.model import plan as p
-from fordstone.operators.factory import Functions
+from fordstone.operators.setting import Functions
 from fordstone.protocol.restart import RestartAfter, Stop, decide
 
 log = logging.getLogger(__name__)

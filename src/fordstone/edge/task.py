@@ -22,6 +22,7 @@ from fordstone.edge.item import Barrier, Batch, Item, Probe, Watermark
 from fordstone.edge.snapshot import FrozenSource, TaskSnapshot
 from fordstone.model.ids import TaskId
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.operator import Moment
 from fordstone.state.key_group import split_by_owner
 
 PAUSES_KEPT: Final = 4096
@@ -136,7 +137,7 @@ class Task(ABC):
     def _cut(self, barrier: Barrier, *, logging: bool) -> None:
         """Freeze and pass the barrier on. `logging`: what was in flight is still to come."""
         began_us = self._clock.monotonic_us()
-        self.chain.on_barrier()
+        self.chain.on_barrier(Moment(now_us=barrier.now_us, before_us=barrier.before_us))
         snapshot = self._freeze(barrier)
         pause_us = self._clock.monotonic_us() - began_us
         self.pauses_us.append(pause_us)

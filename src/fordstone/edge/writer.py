@@ -300,6 +300,7 @@ class Writer:
             overtaking=sealing.overtakes or any(item.run is not None for log in logs for item in log.items),
             bounded=sealing.bounded,
             ended=sealing.ended,
+            now_us=sealing.now_us,
         )
         if sealing.rebuilds is not None:
             # What is recorded stays as it is, to be followed again if need be; only output that was damaged is replaced.

@@ -66,6 +66,8 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bounded: bool = False
     """What had been read to its end had ended for good."""
     ended: bool = False
+    now_us: int = 0
+    """The time by the clock that the epoch ended at: what waited for it came out."""
 
 
 class StateRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

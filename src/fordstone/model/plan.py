@@ -13,12 +13,16 @@ from typing import Any, Final, Literal
 import msgspec
 
 from fordstone.errors import PlanError
+from fordstone.model.windows import Window
 
 PLAN_VERSION: Final = 1
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Mode = Literal["aligned", "unaligned", "blocking"]
 Release = Literal["commit", "at_once"]
 OnError = Literal["keep", "fail"]
+
+Port = Literal["main", "late", "timeout", "final"]
+JoinHow = Literal["inner", "left", "right", "full"]
 
 LOCAL_FUNCTION: Final = "<local>"
 """Begins the path of a function that cannot be imported: it runs in the process that built the pipeline only."""
@@ -32,10 +36,14 @@ class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stream that a step reads: a step's output, or its `late` port."""
+    """A stream that a step reads: a step's output, or another of its ports.
+
+    `late`: rows that came too late. `timeout`: beginnings of patterns whose time ran out. `final`: of a window with early
+    results, the last word on each.
+    """
 
     step: str
-    port: Literal["main", "late"] = "main"
+    port: Port = "main"
 
     def __str__(self) -> str:
         return self.step if self.port == "main" else f"{self.step}.{self.port}"
@@ -49,6 +57,25 @@ class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
         """The streams this step reads, feedback left out."""
         found = getattr(self, "input", None)
         return () if found is None else (found,)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """For each input the columns by which its rows are brought together; None: this step takes rows where they are.
+
+        Where a feeder stands before the shuffle (`operators.factory.make_feeder`), these are columns that it gives.
+        """
+        return None
+
+
+class _Keyed(_Step, frozen=True, kw_only=True):
+    """A step with state by key: all rows of a key come to one subtask. Without keys there is one subtask."""
+
+    keys: tuple[str, ...]
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key."""
+        return (self.keys,)
 
 
 class Source(_Step, frozen=True, tag="source", kw_only=True):
@@ -110,16 +137,6 @@ class Union(_Step, frozen=True, tag="union", kw_only=True):
         return self.streams
 
 
-class Tumbling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="tumbling"):
-    """Windows [s, s + size), s a multiple of size from the UTC epoch, shifted by offset."""
-
-    size_us: int
-    offset_us: int = 0
-
-
-Window = Tumbling
-
-
 class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output column of an aggregate step."""
 
@@ -127,22 +144,147 @@ class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sql: str
 
 
-class Aggregate(_Step, frozen=True, tag="aggregate", kw_only=True):
+class Aggregate(_Keyed, frozen=True, tag="aggregate", kw_only=True):
     """One row a key and window, or with no window one row a key, kept up to date."""
 
     input: Input
-    keys: tuple[str, ...]
     window: Window | None = None
     aggregates: tuple[NamedAggregate, ...]
+    early_us: int | None = None
+    """Give provisional results about so often by the clock; then rows replace each other by key and window."""
 
 
-class Ewma(_Step, frozen=True, tag="ewma", kw_only=True):
+class Ewma(_Keyed, frozen=True, tag="ewma", kw_only=True):
     """The rows of each key in order of time, each with exponentially weighted means of all up to it."""
 
     input: Input
-    keys: tuple[str, ...]
-    alpha: float
+    alpha: float | None = None
+    half_life_us: int | None = None
+    """Exactly one of the two is given: the weight of the newest value, or after how long a value counts half."""
     columns: tuple[str, ...]
+
+
+class Deduplicate(_Keyed, frozen=True, tag="deduplicate", kw_only=True):
+    """Rows of each key in order of time, without those that follow one that was kept by less than `within`."""
+
+    input: Input
+    within_us: int
+
+
+class Join(_Step, frozen=True, tag="join", kw_only=True):
+    """Pairs of rows of equal keys with right time between left time + from and left time + to, both included."""
+
+    left: Input
+    right: Input
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    from_us: int
+    to_us: int
+    how: JoinHow = "inner"
+    suffix: str = "_right"
+    """What is added to the names of right columns that the left has too."""
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Left and right."""
+        return (self.left, self.right)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key columns that both sides' feeders give."""
+        return (join_keys(len(self.left_keys)),) * 2
+
+
+class Lookup(_Step, frozen=True, tag="lookup", kw_only=True):
+    """Rows with the columns of the row of a table that has their key. The table is read when the pipeline starts."""
+
+    input: Input
+    table: ConnectorSpec
+    schema: dict[str, str]
+    """The table's columns."""
+    keys: tuple[str, ...]
+    """Columns of the stream."""
+    table_keys: tuple[str, ...]
+    how: Literal["inner", "left"] = "left"
+    suffix: str = "_right"
+
+
+class LookupLatest(_Step, frozen=True, tag="lookup_latest", kw_only=True):
+    """Rows with the columns of the newest row of a control stream that has their key, as it was when the epoch began."""
+
+    input: Input
+    control: Input
+    keys: tuple[str, ...]
+    control_keys: tuple[str, ...]
+    how: Literal["inner", "left"] = "left"
+    suffix: str = "_right"
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The rows, and the control stream."""
+        return (self.input, self.control)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key columns that both sides' feeders give."""
+        return (join_keys(len(self.keys)),) * 2
+
+
+def join_keys(count: int) -> tuple[str, ...]:
+    """The key columns on the way to a step that joins two streams, whatever they are called in each."""
+    return tuple(f"__k{index}" for index in range(count))
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One part of a pattern: rows that fulfil a condition, and how they follow the part before."""
+
+    name: str
+    predicate: str | None = None
+    """SQL. `b.x` is column x of the last row taken by stage b; aggregates of a stage, such as `avg(b.x)`, too. None: any row."""
+    follows: Literal["next", "then", "any"] = "then"
+    """At once; with others between; or with others between, even those that would fit."""
+    times_min: int = 1
+    times_max: int | None = 1
+    """None: without bound. 0 as least: the stage is optional."""
+    within: Literal["next", "then", "any"] = "then"
+    """How the rows of this stage follow each other."""
+    greedy: bool = True
+    negated: bool = False
+    """No such row may come before the next stage; as the last stage: until the pattern's time is over."""
+    until: str | None = None
+    """The stage takes no more rows from the first on that fulfils this."""
+
+
+class Match(_Keyed, frozen=True, tag="match", kw_only=True):
+    """Sequences of rows of a key, in order of time, that fulfil a pattern."""
+
+    input: Input
+    pattern: str
+    """Its name."""
+    stages: tuple[Stage, ...]
+    within_us: int | None = None
+    """From the first row of a match to its last: less than this."""
+    skip: Literal["none", "next", "past_last", "first", "last"] = "past_last"
+    """Where to go on after a match: everywhere, behind its first row, behind its last, or at the first or last of a stage."""
+    skip_to: str | None = None
+    measures: tuple[str, ...] = ()
+    """SQL with AS. Columns of stages are written `b.x`; `first(b.x)`, `last(b.x)` and aggregates of them are known."""
+    all_rows: bool = False
+    """A row for each row of a match, instead of one a match."""
+    partial_matches_max: int = 10_000
+    """So many beginnings are kept a key at most; the oldest give way, and are counted."""
+    order: tuple[str, ...] = ()
+    """Columns, behind the time, that rows are ordered by before all others."""
+
+
+class Process(_Keyed, frozen=True, tag="process", kw_only=True):
+    """A user's function of the rows of a key, with state and timers."""
+
+    input: Input
+    path: str
+    schema: dict[str, str]
+    ordered: bool = True
+    """Rows come in order of time, once the watermark has passed them; else as they arrive."""
 
 
 class Loop(_Step, frozen=True, tag="loop", kw_only=True):
@@ -160,7 +302,9 @@ class Sink(_Step, frozen=True, tag="sink", kw_only=True):
     release: Release = "commit"
 
 
-Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Aggregate | Ewma | Loop | Sink
+KeyedStep = Aggregate | Ewma | Deduplicate | Join | LookupLatest | Match | Process
+"""Steps whose rows are shuffled: those with `shuffles`."""
+Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -186,6 +330,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             reads = (*step.inputs, step.feedback) if isinstance(step, Loop) else step.inputs
             found += [(step, stream) for stream in reads if stream.step == name]
         return tuple(found)
+
+    def feeds(self, name: str) -> tuple[tuple[Step, int, Input], ...]:
+        """Who reads the step's streams, feedback left out, and as which of its inputs; in plan order."""
+        return tuple(
+            (step, index, stream)
+            for step in self.steps
+            for index, stream in enumerate(step.inputs)
+            if stream.step == name
+        )
 
     def to_json(self) -> bytes:
         """JSON; the order of columns is part of what a plan says, so equal plans give equal bytes."""

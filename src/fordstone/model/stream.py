@@ -6,59 +6,35 @@ written, and a plan read from a file is judged by the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from dataclasses import replace
+from typing import assert_never
 
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
-from fordstone.model.aggregate import Aggregate, parse_aggregate
-from fordstone.model.expression import Expression, expand, parse, parse_double, parse_predicate
-from fordstone.model.schema import DataType, Schema
-
-WINDOW_START: Final = "window_start"
-WINDOW_END: Final = "window_end"
-_TIMESTAMP: Final = DataType("timestamp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventTime:
-    """Where a stream's rows carry their time: a column, and what to add to it."""
-
-    column: str
-    shift_us: int = 0
+from fordstone.model.aggregating import derive_aggregate
+from fordstone.model.deduplicating import derive_deduplicate
+from fordstone.model.expression import Expression, expand, parse, parse_predicate
+from fordstone.model.joining import derive_join, derive_lookup
+from fordstone.model.match import derive_match
+from fordstone.model.processing import derive_process
+from fordstone.model.schema import Schema
+from fordstone.model.smoothing import derive_ewma
+from fordstone.model.stream_type import TIMESTAMP, Derived, EventTime, StreamType, Types, append_only, shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamType:
-    """What is known of a stream before a row has moved."""
-
-    schema: Schema
-    time: EventTime | None = None
-    upsert_key: tuple[str, ...] | None = None
-    """None: an append stream. Else rows replace each other by this key."""
-    row_wise: bool = True
-    """Every row comes of one input row, by position: it can be given an id that a replay gives again."""
-    windowed: bool = False
-    """Every row comes of one key and window of the step `id_step`."""
-    id_step: str | None = None
-    looped: bool = False
-    """Inside or below a loop: there is no event time here."""
-
-
-def derive(step: p.Step, types: Mapping[p.Input, StreamType]) -> dict[p.Input, StreamType]:
+def derive(step: p.Step, types: Types) -> Derived:
     """The streams that `step` gives out, by port; raises `PipelineError` if it may not stand behind its inputs."""
     try:
-        return {p.Input(step.name): main for main in [_main(step, types)]} | _late(step, types)
+        return _derived(step, types)
     except ExpressionError as error:
         raise error if error.step else error.at_step(step.name) from None
     except SchemaError as error:
         raise SchemaError(f"step {step.name}: {error}") from None
 
 
-def stream_types(plan: p.Plan) -> dict[p.Input, StreamType]:
+def stream_types(plan: p.Plan) -> Derived:
     """Judge a whole plan. Names are unique, inputs exist, and every step may stand where it stands."""
-    types: dict[p.Input, StreamType] = {}
+    types: Derived = {}
     seen: set[str] = set()
     for step in plan.steps:
         if step.name in seen:
@@ -75,7 +51,7 @@ def stream_types(plan: p.Plan) -> dict[p.Input, StreamType]:
     return types
 
 
-def check_rules(plan: p.Plan, step: p.Step, types: Mapping[p.Input, StreamType]) -> None:
+def check_rules(plan: p.Plan, step: p.Step, types: Types) -> None:
     """What depends on the plan's guarantee and mode: releases at once (rule 13) and loops (rule 17)."""
     if isinstance(step, p.Loop) and plan.mode == "unaligned":
         raise PipelineError(f"step {step.name}: a loop cannot be snapshot in mode 'unaligned'. Use mode='aligned'.")
@@ -103,7 +79,7 @@ def check_rules(plan: p.Plan, step: p.Step, types: Mapping[p.Input, StreamType])
         )
 
 
-def check_feedback(step: p.Loop, types: Mapping[p.Input, StreamType]) -> None:
+def check_feedback(step: p.Loop, types: Types) -> None:
     """What comes back must look like what went in."""
     if step.feedback not in types:
         raise PipelineError(f"loop {step.name}: its feedback {step.feedback} is not a step of this pipeline.")
@@ -111,11 +87,34 @@ def check_feedback(step: p.Loop, types: Mapping[p.Input, StreamType]) -> None:
     if dict(went) != dict(came) or types[step.feedback].upsert_key is not None:
         raise PipelineError(
             f"loop {step.name}: what comes back must have the columns that went in.\n"
-            f"  went in: {_shown(went)}\n  comes back: {_shown(came)}"
+            f"  went in: {shown(went)}\n  comes back: {shown(came)}"
         )
 
 
-def _main(step: p.Step, types: Mapping[p.Input, StreamType]) -> StreamType:
+def _derived(step: p.Step, types: Types) -> Derived:
+    match step:
+        case p.Aggregate():
+            return derive_aggregate(step, types)
+        case p.Ewma():
+            return derive_ewma(step, types)
+        case p.Deduplicate():
+            return derive_deduplicate(step, types)
+        case p.Join():
+            return derive_join(step, types)
+        case p.Lookup() | p.LookupLatest():
+            return derive_lookup(step, types)
+        case p.Match():
+            return derive_match(step, types)
+        case p.Process():
+            return derive_process(step, types)
+        case _:
+            return {p.Input(step.name): _main(step, types)}
+
+
+RowWise = p.Source | p.Filter | p.Select | p.WithColumns | p.Explode | p.Function | p.Union | p.Loop | p.Sink
+
+
+def _main(step: RowWise, types: Types) -> StreamType:
     match step:
         case p.Source():
             return _source(step)
@@ -130,24 +129,14 @@ def _main(step: p.Step, types: Mapping[p.Input, StreamType]) -> StreamType:
             return _function(step, types[step.input])
         case p.Union():
             return _united(step, [types[stream] for stream in step.streams])
-        case p.Aggregate():
-            return _aggregated(step, types[step.input])
-        case p.Ewma():
-            return _smoothed(step, types[step.input])
         case p.Loop():
             stream = types[step.input]
-            _append_only(step, stream, "a loop")
+            append_only(step, stream, "a loop")
             return replace(stream, time=None, row_wise=False, windowed=False, looped=True)
         case p.Sink():
             return types[step.input]
         case _:
             assert_never(step)
-
-
-def _late(step: p.Step, types: Mapping[p.Input, StreamType]) -> dict[p.Input, StreamType]:
-    if isinstance(step, p.Ewma) or (isinstance(step, p.Aggregate) and step.window is not None):
-        return {p.Input(step.name, "late"): replace(types[step.input], time=None, row_wise=False, windowed=False)}
-    return {}
 
 
 def _source(step: p.Source) -> StreamType:
@@ -156,7 +145,7 @@ def _source(step: p.Source) -> StreamType:
         return StreamType(schema=schema)
     if step.time not in schema:
         raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
-    if schema[step.time] != _TIMESTAMP:
+    if schema[step.time] != TIMESTAMP:
         raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
     return StreamType(schema=schema, time=EventTime(column=step.time))
 
@@ -212,17 +201,17 @@ def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schem
 
 
 def _exploded(step: p.Explode, stream: StreamType) -> StreamType:
-    _append_only(step, stream, "flat_map")
+    append_only(step, stream, "flat_map")
     array, schema = exploded_columns(step, stream.schema)
     time = stream.time if stream.time is None or stream.time.column != array.name else None
     return replace(stream, schema=schema, time=time, windowed=False, row_wise=stream.row_wise)
 
 
 def _function(step: p.Function, stream: StreamType) -> StreamType:
-    _append_only(step, stream, step.kind)
+    append_only(step, stream, step.kind)
     schema = Schema.of(step.schema)
     time = stream.time
-    if time is not None and schema.get(time.column) != _TIMESTAMP:
+    if time is not None and schema.get(time.column) != TIMESTAMP:
         time = None
     return replace(
         stream, schema=schema, time=time, windowed=False, row_wise=stream.row_wise and step.kind != "map_batches"
@@ -232,10 +221,10 @@ def _function(step: p.Function, stream: StreamType) -> StreamType:
 def _united(step: p.Union, streams: list[StreamType]) -> StreamType:
     first = streams[0]
     for stream, given in zip(streams, step.streams, strict=True):
-        _append_only(step, stream, "a union")
+        append_only(step, stream, "a union")
         if dict(stream.schema) != dict(first.schema):
             raise SchemaError(
-                f"a union needs streams of one schema.\n  {step.streams[0]}: {_shown(first.schema)}\n  {given}: {_shown(stream.schema)}"
+                f"a union needs streams of one schema.\n  {step.streams[0]}: {shown(first.schema)}\n  {given}: {shown(stream.schema)}"
             )
     time = first.time if all(stream.time == first.time for stream in streams) else None
     return StreamType(
@@ -244,91 +233,3 @@ def _united(step: p.Union, streams: list[StreamType]) -> StreamType:
         row_wise=all(stream.row_wise for stream in streams),
         looped=any(stream.looped for stream in streams),
     )
-
-
-def aggregates(step: p.Aggregate, schema: Schema) -> tuple[Aggregate, ...]:
-    """The parsed aggregates of a step."""
-    return tuple(parse_aggregate(given.sql, schema, given.name) for given in step.aggregates)
-
-
-def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
-    _append_only(step, stream, "an aggregate")
-    columns: dict[str, str | DataType] = _keys(step, stream.schema)
-    if not step.aggregates:
-        raise PipelineError(f"step {step.name}: agg() needs at least one aggregate, such as n='count(*)'.")
-    if step.window is not None:
-        _windowable(step, stream)
-        columns |= {WINDOW_START: _TIMESTAMP, WINDOW_END: _TIMESTAMP}
-    for aggregate in aggregates(step, stream.schema):
-        if aggregate.name in columns:
-            raise SchemaError(f"column {aggregate.name!r} is given twice. Name the aggregate differently.")
-        columns[aggregate.name] = aggregate.type
-    schema = Schema.of(columns)
-    if step.window is None:
-        return StreamType(schema=schema, upsert_key=step.keys, row_wise=False, looped=stream.looped)
-    # A result counts as the last instant of its window: then a window of windows holds exactly those that lie in it.
-    time = EventTime(column=WINDOW_END, shift_us=-1)
-    return StreamType(schema=schema, time=time, row_wise=False, windowed=True, id_step=step.name)
-
-
-def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
-    """What each new column of a step smooths, as doubles, named as the column is."""
-    return tuple(parse_double(column, schema) for column in step.columns)
-
-
-def _smoothed(step: p.Ewma, stream: StreamType) -> StreamType:
-    _append_only(step, stream, "ewma")
-    time = _needs_time(step, stream, "ewma")
-    if not 0 < step.alpha <= 1:
-        raise PipelineError(
-            f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
-        )
-    for key, kind in _keys(step, stream.schema).items():
-        if isinstance(kind, DataType) and kind.element is not None:
-            raise SchemaError(f"group_by: column {key!r} is an array, which cannot be a key here.")
-    if not step.columns:
-        raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
-    columns: dict[str, str | DataType] = dict(stream.schema)
-    for column in smoothed(step, stream.schema):
-        if column.name in columns:
-            raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
-        columns[column.name] = column.type
-    return StreamType(schema=Schema.of(columns), time=time, row_wise=False)
-
-
-def _keys(step: p.Aggregate | p.Ewma, schema: Schema) -> dict[str, str | DataType]:
-    for key in step.keys:
-        if key not in schema:
-            raise SchemaError(f"group_by: there is no column {key!r}. Columns are: {', '.join(schema)}.")
-    return {key: schema[key] for key in step.keys}
-
-
-def _needs_time(step: p.Aggregate | p.Ewma, stream: StreamType, what: str) -> EventTime:
-    if stream.looped:
-        raise PipelineError(f"step {step.name}: {what} needs event time, and there is none inside or below a loop.")
-    if stream.time is None:
-        raise PipelineError(
-            f"step {step.name}: {what} needs event time, and {step.input} has none. "
-            'Declare it at the source (time="ts"), and keep that column on the way.'
-        )
-    return stream.time
-
-
-def _windowable(step: p.Aggregate, stream: StreamType) -> None:
-    _needs_time(step, stream, "a window by time")
-    for reserved in (WINDOW_START, WINDOW_END):
-        if reserved in step.keys:
-            raise SchemaError(f"group_by: {reserved!r} is given out by the window itself. Rename that key.")
-
-
-def _append_only(step: p.Step, stream: StreamType, what: str) -> None:
-    if stream.upsert_key is not None:
-        raise PipelineError(
-            f"step {step.name}: {what} cannot take rows that replace each other by key "
-            f"({', '.join(stream.upsert_key)}), as running results do. "
-            "Filters, selects that keep the key, and sinks can; or use a window, whose results are final."
-        )
-
-
-def _shown(schema: Schema) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in schema.items())

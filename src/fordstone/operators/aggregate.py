@@ -13,7 +13,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.manifest import TIME_MIN_US
-from fordstone.operators.operator import LATE, OP, UPSERT, Emit, Emits, Operator
+from fordstone.operators.operator import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
 from fordstone.operators.partial import END, Partials
 from fordstone.state.runs import Runs
 from fordstone.state.state import State
@@ -58,7 +58,7 @@ class Combine(Operator):
         """Nothing waits."""
         return []
 
-    def on_barrier(self) -> Emits:
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
         """Nothing is held."""
         return []
 
@@ -95,7 +95,7 @@ class WindowAggregate(Operator):
         closed = self._runs.close(watermark_us)
         return [Emit(self._partials.finish(closed))] if closed.height else []
 
-    def on_barrier(self) -> Emits:
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
         """Nothing: results come with time."""
         return []
 
@@ -153,7 +153,7 @@ class RunningAggregate(Operator):
         """Nothing waits for time."""
         return []
 
-    def on_barrier(self) -> Emits:
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
         """One row for each key that changed in this epoch."""
         return self._emit_changed()
 

@@ -22,9 +22,9 @@ import polars as pl
 from fordstone.model.expression import Expression
 from fordstone.model.manifest import TIME_MIN_US
 from fordstone.model.schema import Schema
-from fordstone.model.stream import EventTime
+from fordstone.model.stream_type import EventTime
 from fordstone.operators.lowering import to_polars
-from fordstone.operators.operator import LATE, Emit, Emits, Operator
+from fordstone.operators.operator import LATE, Emit, Emits, Moment, Operator
 from fordstone.operators.partial import ONE
 from fordstone.operators.recurrence import Doubles, Mask, Means, Rows, Values, smooth
 from fordstone.state.buffer import Buffer
@@ -81,7 +81,7 @@ class Ewma(Operator):
         rows = self._buffer.release(watermark_us)
         return [Emit(self._with_means(rows))] if rows.height else []
 
-    def on_barrier(self) -> Emits:
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
         """Nothing: results come with time."""
         return []
 
@@ -133,8 +133,12 @@ class Ewma(Operator):
 
 def _order(names: Sequence[str], schema: Schema) -> list[pl.Expr]:
     """By what rows of equal key and time are ordered: no two that differ compare as equal."""
-    signs = [(pl.lit(1.0) / pl.col(name)) > 0 for name in names if schema[name].is_float]
-    return [*(pl.col(name) for name in names), *signs]
+    order = []
+    for name in names:
+        order.append(pl.col(name))
+        if schema[name].is_float:  # Polars takes -0.0 and 0.0 for equal
+            order.append((pl.lit(1.0) / pl.col(name)) > 0)
+    return order
 
 
 def _by_key(series: pl.Series, by_key: Rows) -> Values:

@@ -41,6 +41,22 @@ class Emit:
 Emits = list[Emit]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The time by the clock at a barrier: the same for all steps of a pipeline, and recorded, so that a replay sees it again.
+
+    Between barriers the clock stands still for operators. It never goes back.
+    """
+
+    now_us: int
+    before_us: int
+    """At the end of the epoch before; 0 in the first."""
+
+    def passes(self, period_us: int) -> bool:
+        """Whether a multiple of the period lies in this epoch: so, something is done about once a period."""
+        return self.now_us // period_us > self.before_us // period_us
+
+
 class Operator(ABC):
     """One step on one subtask. Called by one thread at a time, in the order of the stream. Never called after `on_end`."""
 
@@ -53,8 +69,8 @@ class Operator(ABC):
         """No row that is not late will have a time below this. Called only when it has grown; the last is `TIME_MAX_US`."""
 
     @abstractmethod
-    def on_barrier(self) -> Emits:
-        """An epoch ends here: give out what is due once per epoch. State is frozen right after."""
+    def on_barrier(self, moment: Moment) -> Emits:
+        """An epoch ends here: give out what is due once per epoch, or by the clock. State is frozen right after."""
 
     @abstractmethod
     def states(self) -> Mapping[str, State]:
@@ -77,7 +93,7 @@ class Stateless(Operator):
         """Nothing waits."""
         return []
 
-    def on_barrier(self) -> Emits:
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nothing waits for the clock here
         """Nothing is held."""
         return []
 

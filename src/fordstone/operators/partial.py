@@ -18,9 +18,10 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.aggregate import Aggregate, AggregateCall
-from fordstone.model.plan import Window
+from fordstone.model.aggregating import WINDOW_END, WINDOW_START
 from fordstone.model.schema import DataType, Schema
-from fordstone.model.stream import WINDOW_END, WINDOW_START, EventTime
+from fordstone.model.stream_type import EventTime
+from fordstone.model.windows import Tumbling
 from fordstone.operators.lowering import to_polars
 from fordstone.operators.operator import ROW_ID
 from fordstone.state.microseconds import microseconds
@@ -65,7 +66,7 @@ class Partials:
         aggregates: Sequence[Aggregate],
         schema: Schema,
         *,
-        window: Window | None = None,
+        window: Tumbling | None = None,
         time: EventTime | None = None,
         step: str = "",
         with_id: bool = False,

@@ -10,11 +10,12 @@ import polars as pl
 
 from fordstone.edge.chain import Chain, Link, Onward
 from fordstone.model import plan as p
-from fordstone.operators.factory import OperatorSetting, make_combiner, make_operator
+from fordstone.operators.factory import make_feeder, make_operator
 from fordstone.operators.operator import MAIN
 from fordstone.operators.rowwise import TagBranch
+from fordstone.operators.setting import OperatorSetting
 from fordstone.spark.packing import Packer
-from fordstone.spark.stages import Host, KeyedStep, Stages, combines_first
+from fordstone.spark.stages import Host, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,16 @@ def make_chain(stages: Stages, host: Host, setting: OperatorSetting, packer: Pac
         more: list[Link] = []
         if isinstance(step, p.Sink):
             onward[MAIN].append(ToSink(packer, stages.sinks.index(name)))
-        for consumer, stream in plan.consumers(name):
-            if isinstance(consumer, KeyedStep):
-                out = ToKeyed(packer, stages.tag_of(consumer.name), consumer.keys)
-                if isinstance(consumer, p.Aggregate) and combines_first(consumer, plan):
-                    combiner = f"{consumer.name}/combine"
-                    inside[stream.port].append(combiner)
-                    more.append(Link(combiner, make_combiner(consumer, setting), onward={MAIN: [out]}))
-                else:
+        for consumer, index, stream in plan.feeds(name):
+            if isinstance(consumer, p.KeyedStep):
+                out = ToKeyed(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
+                feeder = make_feeder(consumer, index, setting)
+                if feeder is None:
                     onward[stream.port].append(out)
+                else:
+                    fed = f"{consumer.name}/feed{index}/{name}"
+                    inside[stream.port].append(fed)
+                    more.append(Link(fed, feeder, onward={MAIN: [out]}))
             elif consumer.name not in members:
                 raise AssertionError(f"{consumer.name} is behind {name}, but not with it")
             elif isinstance(consumer, p.Union) and consumer.name in setting.with_ids:

@@ -15,6 +15,7 @@ from fordstone.connectors.file_settings import file_settings
 from fordstone.errors import ConfigError
 from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
+from fordstone.model.windows import Tumbling
 from fordstone.spark.file_pattern import refusal
 
 Native = Literal["auto", "never", "always"]
@@ -185,6 +186,9 @@ def _stateful(plan: p.Plan, step: p.Step, *, streaming: bool) -> Iterator[Obstac
     if any(stream.port == "late" for _, stream in plan.consumers(step.name)):
         yield stands("its late rows are wanted, and Spark drops them")
     if step.window is None:
+        return
+    if not isinstance(step.window, Tumbling) or step.early_us is not None:
+        yield stands("its windows are of a kind that only our own operators make")
         return
     if streaming and any(isinstance(other, p.Function) for other in upstream(plan, step.input)):
         yield stands("a function stands before it, behind which Spark knows no watermark")

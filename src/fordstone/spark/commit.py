@@ -25,7 +25,7 @@ from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import DamagedError, PlanMismatchError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut
-from fordstone.model.stream import StreamType
+from fordstone.model.stream_type import StreamType
 from fordstone.operators.operator import OP, ROW_ID
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.packing import PACKED, What, decode

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fordstone.edge.explain import Node, Types, crossing, details, drawn, guarantees, title
+from fordstone.edge.explain import Node, crossing, drawn, guarantees
 from fordstone.edge.graph import Edge
+from fordstone.edge.step_words import details, port_lead, title
 from fordstone.errors import PipelineError
 from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
+from fordstone.model.stream_type import Types
+from fordstone.operators.factory import has_feeder
 from fordstone.spark.choice import Choice, Native, choose, sink_streams
-from fordstone.spark.stages import Host, KeyedStep, Stages, build_stages, combines_first
+from fordstone.spark.stages import Host, Stages, build_stages
 
 
 def explain(
@@ -92,34 +95,33 @@ class _Words:
             return Node(title=f"{port}{name}: as above")
         self.drawn.add(name)
         children = []
-        for consumer, stream in self.plan.consumers(name):
-            late = "late rows: " if stream.port == "late" else ""
-            if isinstance(consumer, KeyedStep):
+        for consumer, index, stream in self.plan.feeds(name):
+            if isinstance(consumer, p.KeyedStep):
                 children.append(
-                    Node(title=f"→ stage {self._depth(consumer)}, {self._crossing(host, consumer, stream)}")
+                    Node(title=f"→ stage {self._depth(consumer)}, {self._crossing(host, consumer, index, stream)}")
                 )
             else:
-                children.append(self.node(host, consumer.name, late))
+                children.append(self.node(host, consumer.name, port_lead(stream)))
         return Node(title=f"{port}{name}: {title(step)}", details=tuple(self._details(step)), children=tuple(children))
 
-    def _depth(self, step: KeyedStep) -> int:
+    def _depth(self, step: p.KeyedStep) -> int:
         return self.stages.hosts[step.name].depth
 
-    def _crossing(self, host: Host, consumer: KeyedStep, stream: p.Input) -> str:
-        combiner = consumer.name if combines_first(consumer, self.plan) else None
+    def _crossing(self, host: Host, consumer: p.KeyedStep, index: int, stream: p.Input) -> str:
         edge = Edge(
             number=0,
             source=host.name,
             step=stream.step,
             port=stream.port,
             target=consumer.name,
-            keys=consumer.keys,
-            combiner=combiner,
+            keys=(consumer.shuffles or ())[index],
+            index=index,
+            feeder=has_feeder(consumer, self.plan),
         )
         return f"{consumer.name}: {crossing(self.plan, edge).replace('to one subtask', 'to one shard')}"
 
     def _details(self, step: p.Step) -> Iterator[tuple[str, str]]:
-        if isinstance(step, KeyedStep):
+        if isinstance(step, p.KeyedStep):
             chosen = self.choice.of(step.name)
             yield "runs", f"{chosen.way}. {chosen.why}"
         for label, text in details(self.plan, step, self.types):

@@ -24,7 +24,7 @@ from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import PartitionCut
 from fordstone.model.schema import Schema
 from fordstone.model.stream import stream_types
-from fordstone.operators.factory import OperatorSetting
+from fordstone.operators.setting import OperatorSetting
 from fordstone.spark.chains import make_chain
 from fordstone.spark.packing import Packed, Packer, What
 from fordstone.spark.stages import Stages, build_stages
@@ -119,7 +119,9 @@ class Feed:
         )
         self._packer.add(Packed(0, What.FACTS, 0, told.to_json()))
         if self._stages.depth and (least_us or work is not None):
-            mark = Clock(clocks=work.clocks if work is not None else {}, least_us=least_us)
+            mark = Clock(least_us=least_us)
+            if work is not None:
+                mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
             self._packer.to_all(What.CLOCK, 0, mark.to_json())
         yield from self._packer.taken()
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from fordstone.model import plan as p
 from fordstone.model.schema import Schema
-from fordstone.model.stream import StreamType
-from fordstone.operators.factory import Functions, OperatorSetting, make_operator
+from fordstone.model.stream_type import StreamType
+from fordstone.operators.factory import make_operator
+from fordstone.operators.setting import Functions, OperatorSetting
 from fordstone.spark.column_types import arrow_schema
 
 Batches = Iterator[pa.RecordBatch]

@@ -20,6 +20,7 @@ import polars as pl
 from fordstone.edge.chain import Chain
 from fordstone.errors import DamagedError
 from fordstone.model.manifest import TIME_MIN_US, RunRef
+from fordstone.operators.operator import Moment
 from fordstone.spark.chains import make_chain
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.packing import Packed, Packer, What, decode, encode
@@ -172,7 +173,7 @@ class ShardHost:
             now_us = time_of(host.sources, times, known)
             if now_us > known:
                 chain.on_watermark(now_us)
-            chain.on_barrier()
+            chain.on_barrier(Moment(now_us=clock.now_us, before_us=clock.before_us))
             memo = self._stored(host, chain, memo, pieces, now_us)
             late_rows += chain.late_rows
             state_bytes += sum(one.size_bytes for name in pieces for one in memo.pieces.get(name, ()))

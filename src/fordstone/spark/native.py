@@ -19,20 +19,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from fordstone.edge.partition import TIME_BOUND_US
 from fordstone.errors import ConfigError
 from fordstone.model import plan as p
+from fordstone.model.aggregating import WINDOW_END, WINDOW_START, aggregates
 from fordstone.model.dialect import quoted_name
 from fordstone.model.expression import Expression, parse_predicate
-from fordstone.model.stream import (
-    WINDOW_END,
-    WINDOW_START,
-    StreamType,
-    aggregates,
-    exploded_columns,
-    projection,
-    stream_types,
-)
+from fordstone.model.stream import exploded_columns, projection, stream_types
+from fordstone.model.stream_type import StreamType
 from fordstone.model.term import render
-from fordstone.operators.factory import Functions
+from fordstone.model.windows import Tumbling
 from fordstone.operators.operator import DELETE, OP, UPSERT
+from fordstone.operators.setting import Functions
 from fordstone.spark.choice import choose, sink_streams, upstream
 from fordstone.spark.column_types import spark_schema, spark_type
 from fordstone.spark.function_rows import function_rows
@@ -101,15 +96,16 @@ class _Lowering:
         self._streaming = streaming
         self._files_max = files_max
         self._made: dict[str, DataFrame] = {}
-        windows = [step for step in upstream(plan, stream) if isinstance(step, p.Aggregate) and step.window is not None]
+        windows = {
+            step.input: step.window.size_us
+            for step in upstream(plan, stream)
+            if isinstance(step, p.Aggregate) and isinstance(step.window, Tumbling)
+        }
         self._moved_us: dict[str, int] = {}
         """The sources whose rows carry a moved time, and by how much."""
-        for step in windows if streaming else ():
-            size_us = step.window.size_us if step.window is not None else 1
+        for taken, size_us in windows.items() if streaming else ():
             moved_us = -(-TIME_BOUND_US // size_us) * size_us
-            self._moved_us |= {
-                other.name: moved_us for other in upstream(plan, step.input) if isinstance(other, p.Source)
-            }
+            self._moved_us |= {other.name: moved_us for other in upstream(plan, taken) if isinstance(other, p.Source)}
 
     def let_out(self) -> DataFrame:
         """The stream as a sink takes it, in exactly its declared types."""
@@ -179,6 +175,8 @@ class _Lowering:
         if step.window is None or stream.time is None:
             grouped = rows.groupBy(*keys or [F.lit(0).alias(_ALL)])
             return grouped.agg(*made).select(*keys, *names, F.lit(UPSERT).alias(OP))
+        if not isinstance(step.window, Tumbling):
+            raise TypeError(f"step {step.name} has windows that only our own operators make")
         size_us, offset_us = step.window.size_us, step.window.offset_us % step.window.size_us
         if self._streaming:
             time, moved_us = F.col(TIME), next(iter(self._moved_us.values()))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from fordstone.operators.factory import Functions
+    from fordstone.operators.setting import Functions
 
 
 _DONE: Final = "fordstone/done"

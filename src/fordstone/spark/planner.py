@@ -36,13 +36,21 @@ class Planner:
         rows_max: int,
         bounded: bool,
         clock_us: ClockUs,
+        wall_us: ClockUs = lambda: 0,
+        tick_us: int | None = None,
     ) -> None:
-        """`bounded`: what is there now is all there will ever be."""
+        """`bounded`: what is there now is all there will ever be.
+
+        `wall_us`: microseconds since 1970. `tick_us`: something waits for the clock, so that a batch is due about so often
+        although there is nothing to read.
+        """
         self._steps = steps
         self._sources = sources
         self._rows_max = rows_max
         self._bounded = bounded
         self._clock_us = clock_us
+        self._wall_us = wall_us
+        self._tick_us = tick_us
         self._heard_us: dict[tuple[str, str], int] = {}
         self._reached: dict[tuple[str, str], int] = {}
         """How far partitions were known to go when they were last looked at."""
@@ -85,9 +93,21 @@ class Planner:
             clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
             if here:
                 changed[step.name] = here
-        if not news:
+        before_us = before.now_us if before is not None else 0
+        now_us = max(self._wall_us(), before_us)
+        ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
+        if not (news or ticks):
             return None
-        return Work(epoch=epoch, reads=tuple(reads), clocks=clocks, changed=changed, seeds=seeds, bounded=self._bounded)
+        return Work(
+            epoch=epoch,
+            reads=tuple(reads),
+            clocks=clocks,
+            changed=changed,
+            seeds=seeds,
+            bounded=self._bounded,
+            now_us=now_us,
+            before_us=before_us,
+        )
 
     def _changed(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, PartitionCut]:
         """Partitions that join, fall idle or come back, as they are now."""

@@ -13,6 +13,7 @@ import msgspec
 from fordstone.checkpoint.failpoint import parse_failpoints
 from fordstone.connectors import files
 from fordstone.connectors.connector import SinkStream
+from fordstone.edge.clock import SystemClock
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.engine import step_digests
 from fordstone.edge.run import FAILPOINT_VARIABLE
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from fordstone.operators.factory import Functions
+    from fordstone.operators.setting import Functions
 
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
@@ -94,7 +95,9 @@ class HostedQuery:
             return
         steps = self.stages.sources
         sources = {step.name: opened(step, bounded=True) for step in steps}
-        planner = Planner(steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0)
+        planner = Planner(
+            steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=SystemClock().wall_us
+        )
         before = self.seed.cut if self.seed is not None else None
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:

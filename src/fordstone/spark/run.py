@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
     from fordstone.edge.run import OnProgress
     from fordstone.model import plan as p
-    from fordstone.operators.factory import Functions
+    from fordstone.operators.setting import Functions
     from fordstone.spark.commit import BatchOutcome
 
 log = logging.getLogger(__name__)

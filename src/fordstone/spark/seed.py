@@ -84,7 +84,9 @@ class Seed:
                         frame = store.read_run(ref)
                         header = SeedHeader(state=runs.state, order=order, watermark_us=times[step.name])
                         key = states[runs.state].key
-                        for shard, mine in split_state(frame, key, keyed=bool(step.keys), shards=setting.shards):
+                        for shard, mine in split_state(
+                            frame, key, keyed=all(step.shuffles or ()), shards=setting.shards
+                        ):
                             # Slices of one run may come in any order: its rows are of different keys, or go by time.
                             for part in sliced(mine):
                                 yield Packed(shard, What.SEED, tag, pack_seed(header, part))

@@ -15,12 +15,14 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from fordstone.connectors.kind import system_clock_us
+from fordstone.edge.clock import SystemClock
 from fordstone.model.manifest import Cut
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import Feed, QuerySetting, opened
 from fordstone.spark.packing import PACKED, Packed, shard_keys
 from fordstone.spark.planner import Planner
 from fordstone.spark.seed import Seed
+from fordstone.spark.stages import tick_us
 from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.work import PartitionRead, Work, first_offset, offset_of, read_work
 from fordstone.spark.worker_heap import leave_alone_what_stays
@@ -140,7 +142,13 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             steps = self._setting.stages().sources
             sources = {step.name: opened(step, bounded=self._setting.bounded) for step in steps}
             self._planner = Planner(
-                steps, sources, rows_max=self._rows_max, bounded=self._setting.bounded, clock_us=system_clock_us
+                steps,
+                sources,
+                rows_max=self._rows_max,
+                bounded=self._setting.bounded,
+                clock_us=system_clock_us,
+                wall_us=SystemClock().wall_us,
+                tick_us=None if self._setting.bounded else tick_us(self._setting.stages().plan),
             )
         return self._planner
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.errors import PipelineError
 from fordstone.model import plan as p
-from fordstone.operators.factory import combines
 
-KeyedStep = p.Aggregate | p.Ewma
+TIMERS_US: Final = 1_000_000
+"""Timers by the clock are looked at so often although there are no rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +43,9 @@ class Stages:
     """How many stages stand behind the readers."""
 
     @cached_property
-    def keyed(self) -> tuple[KeyedStep, ...]:
+    def keyed(self) -> tuple[p.KeyedStep, ...]:
         """The keyed steps in plan order: a packed row's tag is the place in here."""
-        return tuple(step for step in self.plan.steps if isinstance(step, KeyedStep))
+        return tuple(step for step in self.plan.steps if isinstance(step, p.KeyedStep))
 
     @cached_property
     def sinks(self) -> tuple[str, ...]:
@@ -86,26 +87,28 @@ def build_stages(plan: p.Plan) -> Stages:
             depths[step.name], sources[step.name] = 0, frozenset({step.name})
             continue
         deepest = max(depths[stream.step] for stream in step.inputs)
-        depths[step.name] = deepest + isinstance(step, KeyedStep)
+        depths[step.name] = deepest + isinstance(step, p.KeyedStep)
         sources[step.name] = frozenset().union(*(sources[stream.step] for stream in step.inputs))
     hosts = {
         step.name: Host(
             name=step.name, members=_members(plan, step), sources=sources[step.name], depth=depths[step.name]
         )
         for step in plan.steps
-        if isinstance(step, p.Source | KeyedStep)
+        if isinstance(step, p.Source | p.KeyedStep)
     }
     return Stages(plan=plan, hosts=hosts, depth=max(host.depth for host in hosts.values()))
 
 
-def combines_first(step: KeyedStep, plan: p.Plan) -> bool:
-    """Whether rows become partial aggregates before they are packed for this step."""
-    return isinstance(step, p.Aggregate) and combines(step, plan)
+def tick_us(plan: p.Plan) -> int | None:
+    """How often something in the plan looks at the clock, if anything does."""
+    early = [step.early_us for step in plan.steps if isinstance(step, p.Aggregate) and step.early_us is not None]
+    timed = [TIMERS_US for step in plan.steps if isinstance(step, p.Process)]
+    return min([*early, *timed], default=None)
 
 
 def _members(plan: p.Plan, head: p.Step) -> tuple[str, ...]:
     inside = {head.name}
     for step in plan.steps:
-        if not isinstance(step, p.Source | KeyedStep) and any(stream.step in inside for stream in step.inputs):
+        if not isinstance(step, p.Source | p.KeyedStep) and any(stream.step in inside for stream in step.inputs):
             inside.add(step.name)
     return tuple(step.name for step in plan.steps if step.name in inside)

@@ -57,6 +57,10 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seeds: bool = False
     """The state of a checkpoint comes with this batch."""
     bounded: bool = False
+    now_us: int = 0
+    """The time by the clock, for all tasks alike."""
+    before_us: int = 0
+    """The same in the batch before."""
 
     def to_json(self) -> bytes:
         """As bytes."""
@@ -96,6 +100,9 @@ class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """From one task of each batch."""
     least_us: dict[str, int] = {}
     """Behind the batch, for the partitions that this task read and that are still waited for."""
+    now_us: int = 0
+    before_us: int = 0
+    """The times by the clock, from the task that was given the work."""
 
     def to_json(self) -> bytes:
         """As bytes."""
@@ -124,12 +131,14 @@ def read_clock(marks: Iterable[bytes]) -> Clock:
     """All marks of a batch as one."""
     clocks: dict[str, SourceClock] = {}
     least: dict[str, int] = {}
+    now_us = before_us = 0
     for data in marks:
         mark = msgspec.json.decode(data, type=Clock)
         clocks |= mark.clocks
+        now_us, before_us = max(now_us, mark.now_us), max(before_us, mark.before_us)
         for source, us in mark.least_us.items():
             least[source] = min(least.get(source, us), us)
-    return Clock(clocks=clocks, least_us=least)
+    return Clock(clocks=clocks, least_us=least, now_us=now_us, before_us=before_us)
 
 
 def watermarks_us(clock: Clock) -> dict[str, int | None]:
@@ -204,4 +213,4 @@ def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], l
             watermark_us=work.clocks[source].watermark_us if reached_us is None else reached_us,
         )
     ended = work.bounded and all(clock.state == "ended" for clock in work.clocks.values())
-    return Cut(epoch=work.epoch, sources=cuts, bounded=work.bounded, ended=ended)
+    return Cut(epoch=work.epoch, sources=cuts, bounded=work.bounded, ended=ended, now_us=work.now_us)

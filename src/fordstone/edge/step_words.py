@@ -1,0 +1,190 @@
+"""A step in words: what it does, what it computes, what is kept of it. Both engines' `explain` speak with these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, assert_never
+
+from fordstone.model import plan as p
+from fordstone.model import windows as w
+from fordstone.model.duration import human_us
+from fordstone.model.schema import Schema
+from fordstone.model.stream_type import StreamType, Types
+
+PORT_WORDS: Final = {
+    "main": "rows",
+    "late": "late rows",
+    "timeout": "what ran out of time",
+    "final": "final results",
+}
+_FIRST_OPTIONS: Final = ("path", "url", "topic")
+"""Shown without their name: they say which thing of its kind the connector means."""
+_SECRETS: Final = ("password", "secret", "token", "credential")
+
+
+def port_lead(stream: p.Input) -> str:
+    """Begins the line of a step that reads another port than the main one."""
+    return "" if stream.port == "main" else f"{PORT_WORDS[stream.port]}: "
+
+
+def shuffled_by(step: p.Step, index: int) -> tuple[str, ...]:
+    """The columns of the stream by which rows of one input are brought together, as the user knows them."""
+    match step:
+        case p.Join():
+            return (step.left_keys, step.right_keys)[index]
+        case p.LookupLatest():
+            return (step.keys, step.control_keys)[index]
+        case _:
+            return (step.shuffles or ((),))[index]
+
+
+def has_late_reader(plan: p.Plan, step: p.Step) -> bool:
+    """Whether somebody reads a step's late rows."""
+    return any(stream.port == "late" for _, stream in plan.consumers(step.name))
+
+
+def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
+    """What a step does, in one line."""
+    match step:
+        case p.Source():
+            return f"source {_connector(step.connector)}"
+        case p.Filter():
+            return f"keep rows where {step.predicate}"
+        case p.Select():
+            return f"select {', '.join(step.columns)}"
+        case p.WithColumns():
+            return f"add {', '.join(step.columns)}"
+        case p.Explode():
+            return f"a row for each element of {step.expression}"
+        case p.Function():
+            return f"{step.kind} {_function(step.path)}"
+        case p.Union():
+            return f"union of {', '.join(map(str, step.streams))}"
+        case p.Aggregate():
+            return f"{_kind(step)} {_over(step.keys)}"
+        case p.Ewma():
+            return f"exponentially weighted mean {_over(step.keys)}, alpha {step.alpha}"
+        case p.Deduplicate():
+            return f"first of each {', '.join(step.keys) or 'row'} within {human_us(step.within_us)}"
+        case p.Join():
+            return f"{step.how} join of {step.left} and {step.right}"
+        case p.Lookup():
+            return f"look up in {_connector(step.table)}"
+        case p.LookupLatest():
+            return f"look up in {step.control}"
+        case p.Match():
+            return f"pattern {step.pattern} {_over(step.keys)}"
+        case p.Process():
+            return f"process {_function(step.path)} {_over(step.keys)}"
+        case p.Loop():
+            return f"loop, fed back from {step.feedback}"
+        case p.Sink():
+            return f"sink {_connector(step.connector)}"
+        case _:
+            assert_never(step)
+
+
+def _kind(step: p.Aggregate) -> str:
+    match step.window:
+        case None:
+            return "running aggregate"
+        case w.Tumbling():
+            return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
+        case w.Sliding():
+            every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
+            return every + _shifted(step.window.offset_us)
+        case w.Session():
+            return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
+        case w.Count():
+            every = "" if step.window.slide == step.window.size else f" every {step.window.slide:,}"
+            return f"windows of {step.window.size:,} rows{every}"
+        case _:
+            assert_never(step.window)
+
+
+def _shifted(offset_us: int) -> str:
+    return f" shifted by {human_us(offset_us)}" if offset_us else ""
+
+
+def _over(keys: tuple[str, ...]) -> str:
+    return f"for each {', '.join(keys)}" if keys else "over all rows"
+
+
+def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
+    """What more there is to say of a step: a label and a text each."""
+    stream = types[p.Input(step.name)]
+    if isinstance(step, p.Aggregate):
+        yield "computes", ", ".join(given.sql for given in step.aggregates)
+    if isinstance(step, p.Ewma):
+        yield "smooths", ", ".join(step.columns)
+    if not isinstance(step, p.Sink):
+        before = types[step.inputs[0]] if step.inputs else None
+        if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
+            yield "columns", _columns(stream.schema)
+        if before is None or before.time != stream.time:
+            yield "time", _time(step, stream)
+        if stream.upsert_key is not None and (before is None or before.upsert_key != stream.upsert_key):
+            yield "rows", _replacing(stream.upsert_key)
+    if isinstance(step, p.Source):
+        yield "bad rows", "go to the dead letters" if step.on_error == "keep" else "stop the pipeline"
+    if isinstance(step, p.Sink):
+        yield "releases", _release(plan, step)
+    if (kept := _kept(plan, step)) is not None:
+        yield "keeps", kept
+
+
+def _time(step: p.Step, stream: StreamType) -> str:
+    if stream.time is None:
+        return "none"
+    text = stream.time.column
+    if isinstance(step, p.Source):
+        text += f", rows may be {human_us(step.lateness_us)} behind" if step.lateness_us else ", in order"
+        if step.idle_after_us is not None:
+            text += f"; a partition silent for {human_us(step.idle_after_us)} is not waited for"
+    return text
+
+
+def _replacing(key: tuple[str, ...]) -> str:
+    return f"replace each other by {', '.join(key)}" if key else "each replaces the one before"
+
+
+def _kept(plan: p.Plan, step: p.Step) -> str | None:
+    """What of a step is in a checkpoint."""
+    match step:
+        case p.Source():
+            return "the position of every partition"
+        case p.Aggregate(window=None):
+            return "one row a key" if step.keys else "one row"
+        case p.Aggregate():
+            return "partial aggregates of open windows"
+        case p.Ewma():
+            return "the rows that wait for time, and one number a key and column"
+        case p.Loop() if plan.guarantee == "exactly_once":
+            return "rows that are on their way back at a barrier"
+        case _:
+            return None
+
+
+def _release(plan: p.Plan, sink: p.Sink) -> str:
+    if plan.guarantee != "exactly_once":
+        return "at once"
+    return "when the epoch is sealed" if sink.release == "commit" else "at once, with ids (__id) to deduplicate by"
+
+
+def _connector(spec: p.ConnectorSpec) -> str:
+    """A connector as it would be written, secrets left out."""
+    shown = {
+        name: "***" if any(word in name.lower() for word in _SECRETS) else value for name, value in spec.options.items()
+    }
+    first = [repr(shown.pop(name)) for name in _FIRST_OPTIONS if name in shown]
+    return f"{spec.kind}({', '.join([*first, *(f'{name}={value!r}' for name, value in shown.items())])})"
+
+
+def _function(path: str) -> str:
+    if not path.startswith(p.LOCAL_FUNCTION):
+        return path
+    return f"{path.split(':')[1]} (written in place: runs in this process only)"
+
+
+def _columns(schema: Schema) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in schema.items())

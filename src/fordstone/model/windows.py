@@ -1,0 +1,36 @@
+"""Windows as a plan says them. All are closed-open; those by time are aligned to the UTC epoch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Tumbling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="tumbling"):
+    """Windows [s, s + size), s a multiple of size from the UTC epoch, shifted by offset."""
+
+    size_us: int
+    offset_us: int = 0
+
+
+class Sliding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sliding"):
+    """Windows [s, s + size), s a multiple of slide from the UTC epoch, shifted by offset. A slide above the size leaves gaps."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int = 0
+
+
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="session"):
+    """Rows of a key that follow each other by less than the gap. The window is [first, last + gap)."""
+
+    gap_us: int
+
+
+class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="count"):
+    """So many rows of a key in order of time; the next window begins `slide` rows further on."""
+
+    size: int
+    slide: int
+
+
+Window = Tumbling | Sliding | Session | Count
