@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 # Before anybody imports polars: small frames on many threads only get in each other's way.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+# The same examples in every run, so that a run fails for what was changed; HYPOTHESIS_PROFILE=random looks for others.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("random")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 HERE = Path(__file__).resolve().parent
 # Files and folders so named use the one Spark of the run or start their own; they run one after the other.

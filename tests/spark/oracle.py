@@ -153,7 +153,7 @@ class Smooth(Node):
         self.us = us
         due = [row for row in self._waiting if self._time(row) < us]
         self._waiting = [row for row in self._waiting if self._time(row) >= us]
-        due.sort(key=lambda row: (self._time(row), *self._ranks(row)))
+        due.sort(key=lambda row: (self._time(row), [rank(row[name]) for name in self._order]))
         for row in due:
             key, value = key_of(row, self._keys), row[self._read]
             if value is not None:
@@ -161,10 +161,6 @@ class Smooth(Node):
                 value = float(value)
                 self._means[key] = value if before is None else self._alpha * value + (1 - self._alpha) * before
             self.give(row | {self._new: self._means.get(key)})
-
-    def _ranks(self, row: Record) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Both zeros are equal, and come apart only when all else is."""
-        return [rank(shown_key(row[name])) for name in self._order], [rank(row[name]) for name in self._order]
 
 
 class Collected(Node):

@@ -41,11 +41,6 @@ class Tables:
         self.files.append(file)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a task that has read its tables to the end tells that it is idle at once, not at a barrier; tasks behind it hear so in "
-    "different orders, their times come apart, and rows of one window step are late for the step behind it",
-)
 def test_no_row_is_late_for_a_second_step_because_several_tasks_read_tables(tmp_path: Path) -> None:
     for seed in range(6):
         tables = Tables(tmp_path / str(seed), seed)
@@ -76,11 +71,6 @@ class Dropping(EdgeSide):
         super()._step(engine, 0, rng)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a table that is read by one chunk has ended before its time is told, so that where tables are dropped one by one "
-    "time stands still for ever",
-)
 def test_time_moves_on_the_edge_where_tables_are_dropped_one_by_one(tmp_path: Path) -> None:
     tables = Tables(tmp_path, 1)
     tables.rows.window((), 4, 0, {"c": ("count(*)", o.count())}).sink("windows")

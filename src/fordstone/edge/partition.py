@@ -31,6 +31,8 @@ class Partition:
     floor_us: int = TIME_MIN_US
     idle: bool = False
     done: bool = False
+    ended: bool = False
+    """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
     target: int | None = None
     """Following a recorded cut: read up to here and no further."""
     stashed: Chunk | None = None

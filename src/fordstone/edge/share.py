@@ -79,6 +79,12 @@ class Share:
             elif not partition.idle and after_us is not None and now_us - partition.heard_us >= after_us:
                 partition.idle = True
 
+    def close_ended(self) -> None:
+        """At a barrier: what was read to its end is done."""
+        for partition in self.partitions.values():
+            if partition.ended:
+                partition.done, partition.ended = True, False
+
     def cuts(self) -> dict[str, PartitionCut]:
         """Where the partitions stand. May be asked from any thread, for a rough answer."""
         return {name: partition.cut() for name, partition in list(self.partitions.items())}

@@ -1,7 +1,7 @@
 """Source tasks: read partitions, judge lateness, tell the time, and begin epochs.
 
 What is in an epoch is decided by positions alone: partitions join, fall idle and come back at barriers only, so that
-an epoch can be computed again from its recorded cut (rule 1). Of several partitions, the one furthest behind in time is read next (rule 21).
+an epoch can be computed again from its recorded cut (rule 1). So do those that end while others may come. Of several partitions, the one furthest behind in time is read next (rule 21).
 """
 
 from __future__ import annotations
@@ -186,13 +186,15 @@ class SourceTask(Task):
         now_us = self._clock.monotonic_us()
         if order.follow is None:
             self._look_at_idle()
+            self._share.close_ended()
             self._share.change_idleness(self._step.idle_after_us, watermark_us=self._watermark_us, now_us=now_us)
             self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
         else:
-            for name, cut in order.follow.items():
-                if name in self._share.partitions:
-                    self._share.partitions[name].done = cut.done
-            self._tell_time()
+            if order.bounded:
+                for name, cut in order.follow.items():
+                    if name in self._share.partitions:
+                        self._share.partitions[name].done = cut.done
+                self._tell_time()
             self._share.take_up(order.follow, now_us=now_us)
         self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
         self._asked = False
@@ -224,7 +226,7 @@ class SourceTask(Task):
         lateness_us = self._step.lateness_us
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
-        active = [q for q in self._share.partitions.values() if not q.done and not q.idle]
+        active = [q for q in self._share.partitions.values() if not (q.done or q.ended or q.idle)]
         active.sort(key=lambda q: (q.watermark_us(lateness_us), q.reads))
         for partition in active:
             if partition.target is not None and partition.position >= partition.target:
@@ -313,8 +315,9 @@ class SourceTask(Task):
         if frame.height:
             self._judge_and_push(partition, frame)
         if chunk.ended and not self._held:
-            # While a recorded cut is followed, it says which partitions had ended by then.
-            partition.done = True
+            # While a recorded cut is followed, it says which partitions had ended by then. Of input that goes on, what has ended
+            # counts up to the barrier: then all tasks behind hear of it at one place, and of its time at all.
+            partition.done, partition.ended = self._ends, not self._ends
         self._tell_time()
 
     def _judge_and_push(self, partition: Partition, frame: pl.DataFrame) -> None:

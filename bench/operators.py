@@ -1,0 +1,91 @@
+"""Operators beside one plain query over the same rows: a table, and JSON.
+
+    uv run python bench/operators.py [--quick] [--only SECTION] [--json FILE]
+
+Each operator is driven as a task of the edge engine drives it: batches of 64 Ki rows that are slightly out of order, a
+watermark behind each, a barrier with a snapshot every 16 batches. Its peer has all rows at once and does the work in one
+query. Both have one thread; speed is by processor time, the sides in turn; the ratio is of the middle of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+# Before Polars is loaded: one thread for both sides.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+from operator_drive import drive
+from operator_loads import LATE_US, LOADS, Load
+from table import Finding, machine, middle, number, show, spread, write_json
+
+SIZES = {"full": (8_000_000, 5), "quick": (2_000_000, 3), "tiny": (60_000, 1)}
+"""Rows and repetitions."""
+
+
+def measured(load: Load, rows: int, repetitions: int) -> Finding:
+    """One row of the table."""
+    inputs = load.rows(rows)
+    count = sum(frame.height for frame in inputs)
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {name: [] for name in load.peers}
+    out = 0
+    for _ in range(repetitions):
+        driven = drive(load.pipeline(), load.step, inputs, time_column="ts", late_us=LATE_US)
+        ours.append(count / driven.cpu_seconds)
+        out = driven.rows_out
+        for name, peer in load.peers.items():
+            began = time.process_time()
+            peer(inputs)
+            theirs[name].append(count / (time.process_time() - began))
+    details = {"rows": count, "rows_out": out, "rows_per_s": ours, "peers_rows_per_s": theirs}
+    speed = f"{number(middle(ours))} rows/s ({spread(ours)}), {number(out)} out"
+    if not theirs:
+        return Finding(
+            section=load.section,
+            case=load.case,
+            measured=middle(ours),
+            unit="rows/s",
+            target=load.target,
+            note=speed,
+            details=details,
+        )
+    name, best = max(((name, middle(found)) for name, found in theirs.items()), key=lambda found: found[1])
+    return Finding(
+        section=load.section, case=load.case, measured=middle(ours) / best, unit=f"of {name}", target=load.target,
+        note=f"{speed}; {number(best)} rows/s", details=details,
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", dest="size", action="store_const", const="quick", help="smaller and noisier")
+    sizes.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="only to see that it runs")
+    sections = tuple(dict.fromkeys(load.section for load in LOADS))
+    parser.add_argument("--only", action="append", choices=sections, metavar="SECTION", help=", ".join(sections))
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "operators.json")
+    options = parser.parse_args()
+    name = options.size or "full"
+    facts = machine()
+    print(", ".join(f"{key} {value}" for key, value in facts.items()) + f"; size {name}\n")
+    findings: list[Finding] = []
+    for section in sections:
+        if options.only is None or section in options.only:
+            print(section, flush=True)
+            found = [measured(load, *SIZES[name]) for load in LOADS if load.section == section]
+            show(found)
+            findings += found
+            write_json(options.json, size=name, facts=facts, findings=findings)
+    missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
+    print(
+        f"targets missed: {len(missed)} of {sum(found.target is not None for found in findings)}", *missed, sep="\n  "
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

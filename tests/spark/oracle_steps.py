@@ -1,0 +1,236 @@
+"""More nodes of the oracle: one for each kind of step, row by row in plain Python. See `oracle`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tests.spark.oracle import Node, Record, key_of, rank, shown_key, time_of
+
+Time = Callable[[Record], int]
+Made = Mapping[str, Callable[[list[Record]], Any]]
+
+
+class Sliding(Node):
+    """Windows by time that overlap, or leave gaps. A row counts for those of its windows that are open."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        keys: Sequence[str],
+        aggregates: Made,
+        *,
+        size_us: int,
+        slide_us: int,
+        offset_us: int,
+        time: Time,
+    ) -> None:
+        super().__init__(sources)
+        self._keys, self._aggregates, self._time = tuple(keys), aggregates, time
+        self._size_us, self._slide_us, self._offset_us = size_us, slide_us, offset_us
+        self._open: dict[tuple[int, tuple[Any, ...]], list[Record]] = {}
+
+    def push(self, row: Record, *, late: bool) -> None:
+        us = self._time(row)
+        last = (us - self._offset_us) // self._slide_us * self._slide_us + self._offset_us
+        starts = [start for start in range(last, last - self._size_us, -self._slide_us) if start + self._size_us > us]
+        still = [start for start in starts if start + self._size_us > self.us]
+        if late or (starts and not still):
+            self.give_late(row)
+            return
+        for start in still:
+            self._open.setdefault((start + self._size_us, key_of(row, self._keys)), []).append(row)
+
+    def on_time(self, us: float) -> None:
+        self.us = us
+        for end, key in [at for at in self._open if at[0] <= us]:
+            rows = self._open.pop((end, key))
+            shown = {name: shown_key(rows[0][name]) for name in self._keys}
+            made = {name: aggregate(rows) for name, aggregate in self._aggregates.items()}
+            self.give(shown | {"window_start": time_of(end - self._size_us), "window_end": time_of(end)} | made)
+
+
+class Waiting(Node):
+    """Takes rows in order of time, then of columns, once time has passed them."""
+
+    def __init__(self, sources: frozenset[str], columns: Sequence[str], time: Time) -> None:
+        super().__init__(sources)
+        self._columns, self._time = tuple(columns), time
+        self._rows: list[Record] = []
+
+    def push(self, row: Record, *, late: bool) -> None:
+        if late or self._time(row) < self.us:
+            self.give_late(row)
+        else:
+            self._rows.append(row)
+
+    def on_time(self, us: float) -> None:
+        self.us = us
+        due = [row for row in self._rows if self._time(row) < us]
+        self._rows = [row for row in self._rows if self._time(row) >= us]
+        due.sort(key=lambda row: (self._time(row), [rank(row[name]) for name in self._columns]))
+        for row in due:
+            self.take(row)
+
+    def take(self, row: Record) -> None:
+        raise NotImplementedError
+
+
+class Sessions(Node):
+    """Rows of a key with less than the gap between them."""
+
+    def __init__(
+        self, sources: frozenset[str], keys: Sequence[str], aggregates: Made, *, gap_us: int, time: Time
+    ) -> None:
+        super().__init__(sources)
+        self._keys, self._aggregates, self._gap_us, self._time = tuple(keys), aggregates, gap_us, time
+        self._rows: dict[tuple[Any, ...], list[Record]] = {}
+
+    def push(self, row: Record, *, late: bool) -> None:
+        if late or self._time(row) < self.us:
+            self.give_late(row)
+        else:
+            self._rows.setdefault(key_of(row, self._keys), []).append(row)
+
+    def on_time(self, us: float) -> None:
+        self.us = us
+        for key, rows in list(self._rows.items()):
+            rows.sort(key=self._time)
+            sessions: list[list[Record]] = []
+            for row in rows:
+                if sessions and self._time(row) - self._time(sessions[-1][-1]) < self._gap_us:
+                    sessions[-1].append(row)
+                else:
+                    sessions.append([row])
+            left: list[Record] = []
+            for found in sessions:
+                end = self._time(found[-1]) + self._gap_us
+                if end > us:
+                    left += found
+                    continue
+                shown = {name: shown_key(found[0][name]) for name in self._keys}
+                made = {name: aggregate(found) for name, aggregate in self._aggregates.items()}
+                self.give(shown | {"window_start": time_of(self._time(found[0])), "window_end": time_of(end)} | made)
+            self._rows[key] = left
+
+
+class Counts(Waiting):
+    """Windows of so many rows of a key."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        keys: Sequence[str],
+        aggregates: Made,
+        *,
+        size: int,
+        slide: int,
+        columns: Sequence[str],
+        time: Time,
+    ) -> None:
+        super().__init__(sources, columns, time)
+        self._keys, self._aggregates, self._size, self._slide = tuple(keys), aggregates, size, slide
+        self._seen: dict[tuple[Any, ...], list[Record]] = {}
+
+    def take(self, row: Record) -> None:
+        seen = self._seen.setdefault(key_of(row, self._keys), [])
+        seen.append(row)
+        if len(seen) >= self._size and (len(seen) - self._size) % self._slide == 0:
+            rows = seen[-self._size :]
+            shown = {name: shown_key(rows[0][name]) for name in self._keys}
+            made = {name: aggregate(rows) for name, aggregate in self._aggregates.items()}
+            ends = {"window_start": time_of(self._time(rows[0])), "window_end": time_of(self._time(rows[-1]))}
+            self.give(shown | ends | made)
+
+
+class First(Waiting):
+    """The first row of each key within a time."""
+
+    def __init__(
+        self, sources: frozenset[str], keys: Sequence[str], *, within_us: int, columns: Sequence[str], time: Time
+    ) -> None:
+        super().__init__(sources, columns, time)
+        self._keys, self._within_us = tuple(keys), within_us
+        self._kept_us: dict[tuple[Any, ...], int] = {}
+
+    def take(self, row: Record) -> None:
+        key, us = key_of(row, self._keys), self._time(row)
+        if key not in self._kept_us or us - self._kept_us[key] >= self._within_us:
+            self._kept_us[key] = us
+            self.give(row)
+
+
+class Joined(Node):
+    """Pairs of rows of two streams. Which side a row is of stands in its column `side`; see `Side`."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        *,
+        how: str,
+        key: str,
+        from_us: int,
+        to_us: int,
+        times: tuple[Time, Time],
+        pair: Callable[[Record | None, Record | None], Record],
+    ) -> None:
+        super().__init__(sources)
+        self._how, self._key, self._from_us, self._to_us = how, key, from_us, to_us
+        self._times, self._pair = times, pair
+        self._rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
+        """Of each side: a row, and whether it has had a partner."""
+
+    def push(self, row: Record, *, late: bool) -> None:
+        side = row.pop("side")
+        if late or self._times[side](row) < self.us:
+            self.give_late(self._pair(row, None) if side == 0 else self._pair(None, row))
+            return
+        mine = [row, False]
+        self._rows[side].append(mine)
+        for other in self._rows[1 - side]:
+            left, right = (row, other[0]) if side == 0 else (other[0], row)
+            between = self._times[1](right) - self._times[0](left)
+            same = row[self._key] is not None and key_of(left, (self._key,)) == key_of(right, (self._key,))
+            if same and self._from_us <= between <= self._to_us:
+                mine[1] = other[1] = True
+                self.give(self._pair(left, right))
+
+    def on_time(self, us: float) -> None:
+        self.us = us
+        until = (self._to_us, -self._from_us)
+        for side, names in enumerate((("left", "full"), ("right", "full"))):
+            kept = []
+            for row, met in self._rows[side]:
+                if self._times[side](row) + max(until[side], 0) >= us:
+                    kept.append([row, met])
+                elif not met and self._how in names:
+                    self.give(self._pair(row, None) if side == 0 else self._pair(None, row))
+            self._rows[side][:] = kept
+
+
+def first_of(column: str, time: Time) -> Callable[[list[Record]], Any]:
+    return lambda rows: min(rows, key=lambda row: (time(row), rank(row[column])))[column]
+
+
+def last_of(column: str, time: Time) -> Callable[[list[Record]], Any]:
+    return lambda rows: max(rows, key=lambda row: (time(row), rank(row[column])))[column]
+
+
+def variance_of(column: str, *, less: int) -> Callable[[list[Record]], Any]:
+    def found(rows: list[Record]) -> Any:
+        values = [float(row[column]) for row in rows if row[column] is not None]
+        if len(values) <= less:
+            return None
+        mean = math.fsum(values) / len(values)
+        return math.fsum((value - mean) ** 2 for value in values) / (len(values) - less)
+
+    return found
+
+
+def collected(column: str, time: Time) -> Callable[[list[Record]], Any]:
+    def found(rows: list[Record]) -> Any:
+        ordered = sorted(rows, key=lambda row: (time(row), rank(row[column])))
+        return [row[column] for row in ordered if row[column] is not None]
+
+    return found
