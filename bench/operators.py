@@ -18,6 +18,7 @@ from pathlib import Path
 # Before Polars is loaded: one thread for both sides.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
+from edge_size import SizeName
 from operator_drive import drive
 from operator_loads import LATE_US, LOADS, Load
 from table import Finding, machine, middle, number, show, spread, write_json
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sections, metavar="SECTION", help=", ".join(sections))
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "operators.json")
     options = parser.parse_args()
-    name = options.size or "full"
+    name: SizeName = options.size or "full"
     facts = machine()
     print(", ".join(f"{key} {value}" for key, value in facts.items()) + f"; size {name}\n")
     findings: list[Finding] = []

@@ -370,9 +370,13 @@ def same(found: Iterable[Sequence[Any]], wanted: Iterable[Sequence[Any]]) -> str
 def _grouped(rows: Iterable[Sequence[Any]]) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
     groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for row in rows:
-        exact = tuple("float" if isinstance(value, float) else (type(value).__name__, value) for value in row)
+        exact = tuple("float" if isinstance(value, float) else (type(value).__name__, _plain(value)) for value in row)
         groups.setdefault(exact, []).append(tuple(value for value in row if isinstance(value, float)))
     return groups
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _ranks(values: Sequence[float]) -> list[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from fordstone.connectors import ConnectorSpec, files
 from fordstone.connectors.encoding import encoded
 from fordstone.connectors.file_settings import FileFormat
 from fordstone.model.schema import Schema
+from fordstone.model.windows import Count, Window
 
 SCHEMA: Final = {
     "id": "bigint",
@@ -157,11 +158,23 @@ class Twin:
             {name: twin for name, (_, twin) in made.items()},
             size_us=size_s * SECOND,
             offset_us=offset_s * SECOND,
-            time=self._us,
+            time=self.us,
         )
         self._put(node)
         out = stream.agg(**{name: sql for name, (sql, _) in made.items()})
         return Twin(self.case, out, node, time="window_end", shift_us=-1)
+
+    def windowed(self, keys: Sequence[str], window: Window, made: Aggregates, node: Node) -> Twin:
+        """Windows of any kind, with the node that says what they give."""
+        self._put(node)
+        out = self.stream.group_by(*keys).window(window).agg(**{name: sql for name, (sql, _) in made.items()})
+        shift_us = 0 if isinstance(window, Count) else -1
+        return Twin(self.case, out, node, time="window_end", shift_us=shift_us)
+
+    def then(self, stream: Stream, node: Node, *, time: str | None, shift_us: int = 0) -> Twin:
+        """Any other step, with its node."""
+        self._put(node)
+        return Twin(self.case, stream, node, time=time, shift_us=shift_us)
 
     def running(self, keys: Sequence[str], made: Aggregates) -> Twin:
         node = Running(self.node.sources, keys, {name: twin for name, (_, twin) in made.items()})
@@ -177,7 +190,7 @@ class Twin:
             read=read,
             new=new,
             columns=list(self.stream.schema),
-            time=self._us,
+            time=self.us,
         )
         self._put(node)
         out = self.stream.group_by(*keys).ewma(alpha=alpha, **{new: read})
@@ -197,7 +210,8 @@ class Twin:
         release: Literal["commit", "at_once"] = "at_once" if kind == "at_once" else "commit"
         self.stream.sink(name, self.case.connector(name), release=release)
 
-    def _us(self, row: Record) -> int:
+    def us(self, row: Record) -> int:
+        """The time of a row of this stream."""
         assert self.time is not None
         return o.us_of(row[self.time]) + self.shift_us
 
@@ -230,211 +244,10 @@ class Case:
         self.oracle.source(name, node, lateness_us=lateness_s * SECOND, time=time)
         return Twin(self, stream, node, time=time)
 
-
-def swap_number(record: Record) -> Record:
-    """A user's function, of one record."""
-    return record | {"n": None if record["n"] is None else o.wrapped(-record["n"]), "k": (record["k"] or "") + "'"}
-
-
-def some_copies(record: Record) -> Iterable[Record]:
-    """A user's function, of one record to many."""
-    return [record | {"w": str(copy)} for copy in range(record["id"] % 3)]
-
-
-def not_fifths(frame: pl.DataFrame) -> pl.DataFrame:
-    """A user's function, of a batch; takes rows one by one, as it must."""
-    return frame.filter(pl.col("id") % 5 != 0).with_columns(w=pl.col("k"))
-
-
-def rowwise(rng: Random, twin: Twin, *, ids: bool) -> Twin:
-    """Some steps without state. `ids`: only those that keep the ids of rows."""
-    for _ in range(rng.choice((0, 1, 1, 2))):
-        twin = _one(rng.randrange(12 if ids else 13), twin)
-    return twin
-
-
-def _one(choice: int, twin: Twin) -> Twin:
-    stream = twin.stream
-    match choice:
-        case 0:
-            return twin.row_wise(stream.filter("n > 0"), lambda r: [r] if r["n"] is not None and r["n"] > 0 else [])
-        case 1:
-            return twin.row_wise(stream.filter("k IS NOT NULL"), lambda r: [r] if r["k"] is not None else [])
-        case 2:
-            return twin.row_wise(
-                stream.filter("x >= 0"),
-                lambda r: [r] if r["x"] is not None and (math.isnan(r["x"]) or r["x"] >= 0) else [],
-            )
-        case 3:
-            return twin.row_wise(stream.filter("id % 3 <> 1"), lambda r: [r] if r["id"] % 3 != 1 else [])
-        case 4:
-            return twin.row_wise(
-                stream.with_columns("n + 1 AS n"),
-                lambda r: [r | {"n": None if r["n"] is None else o.wrapped(r["n"] + 1)}],
-            )
-        case 5:
-            return twin.row_wise(
-                stream.with_columns("coalesce(k, '?') AS k"), lambda r: [r | {"k": "?" if r["k"] is None else r["k"]}]
-            )
-        case 6:
-            return twin.row_wise(
-                stream.with_columns("x * 2 AS x"), lambda r: [r | {"x": None if r["x"] is None else r["x"] * 2}]
-            )
-        case 7:
-            return twin.row_wise(
-                stream.with_columns("concat(k, w) AS w"),
-                lambda r: [r | {"w": None if r["k"] is None or r["w"] is None else r["k"] + r["w"]}],
-            )
-        case 8:
-            return twin.row_wise(stream.select(*reversed(list(stream.schema))), lambda r: [r])
-        case 9:
-            return twin.row_wise(
-                stream.flat_map("split(w, ' ') AS w"),
-                lambda r: [r | {"w": word} for word in r["w"].split(" ")] if r["w"] is not None else [],
-            )
-        case 10:
-            return twin.row_wise(stream.map(swap_number), lambda r: [swap_number(r)])
-        case 11:
-            return twin.row_wise(stream.flat_map(some_copies), some_copies)
-        case _:
-            return twin.row_wise(
-                stream.map_batches(not_fifths), lambda r: [r | {"w": r["k"]}] if r["id"] % 5 != 0 else []
-            )
-
-
-def aggregates(rng: Random) -> Aggregates:
-    every: Aggregates = {
-        "c": ("count(*)", o.count()),
-        "cn": ("count(n)", o.count("n")),
-        "sn": ("sum(n)", o.total("n")),
-        "sx": ("sum(x)", o.total("x")),
-        "sd": ("sum(d)", o.total("d")),
-        "ax": ("avg(x)", o.mean("x")),
-        "ai": ("avg(id)", o.mean("id")),
-        "lx": ("min(x)", o.least("x")),
-        "hx": ("max(x)", o.most("x")),
-        "hn": ("max(n)", o.most("n")),
-        "lk": ("min(k)", o.least("k")),
-        "ht": ("max(ts)", o.most("ts")),
-        "hd": ("max(d)", o.most("d")),
-    }
-    names = rng.sample([name for name in every if name != "c"], rng.randint(1, 4))
-    return {name: every[name] for name in ["c", *names]}
-
-
-def key_columns(rng: Random) -> tuple[str, ...]:
-    return rng.choice(((), ("k",), ("k",), ("k",), ("n", "k"), ("x",)))
-
-
-def random_case(
-    seed: int,
-    root: Path,
-    connector: Callable[[str], ConnectorSpec],
-    *,
-    sources: int,
-    idle_after: str | None = None,
-    time: str | None = "ts",
-    ids: bool = True,
-) -> Case:
-    """The pipeline of a seed. `ids`: some sinks release at once."""
-    rng = Random(seed)
-    case = Case(Pipeline(f"random-{seed}"), connector)
-    heads = [
-        case.source(
-            f"source{number}", f"{root}/in{number}/*", lateness_s=lateness_s(seed), idle_after=idle_after, time=time
-        )
-        for number in range(sources)
-    ]
-    at_once = ids and rng.random() < 0.4
-    streams = [rowwise(rng, head, ids=at_once) for head in heads]
-    if at_once and rng.random() < 0.5:
-        rng.choice(streams).sink("first", "at_once")
-    if len(streams) > 1 or rng.random() < 0.3:
-        if len(streams) == 1:
-            streams.append(rng.choice((heads[0], rowwise(rng, heads[0], ids=at_once))))
-        stream = streams[0].united(*streams[1:])
-    else:
-        stream = streams[0]
-    rng.choice((stream, rowwise(rng, stream, ids=at_once))).sink("rows", "at_once" if at_once else "append")
-    tails = [_running] if time is None else [_running, _windows, _windows, _smooth]
-    for number, tail in enumerate(rng.sample(tails, rng.randint(1, min(2, len(tails))))):
-        tail(rng, rowwise(rng, stream, ids=False), f"t{number}", ids=ids)
-    return case
-
-
-def lateness_s(seed: int) -> int:
-    return (0, 3, 5)[seed % 3]
-
-
-def _running(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
-    keys = key_columns(rng)
-    totals = twin.running(keys, aggregates(rng))
-    if rng.random() < 0.7:
-        totals.sink(f"{name}_all", "upsert")
-    behind = totals.row_wise(totals.stream.filter("c % 2 = 0"), lambda r: [r] if r["c"] % 2 == 0 else [])
-    if rng.random() < 0.5:
-        behind.sink(f"{name}_even", "upsert")
-    else:
-        behind.row_wise(
-            behind.stream.select("c * 10 AS c", *keys), lambda r: [{"c": r["c"] * 10} | {key: r[key] for key in keys}]
-        ).sink(f"{name}_tens", "upsert")
-
-
-def _windows(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
-    size_s = rng.choice((4, 10))
-    keys = key_columns(rng)
-    windows = twin.window(keys, size_s, rng.choice((0, 0, 1)), aggregates(rng))
-    if rng.random() < 0.5:
-        late = windows.late_rows
-        rng.choice((late, rowwise(rng, late, ids=False))).sink(f"{name}_late")
-    kind: SinkKind = "at_once" if ids and rng.random() < 0.3 else "append"
-    windows.sink(f"{name}_windows", kind)
-    again = tuple(key for key in keys if rng.random() < 0.5)
-    sums: Aggregates = {
-        "windows": ("count(*)", o.count()),
-        "c": ("sum(c)", o.total("c")),
-        "hc": ("max(c)", o.most("c")),
-    }
-    match rng.randrange(6):
-        case 0:
-            twice = windows.window(again, 3 * size_s, 0, sums)
-            twice.sink(f"{name}_twice")
-            if rng.random() < 0.5:
-                twice.running((), {"c": ("sum(c)", o.total("c"))}).sink(f"{name}_twice_all", "upsert")
-        case 1:
-            windows.running(again, sums).sink(f"{name}_all", "upsert")
-        case 2:
-            windows.smooth(again, 0.25, "c", "s").sink(f"{name}_smooth")
-        case 3:
-            _mixed(twin, windows, name)
-        case 4:
-            # What came too late here, and all of it: some rows pass one keyed step, some none.
-            every = twin.united(windows.late_rows)
-            every.running((), {"c": ("count(*)", o.count()), "hi": ("max(id)", o.most("id"))}).sink(
-                f"{name}_every", "upsert"
-            )
-        case _:
-            pass
-
-
-def _mixed(rows: Twin, windows: Twin, name: str) -> None:
-    """Rows and windows of rows in one stream, in a step that stands behind both."""
-    counted = windows.row_wise(
-        windows.stream.select("c AS n", "'w' AS of"), lambda r: [{"n": r["c"], "of": "w"}], time=None
-    )
-    single = rows.row_wise(rows.stream.select("'r' AS of", "id AS n"), lambda r: [{"of": "r", "n": r["id"]}], time=None)
-    made: Aggregates = {"c": ("count(*)", o.count()), "sn": ("sum(n)", o.total("n"))}
-    single.united(counted).running(("of",), made).sink(f"{name}_mixed", "upsert")
-
-
-def _smooth(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
-    smooth = twin.smooth(rng.choice(((), ("k",), ("k",), ("n",))), rng.choice((0.5, 0.1, 1.0)), "x", "s")
-    smooth.sink(f"{name}_smooth")
-    if rng.random() < 0.5:
-        smooth.late_rows.sink(f"{name}_late")
-    if rng.random() < 0.5:
-        made: Aggregates = {"c": ("count(*)", o.count()), "hs": ("max(s)", o.most("s")), "lx": ("min(x)", o.least("x"))}
-        smooth.window(("k",), 10, 0, made).sink(f"{name}_windows")
+    def placed(self, node: Node, stream: Stream) -> Twin:
+        """A stream without a time, whose node has its inputs already."""
+        self.oracle.add(node)
+        return Twin(self, stream, node, time=None)
 
 
 # What was read.

@@ -16,7 +16,8 @@ from unittest import mock
 import polars as pl
 from tests.spark.micro_state import Location
 from tests.spark.oracle import Oracle, Read, same
-from tests.spark.pipelines import Case, File, Rows, lateness_s, random_case
+from tests.spark.pipelines import Case, File, Rows
+from tests.spark.random_case import lateness_s, random_case
 
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.store import CheckpointStore

@@ -21,6 +21,7 @@ _OURS: Final = {
     "delta": ("fordstone.connectors.delta", "DeltaKind"),
     "files": ("fordstone.connectors.files", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
+    "inline": ("fordstone.connectors.inline", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }

@@ -1,18 +1,156 @@
-"""Interval join of two streams."""
+"""Interval join: pairs of rows of two streams with equal keys, whose times lie so far apart.
+
+A pair is given out when the second of its rows comes. A row is kept until the watermark says that no partner can come any
+more; then, in an outer join, it is given out alone if none came. Whether one came depends on a row's key and time alone,
+so what has met is kept as key and time, once for however many rows.
+
+Why a pair is never missed: a row that is in time is not below the watermark; a row that was let go of could only have a
+partner below it. Late rows leave on the late port as rows of the result with nothing on the other side.
+
+Invariants: each pair of rows in time is given out once, each unmet row of an outer side once; nothing that is given out
+has a time (`model.joining.pair_time`) below the watermark of that moment.
+"""
 
 from __future__ import annotations
 
-from fordstone.errors import PipelineError
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from fordstone.errors import PlanError
 from fordstone.model import plan as p
-from fordstone.operators.operator import Operator
+from fordstone.model.joining import holds_us, join_columns
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.join_rows import Asked, JoinRows, Rows
+from fordstone.operators.join_side import LEFT, RIGHT, Carry, Side, filled
+from fordstone.operators.operator import LATE, Emit, Emits, Moment, Operator
 from fordstone.operators.setting import OperatorSetting
+from fordstone.state.runs import Runs
+from fordstone.state.state import State
+
+_BEHIND: Final = "__behind"
+"""Of what has met: the first watermark at which its rows are let go of."""
+
+
+class _Half:
+    """What is kept of one side."""
+
+    def __init__(self, side: Side, *, outer: bool) -> None:
+        self.side = side
+        self.rows = JoinRows(side.keys, time_column=side.mark)
+        self.met = Runs(side.keys, time_column=_BEHIND, combine_rows=_once) if outer else None
+
+    def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
+        """These rows, or those of them at some places, have had a partner."""
+        if self.met is not None:
+            met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_BEHIND))
+            # What stands here twice is folded later; but a row that was found may have been found by many.
+            self.met.add(_once(met) if at is None else met[np.unique(at)])
+
+    def let_go(self, watermark_us: int) -> pl.DataFrame:
+        """Drop the rows that no partner can come for; gives those that have had none, in an outer join."""
+        if self.met is None:
+            self.rows.forget(watermark_us)
+            return pl.DataFrame()
+        rows, met = self.rows.release(watermark_us), self.met.close(watermark_us)
+        if not rows.height or not met.height:
+            return rows
+        met = met.with_columns((pl.col(_BEHIND) - 1).alias(self.side.mark))
+        return rows.join(met, on=[*self.side.keys, self.side.mark], how="anti")
+
+    def states(self, name: str) -> dict[str, State]:
+        """By name."""
+        return {name: self.rows} | ({} if self.met is None else {f"{name}_met": self.met})
+
+
+class IntervalJoin(Operator):
+    """Joins rows of two sides, both as their feeders give them."""
+
+    def __init__(self, left: Side, right: Side, out: pl.Schema, *, how: p.JoinHow, from_us: int, to_us: int) -> None:
+        """`out`: the columns of the result. Right time lies between left time + `from_us` and left time + `to_us`."""
+        self._left = _Half(left, outer=how in {"left", "full"})
+        self._right = _Half(right, outer=how in {"right", "full"})
+        self._out = out
+        self._from_us, self._to_us = from_us, to_us
+        self._right_columns = [name for name in right.columns if name not in left.columns]
+        self._watermark_us = TIME_MIN_US + 1
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Give the pairs that rows of one side make with those of the other that are here, and keep the rows."""
+        is_left = LEFT in frame.columns
+        mine, other = (self._left, self._right) if is_left else (self._right, self._left)
+        if late:
+            return [Emit(mine.side.alone(frame), port=LATE)]
+        until = frame.get_column(mine.side.mark)
+        least_us = min(self._watermark_us + mine.side.hold_us, TIME_MAX_US)
+        emits = []
+        if until.null_count() or until.min() < least_us:  # type: ignore[operator]  # an Int64 without nulls
+            in_time = (until >= least_us).fill_null(value=False)
+            emits.append(Emit(mine.side.alone(frame.filter(~in_time)), port=LATE))
+            frame = frame.filter(in_time)
+        if frame.height:
+            emits += self._pairs(frame, mine, other, is_left=is_left)
+            mine.rows.add(frame)
+        return emits
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """Let go of rows; those of an outer side that met nobody are given out alone."""
+        self._watermark_us = watermark_us
+        alone = [(half.side, half.let_go(watermark_us)) for half in (self._left, self._right)]
+        return [Emit(side.alone(rows)) for side, rows in alone if rows.height]
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """Nothing: results come with rows and with time."""
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """The rows of both sides, and of outer sides what has met."""
+        return self._left.states("left") | self._right.states("right")
+
+    def _pairs(self, frame: pl.DataFrame, mine: _Half, other: _Half, *, is_left: bool) -> Emits:
+        times = frame.get_column(mine.side.mark).to_numpy() - mine.side.hold_us
+        least_us, most_us = (self._from_us, self._to_us) if is_left else (-self._to_us, -self._from_us)
+        asked = Asked(
+            keys=frame.select(mine.side.keys),
+            from_us=times + (least_us + other.side.hold_us),
+            to_us=times + (most_us + other.side.hold_us),
+        )
+        found = other.rows.search(asked)
+        if found is None:
+            return []
+        mine.meet(frame, found.asked)
+        other.meet(found.rows)
+        rows = (frame[found.asked], found.rows)
+        left, right = rows if is_left else rows[::-1]
+        columns = self._left.side.shown(left) | self._right.side.shown(right, only=self._right_columns)
+        return [Emit(filled(columns, self._out, found.asked.size))]
 
 
 def make_join(step: p.Join, setting: OperatorSetting) -> Operator:
     """The operator of an interval join."""
-    raise PipelineError(f"step {step.name}: not there yet.")
+    left, right = _sides(step, setting)
+    out = setting.types[p.Input(step.name)].schema.polars
+    return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us)
 
 
 def make_join_side(step: p.Join, index: int, setting: OperatorSetting) -> Operator:
     """What brings the rows of one side into the form that the join takes."""
-    raise PipelineError(f"step {step.name}: not there yet.")
+    return Carry(_sides(step, setting)[index])
+
+
+def _sides(step: p.Join, setting: OperatorSetting) -> tuple[Side, Side]:
+    left, right = setting.types[step.left], setting.types[step.right]
+    if left.time is None or right.time is None:
+        raise PlanError(f"step {step.name}: a join needs event time on both sides.")
+    columns = join_columns(left.schema, right.schema, step.left_keys, step.right_keys, suffix=step.suffix)
+    left_hold_us, right_hold_us = holds_us(step)
+    return (
+        Side(columns, left.schema, step.left_keys, mark=LEFT, time=left.time, hold_us=left_hold_us),
+        Side(columns, right.schema, step.right_keys, mark=RIGHT, time=right.time, hold_us=right_hold_us),
+    )
+
+
+def _once(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.unique()

@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
+
 from fordstone.errors import PlanError
 from fordstone.model import plan as p
+from fordstone.model.schema import Schema
 from fordstone.model.stream_type import StreamType
 
 Functions = Mapping[str, Callable[..., Any]]
+ReadTable = Callable[[p.ConnectorSpec, Schema], pl.DataFrame]
+"""Gives all rows that a connector has, as bounded input."""
+
+
+def no_tables(spec: p.ConnectorSpec, schema: Schema) -> pl.DataFrame:
+    """For those who look at operators and never run them."""
+    raise PlanError(f"nothing here can read {spec.kind} with columns {', '.join(schema)}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +31,8 @@ class OperatorSetting:
     plan: p.Plan
     types: Mapping[p.Input, StreamType]
     functions: Functions = field(default_factory=dict)
+    read_table: ReadTable = no_tables
+    """How lookups read their tables: connectors stand above operators, so whoever runs the steps says it."""
     with_ids: frozenset[str] = frozenset()
     """Steps whose rows must carry ids, because a sink releases them at once."""
 

@@ -11,11 +11,15 @@ from fordstone.model import plan as p
 
 def absolute(plan: p.Plan) -> p.Plan:
     """The plan with absolute paths in its connectors."""
-    steps = tuple(
-        msgspec.structs.replace(step, connector=_spelt(step.connector)) if isinstance(step, p.Source | p.Sink) else step
-        for step in plan.steps
-    )
-    return msgspec.structs.replace(plan, steps=steps)
+    return msgspec.structs.replace(plan, steps=tuple(map(_with_whole_paths, plan.steps)))
+
+
+def _with_whole_paths(step: p.Step) -> p.Step:
+    if isinstance(step, p.Source | p.Sink):
+        return msgspec.structs.replace(step, connector=_spelt(step.connector))
+    if isinstance(step, p.Lookup):
+        return msgspec.structs.replace(step, table=_spelt(step.table))
+    return step
 
 
 def _spelt(connector: p.ConnectorSpec) -> p.ConnectorSpec:

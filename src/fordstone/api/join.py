@@ -1,0 +1,255 @@
+"""Streams brought together with streams and tables: `join`, `lookup` and `join_latest`, and the steps that they add."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import polars as pl
+
+from fordstone.connectors.inline import inline_spec
+from fordstone.connectors.live_spec import live_of
+from fordstone.connectors.lookup_table import read_table
+from fordstone.connectors.memory import memory
+from fordstone.connectors.registry import source_delivery
+from fordstone.errors import ConfigError, FordstoneError, PipelineError
+from fordstone.model import plan as p
+from fordstone.model.duration import duration_us
+from fordstone.model.schema import DataType, Schema
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+    from fordstone.api.stream import Stream
+
+On = str | Sequence[str] | Mapping[str, str]
+"""Columns that must be equal: of both sides, or from those of the left to those of the right."""
+Span = str | timedelta
+TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
+
+
+class Joins(ABC):
+    """The part of `Stream` that brings in other streams and tables."""
+
+    _at: p.Input
+
+    @property
+    @abstractmethod
+    def pipeline(self) -> Pipeline:
+        """The pipeline that this stream belongs to."""
+
+    @abstractmethod
+    def _named(self, base: str, name: str | None) -> str:
+        """The name of a new step."""
+
+    @abstractmethod
+    def _add(self, step: p.Step) -> Stream:
+        """Add a step behind this stream."""
+
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        between: tuple[Span, Span] | None = None,
+        how: str = "inner",
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Pairs of rows with equal `on`, where `other`'s time lies between so much before and after this stream's.
+
+        `orders.join(payments, on="order", between=("0s", "1h"), how="left")`. Both bounds are included. `how`: `"inner"`,
+        `"left"`, `"right"` or `"full"`. `on` is a name, several, or a mapping from names here to names there. A column of
+        `other` that is there already gets the suffix.
+        """
+        step = self._named("join", name)
+        return self._add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
+
+    def lookup(
+        self,
+        table: p.ConnectorSpec | TableRows,
+        *,
+        on: On,
+        schema: Mapping[str, str] | None = None,
+        how: str = "left",
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Every row with the columns of the row of `table` that has its key. The table is read once, at the start.
+
+        `readings.lookup(files("devices.csv"), on="device", schema={"device": "string", "site": "string"})`. A few rows may be
+        given as they are: `lookup([{"device": "a", "site": "north"}], on="device")`. With `how="inner"` rows that find
+        nothing are dropped.
+        """
+        step = self._named("lookup", name)
+        return self._add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
+
+    def join_latest(
+        self,
+        control: Stream,
+        *,
+        on: On,
+        how: str = "left",
+        suffix: str = "_right",
+        wait: bool = True,
+        name: str | None = None,
+    ) -> Stream:
+        """Every row with the columns of the newest row of `control` that has its key: `readings.join_latest(limits, on="device")`.
+
+        Rows wait for the end of their epoch, and see the control rows that came in it. With `wait=False` they go on at
+        once, see those of the epochs before, and keep their time if `control` has event time too.
+        """
+        step = self._named("join_latest", name)
+        return self._add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
+
+
+def join_step(
+    step: str,
+    left: Joins,
+    right: Joins,
+    *,
+    on: On,
+    between: tuple[Span, Span] | None,
+    how: str,
+    suffix: str,
+) -> p.Join:
+    """The step of an interval join."""
+    _same_pipeline(step, left, right)
+    left_keys, right_keys = _keys(step, on)
+    if between is None:
+        raise PipelineError(
+            f"step {step}: a join of two streams needs a bound on time, or it would have to keep every row for good. Add how far the "
+            'right time may lie from the left: between=("-5s", "10s").'
+        )
+    if isinstance(between, str | timedelta) or len(between) != 2:  # noqa: PLR2004 - a pair
+        raise PipelineError(f'step {step}: between={between!r} is not a pair. Write between=("-5s", "10s").')
+    from_us, to_us = (signed_us(bound, what=f"step {step}: between") for bound in between)
+    return p.Join(
+        name=step,
+        left=left._at,  # noqa: SLF001 - our own class
+        right=right._at,  # noqa: SLF001 - our own class
+        left_keys=left_keys,
+        right_keys=right_keys,
+        from_us=from_us,
+        to_us=to_us,
+        how=cast("p.JoinHow", how),
+        suffix=suffix,
+    )
+
+
+def lookup_step(
+    step: str,
+    stream: Joins,
+    table: p.ConnectorSpec | TableRows,
+    *,
+    on: On,
+    schema: Mapping[str, str] | None,
+    how: str,
+    suffix: str,
+) -> p.Lookup:
+    """The step of a lookup in a static table."""
+    keys, table_keys = _keys(step, on)
+    try:
+        spec, columns = _table(table, schema)
+    except FordstoneError as error:
+        raise PipelineError(f"step {step}: {error}") from error
+    return p.Lookup(
+        name=step,
+        input=stream._at,  # noqa: SLF001 - our own class
+        table=spec,
+        schema=columns.to_dict(),
+        keys=keys,
+        table_keys=table_keys,
+        how=cast("Any", how),
+        suffix=suffix,
+    )
+
+
+def latest_step(
+    step: str,
+    stream: Joins,
+    control: Joins,
+    *,
+    on: On,
+    how: str,
+    suffix: str,
+    wait: bool,
+) -> p.LookupLatest:
+    """The step of a lookup in a control stream."""
+    _same_pipeline(step, stream, control)
+    keys, control_keys = _keys(step, on)
+    return p.LookupLatest(
+        name=step,
+        input=stream._at,  # noqa: SLF001 - our own class
+        control=control._at,  # noqa: SLF001 - our own class
+        keys=keys,
+        control_keys=control_keys,
+        how=cast("Any", how),
+        suffix=suffix,
+        waits=bool(wait),
+    )
+
+
+def signed_us(value: Span, *, what: str) -> int:
+    """Read a span that may be negative: `"-5s"`."""
+    if isinstance(value, str) and value.strip().startswith("-"):
+        return -duration_us(value.strip().removeprefix("-"), what=what)
+    return duration_us(value, what=what)
+
+
+def _keys(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of both sides that must be equal."""
+    given: Any = on
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        names = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+        pairs = [(name, name) for name in names]
+    if not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise PipelineError(
+            f'step {step}: on={on!r} does not name columns. Write on="device", on=["site", "device"], or from left to right '
+            'on={"device": "id"}.'
+        )
+    return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
+
+
+def _same_pipeline(step: str, one: Joins, other: object) -> None:
+    pipeline = getattr(other, "pipeline", None)
+    if pipeline is None:
+        raise PipelineError(
+            f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...)."
+        )
+    if pipeline is not one.pipeline:
+        raise PipelineError(f"step {step}: {getattr(other, 'name', other)} belongs to another pipeline.")
+
+
+def _table(table: p.ConnectorSpec | TableRows, schema: Mapping[str, str] | None) -> tuple[p.ConnectorSpec, Schema]:
+    """The table as it stands in the plan, and its columns."""
+    if isinstance(table, p.ConnectorSpec):
+        if schema is None:
+            raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
+        source_delivery(table)
+        columns = Schema.of(schema)
+        # What lives in this process would not be there where the plan is read.
+        return (table if live_of(table) is None else inline_spec(read_table(table, columns))), columns
+    given: Any = table
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | pl.DataFrame):
+        raise ConfigError(f'{given!r} is not a table. Give files("devices.csv"), a list of records, or a Polars frame.')
+    if schema is None:
+        schema = _inferred(table)
+    columns = Schema.of(schema)
+    return inline_spec(read_table(memory([given]), columns)), columns
+
+
+def _inferred(table: TableRows) -> dict[str, str]:
+    if isinstance(table, pl.DataFrame):
+        frame = table
+    elif not table:
+        raise ConfigError("a table without rows does not tell its columns. Add schema=.")
+    else:
+        try:
+            frame = pl.DataFrame(table, infer_schema_length=None)
+        except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"the rows of the table are not of one kind: {error}. Add schema=.") from error
+    return {name: str(DataType.from_polars(kind)) for name, kind in frame.schema.items()}

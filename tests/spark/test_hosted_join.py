@@ -1,0 +1,120 @@
+"""Joins and lookups inside Spark: what the edge engine and DuckDB give, with small micro-batches and processes that die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.edge.joining import Input, Joined, same_rows, source
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died
+from tests.spark.runs import EdgeSide, small_values
+
+from fordstone import Pipeline
+from fordstone.connectors import MemorySink, files, memory
+from fordstone.model.plan import Lookup
+from fordstone.spark.choice import choose
+from fordstone.spark.paths import absolute
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("right", -4, 2), ("full", -3, 3)]
+
+
+@pytest.mark.parametrize(("how", "from_s", "to_s"), BOUNDS)
+def test_a_join_gives_what_one_query_over_all_rows_gives_however_often_processes_die(tmp_path, how, from_s, to_s):
+    given = Input.of(to_s + 40, 40)
+    given.write(tmp_path)
+    joined = Joined.over(tmp_path, how, from_s, to_s)
+    plan, rng, deaths = joined.pipeline.plan(), Random(to_s), 3
+    spark = MicroSpark(to_s, cores=2)
+    options: dict[str, Any] = {
+        "bounded": True,
+        "shards": 3,
+        "batch_rows": 8,
+        "rows_max": 15,
+        "state": tmp_path / "state",
+    }
+    with small_values(to_s):
+        while True:
+            spark.fate.dies_at = None
+            if deaths:
+                spark.fate.dies_within(rng.randint(5, 120))
+            try:
+                assert spark.start(plan, {}, **options).run() > 0
+            except Died:
+                deaths -= 1
+            else:
+                break
+    assert deaths < 3
+    joined.check(given, how, from_s, to_s)
+
+
+def test_a_join_as_a_batch_job_gives_the_same(tmp_path):
+    given = Input.of(7, 40)
+    given.write(tmp_path)
+    joined = Joined.over(tmp_path, "left", -2, 3)
+    MicroSpark(1, cores=2).run_batch(joined.pipeline.plan(), {}, state=tmp_path / "state", shards=3, batch_rows=8)
+    joined.check(given, "left", -2, 3)
+
+
+def looked_up(root: Path) -> tuple[Pipeline, MemorySink]:
+    out, pipeline = MemorySink(), Pipeline("lookups")
+    left, right = (source(pipeline, name, root) for name in ("l", "r"))
+    table = files(str(root / "sites.csv"))
+    sites = left.lookup(table, on={"k": "id"}, schema={"id": "string", "site": "string"})
+    named = sites.lookup([{"k": "a", "named": True}], on="k")
+    named.join_latest(right, on="k", suffix="_now").sink("out", memory(out))
+    return pipeline, out
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_lookups_in_one_epoch_give_what_the_edge_gives(tmp_path, batch):
+    given = Input.of(5, 30)
+    given.write(tmp_path)
+    (tmp_path / "sites.csv").write_text("id,site\na,north\nb,south\n")
+    pipeline, wanted = looked_up(tmp_path)
+    EdgeSide(pipeline.plan(), {}).run(batch_rows=1000)
+    assert len([frame for frame in wanted.frames() if frame.height]) == 1, "it was one epoch"
+    pipeline, out = looked_up(tmp_path)
+    spark = MicroSpark(3, cores=2)
+    if batch:
+        spark.run_batch(pipeline.plan(), {}, state=tmp_path / "state", shards=2, batch_rows=7)
+    else:
+        spark.start(pipeline.plan(), {}, bounded=True, state=tmp_path / "state", shards=2, batch_rows=7).run()
+    same_rows(out.rows(), wanted.rows())
+    assert out.rows().height == sum(len(rows) for rows in given.left)
+    assert out.rows()["x_now"].null_count() == sum(row[0] is None for rows in given.left for row in rows)
+
+
+def test_a_table_is_found_from_wherever_workers_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipeline = Pipeline("lookups")
+    rows = pipeline.source("rows", files("rows.jsonl"), schema={"id": "string"})
+    rows.lookup(files("sites.csv"), on="id", schema={"id": "string"}).sink("out", memory(MemorySink()))
+    step = absolute(pipeline.plan()).step("lookup")
+    assert isinstance(step, Lookup)
+    assert step.table.options["path"] == str(tmp_path / "sites.csv")
+
+
+def test_control_rows_are_kept_from_micro_batch_to_micro_batch(tmp_path):
+    given = Input.of(6, 30)
+    given.write(tmp_path)
+    (tmp_path / "sites.csv").write_text("id,site\na,north\n")
+    pipeline, out = looked_up(tmp_path)
+    batches = MicroSpark(4, cores=2).start(
+        pipeline.plan(), {}, bounded=True, state=tmp_path / "state", shards=2, batch_rows=3, rows_max=10
+    )
+    assert batches.run() > 3
+    rows = out.rows()
+    assert rows.height == sum(len(rows) for rows in given.left)
+    # A row of another epoch than its control row has it from the state; and newer ones take its place.
+    assert rows.filter(k="a")["ts_now"].drop_nulls().n_unique() > 1
+    assert rows.filter(k="a")["ts_now"].null_count() < rows.filter(k="a").height
+
+
+def test_they_are_hosted_and_the_choice_says_why(tmp_path):
+    Input.of(1, 5).write(tmp_path)
+    for plan in (Joined.over(tmp_path, "inner", -1, 1).pipeline.plan(), looked_up(tmp_path)[0].plan()):
+        assert not choose(plan).native
