@@ -7,7 +7,8 @@ import pytest
 import sqlglot
 
 from fordstone.errors import ExpressionError
-from fordstone.model.aggregate import AGGREGATES, parse_aggregate
+from fordstone.model.aggregate import parse_aggregate
+from fordstone.model.aggregate_functions import AGGREGATES
 from fordstone.model.expression import parse
 from fordstone.model.schema import DataType, Schema
 from fordstone.operators.lowering import to_polars
@@ -108,7 +109,20 @@ def test_results_have_sparks_types_and_read_back(text: str, kind: str) -> None:
         ("count(DISTINCT n)", "n)", "DISTINCT"),
         ("sum(n) FILTER (WHERE ok)", "sum", "FILTER"),
         ("sum(n) OVER ()", "sum", "window functions"),
-        ("median(temp)", "median", "which are avg, count, max, mean, min, sum"),
+        ("percentile(temp, 0.5)", "percentile", "is not one of the aggregates here, which are avg, "),
+        ("quantile(temp)", "quantile", "called with 1 arguments; it is written quantile(x, q[, k])"),
+        ("quantile(temp, 1.5)", "1.5", "q of quantile does not lie between 0 and 1"),
+        ("quantile(temp, -0.1)", "0.1", "does not lie between 0 and 1"),
+        ("quantile(temp, n)", "n)", "a number written out"),
+        ("quantile(temp, 0.5, 7)", "7)", "no whole number from 8 to 65535"),
+        ("median(s)", "s)", "a number is needed"),
+        ("median(temp, 0.5, 200)", "median", "called with 3 arguments"),
+        ("count_distinct(s, 22)", "22", "no whole number from 7 to 21"),
+        ("count_distinct(s, 12.5)", "12.5", "no whole number"),
+        ("count_distinct(words)", "words", "arrays cannot be counted"),
+        ("first(words)", "words", "arrays cannot be put in order"),
+        ("collect(words)", "words", "arrays cannot be put in order"),
+        ("stddev(ok)", "ok", "a number is needed"),
         ("summ(temp)", "summ", "Did you mean sum?"),
     ],
 )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -16,18 +14,16 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
 
 from fordstone.model.expression import parse_double
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
+from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.schema import Schema
 from fordstone.model.stream_type import EventTime
 from fordstone.operators import recurrence
 from fordstone.operators.ewma import Ewma
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Emits, Moment
+from fordstone.operators.operator import LATE, MAIN, ROW_ID, Moment
 from fordstone.operators.recurrence import Means, Values, smooth
-from fordstone.state.key_group import split_by_owner
-from fordstone.state.piece import Piece
-from fordstone.testing.contracts.state import Shelf
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of(
@@ -35,7 +31,6 @@ SCHEMA = Schema.of(
 )
 COLUMNS = {"sx": "x", "si": "i", "sd": "x - 1"}
 ALPHA = 0.3
-Row = tuple[Any, ...]
 Time = int | None
 
 few_floats = st.sampled_from([None, 1.0, 0.0, -0.0, math.nan])
@@ -69,22 +64,6 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
 # The oracle: a loop over sorted rows.
 
 
-def bits(value: Any) -> Any:
-    """A value that is equal only to the same one, signs of zero included; every NaN is one."""
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else struct.pack("d", value)
-    return tuple(map(bits, value)) if isinstance(value, list) else value
-
-
-def rank(value: Any) -> tuple[Any, ...]:
-    """Nulls first, NaN last, -0.0 before 0.0."""
-    if value is None:
-        return (0,)
-    if isinstance(value, float):
-        return (2,) if math.isnan(value) else (1, value, math.copysign(1, value))
-    return (1, tuple(map(rank, value))) if isinstance(value, list) else (1, value)
-
-
 def order(row: Row) -> tuple[Any, ...]:
     k, time, tags, f, x, i = row
     return (time, *map(rank, (x, i, k, tags, f)))
@@ -110,125 +89,16 @@ def expected(rows: Sequence[Row]) -> Counter[Any]:
     return found
 
 
-# What is done to the operators.
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    rows: list[Row]
-    late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    by: int
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    parallelism: int
-
-
-events = st.lists(
-    st.one_of(
-        st.builds(Batch, batches_of_rows, st.sampled_from([False, False, False, True])),
-        st.builds(Watermark, st.sampled_from([1, 1, 2, 3, 5, 10**14])),
-        st.just(Barrier()),
-        st.builds(Restore, st.integers(1, 4)),
-    ),
-    max_size=14,
-)
-
-
-@dataclass
-class Subtasks:
-    """Operators side by side, fed and restored as an engine would."""
-
-    parallelism: int = 1
-    watermark_us: int = TIME_MIN_US
-    shelf: Shelf = field(default_factory=Shelf)
-    out: list[pl.DataFrame] = field(default_factory=list)
-    late: list[pl.DataFrame] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.operators = [ewma() for _ in range(self.parallelism)]
-
-    def take(self, emits: Emits) -> None:
-        for emit in emits:
-            assert emit.frame.height
-            assert not emit.late
-            (self.late if emit.port == LATE else self.out).append(emit.frame)
-
-    def batch(self, rows: list[Row], *, late: bool) -> None:
-        for operator, part in zip(self.operators, split_by_owner(frame(rows), ["k"], self.parallelism), strict=True):
-            if part.height:
-                self.take(operator.on_batch(part, late=late))
-
-    def watermark(self, us: int) -> None:
-        self.watermark_us = us
-        for operator in self.operators:
-            self.take(operator.on_watermark(us))
-
-    def barrier(self) -> None:
-        for operator in self.operators:
-            self.take(operator.on_barrier(Moment(now_us=1, before_us=0)))
-            for state in operator.states().values():
-                self.shelf.write(state.freeze())
-
-    def restore(self, parallelism: int) -> None:
-        self.barrier()
-        before, self.operators = self.operators, [ewma() for _ in range(parallelism)]
-        for subtask, operator in enumerate(self.operators):
-            for name, state in operator.states().items():
-                refs = [self.shelf.write(other.states()[name].freeze()) for other in before]
-                if parallelism == self.parallelism:
-                    pieces = self.shelf.pieces(refs[subtask])
-                else:
-                    pieces = self.shelf.owned([ref for runs in refs for ref in runs], state.key, subtask, parallelism)
-                state.load(pieces, watermark_us=self.watermark_us)
-        self.parallelism = parallelism
-        if self.watermark_us > TIME_MIN_US:
-            self.watermark(self.watermark_us)
-
-
-def shown(frames: Sequence[pl.DataFrame]) -> Counter[Any]:
-    """The rows of frames, with times as they were given."""
-    found: Counter[Any] = Counter()
-    for one in frames:
-        plain = one.with_columns(pl.col("ts").cast(pl.Int64))
-        found.update(tuple(map(bits, row)) for row in plain.iter_rows())
-    return found
-
-
 @settings(deadline=None)
-@given(happens=events, narrow_keys=st.sampled_from([1, 3, 32]))
+@given(happens=events_of(batches_of_rows), narrow_keys=st.sampled_from([1, 3, 32]))
 def test_every_row_comes_out_once_with_the_means_of_a_plain_loop(happens, narrow_keys):
-    subtasks = Subtasks()
-    taken: list[Row] = []
-    late: list[Row] = []
+    subtasks = Subtasks(make=ewma, frame=frame)
     with patch.object(recurrence, "NARROW_KEYS", narrow_keys):
-        for event in happens:
-            match event:
-                case Batch(rows=rows, late=judged):
-                    for row in rows:
-                        is_late = judged or row[1] is None or row[1] < subtasks.watermark_us
-                        (late if is_late else taken).append(row)
-                    subtasks.batch(rows, late=judged)
-                case Watermark(by=by):
-                    subtasks.watermark(max(subtasks.watermark_us, -8) + by)
-                case Barrier():
-                    subtasks.barrier()
-                case Restore(parallelism=parallelism):
-                    subtasks.restore(parallelism)
-        assert shown(subtasks.out) == expected([row for row in taken if row[1] < subtasks.watermark_us])
+        happened = subtasks.live_through(happens)
+        assert shown(subtasks.out) == expected([row for row in happened.taken if row[1] < subtasks.watermark_us])
         subtasks.watermark(TIME_MAX_US)
-    assert shown(subtasks.out) == expected(taken)
-    assert shown(subtasks.late) == Counter(tuple(map(bits, row)) for row in late)
+    assert shown(subtasks.out) == expected(happened.taken)
+    assert shown(subtasks.late) == Counter(tuple(map(bits, row)) for row in happened.late)
 
 
 # One thing at a time.
@@ -242,13 +112,6 @@ def released(operator: Ewma, watermark_us: int = TIME_MAX_US) -> pl.DataFrame:
     emits = operator.on_watermark(watermark_us)
     assert [emit.port for emit in emits] in ([], [MAIN])
     return emits[0].frame if emits else frame([])
-
-
-def restored(operator: Ewma, fresh: Ewma, watermark_us: int) -> Ewma:
-    for name, state in fresh.states().items():
-        pieces = [Piece(piece.frame()) for piece in operator.states()[name].freeze()]
-        state.load(pieces, watermark_us=watermark_us)
-    return fresh
 
 
 def test_columns_are_those_of_the_input_and_the_new_ones():

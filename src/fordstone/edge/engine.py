@@ -6,11 +6,10 @@ It owns the tasks, the coordinator and the writer, and knows nothing of threads:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 import polars as pl
@@ -20,6 +19,7 @@ from fordstone.checkpoint.failpoint import Failpoints, NoFailpoints
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import files
 from fordstone.connectors.connector import Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import open_sink, open_source
 from fordstone.edge.assembly import Parts, assemble
 from fordstone.edge.clock import Clock
@@ -29,15 +29,16 @@ from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.edge.dealing import dealt, newcomers, readers
 from fordstone.edge.graph import build_graph, steps_with_ids
 from fordstone.edge.reading import ReadSoFar
+from fordstone.edge.rebuild import varying_sinks
 from fordstone.edge.recovery import Resumption, check_plan
 from fordstone.edge.report import Progress
 from fordstone.edge.reservation import Reservations
 from fordstone.edge.snapshot import TaskSnapshot
 from fordstone.edge.source_task import SourceTask
+from fordstone.edge.step_digest import step_digests
 from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
 from fordstone.model import plan as p
-from fordstone.model.aggregating import aggregates
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import Attempt, PartitionId, TaskId
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
@@ -235,6 +236,7 @@ class Engine:
             stalled=self._on_stalled,
             sealed=self.resumption.sealed,
             keys={name: key for name, key in _upsert_keys(plan, self._types).items() if key is not None},
+            varying=varying_sinks(plan, self._types),
         )
 
     def _on_stalled(self) -> None:
@@ -259,7 +261,9 @@ class Engine:
     def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
         plan, config, rim = self.plan, self.config, self._rim
         graph = build_graph(plan, config.parallelism)
-        setting = OperatorSetting(plan=plan, types=self._types, functions=functions, with_ids=steps_with_ids(plan))
+        setting = OperatorSetting(
+            plan=plan, types=self._types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
+        )
         shares = {name: self._partitions(name) for name in self.sources}
         joining = {name: self._found(source, shares[name]) for name, source in self.sources.items()}
         reports = _Reports()
@@ -391,31 +395,3 @@ def _out_schema(step: p.Sink, types: Mapping[p.Input, StreamType]) -> pl.Schema:
     stream = types[step.input]
     columns = dict(stream.schema.polars)
     return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
-
-
-_NO_MEANING: Final = frozenset({"name", "input", "left", "right", "control"})
-"""What a step is called and where its rows come from does not matter to its state."""
-
-
-def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, str]:
-    """What the state of each stateful step depends on. Sources count: their state is their positions."""
-    found = {}
-    for step in plan.steps:
-        if isinstance(step, p.Source):
-            meaning: list[object] = ["source", step.connector.kind, step.time]
-        elif isinstance(step, p.Aggregate):
-            keys = [(key, str(types[step.input].schema[key])) for key in step.keys]
-            calls = [call for found in aggregates(step, types[step.input].schema) for call in found.calls]
-            kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
-            meaning = ["aggregate", keys, step.window, step.aggregates, kinds]
-        elif isinstance(step, p.KeyedStep):
-            # The rows that wait have all columns; the order of columns decides which of equal time comes first.
-            taken = [(list(types[at].schema.to_dict().items()), types[at].time) for at in step.inputs]
-            own = {name: value for name, value in msgspec.to_builtins(step).items() if name not in _NO_MEANING}
-            meaning = [own, taken]
-        elif isinstance(step, p.Loop):
-            meaning = ["loop", types[step.input].schema.to_dict()]
-        else:
-            continue
-        found[step.name] = hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()
-    return found

@@ -16,9 +16,29 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.same_rows import difference
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.errors import CheckpointError, RebuildError
+from fordstone.model import plan as p
+from fordstone.model.aggregate_functions import AGGREGATES
+from fordstone.model.aggregating import aggregates
 from fordstone.model.manifest import Cut
+from fordstone.model.stream_type import StreamType
 
 log = logging.getLogger(__name__)
+
+
+def varying_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozenset[str]:
+    """The sinks that a sketch whose estimates depend on the batches has a part in."""
+    varying: set[str] = set()
+    for step in plan.steps:
+        own = isinstance(step, p.Aggregate) and any(
+            not AGGREGATES[call.function].repeats
+            for aggregate in aggregates(step, types[step.input].schema)
+            for call in aggregate.calls
+            if call.function in AGGREGATES
+        )
+        if own or any(stream.step in varying for stream in step.inputs):
+            varying.add(step.name)
+    return frozenset(step.name for step in plan.steps if isinstance(step, p.Sink) and step.name in varying)
+
 
 SealedRows = Mapping[str, list[pl.DataFrame] | None]
 """What a sealed epoch let out, by sink; None where that cannot be read any more."""
@@ -50,16 +70,18 @@ def left_over(
     rebuilt: Sequence[pl.DataFrame],
     *,
     key: tuple[str, ...] | None = None,
+    varies: bool = False,
 ) -> list[pl.DataFrame]:
     """The rows that came out beyond what was sealed; raises `RebuildError` where that may not be.
 
-    `key`: rows replace each other by it, so only the last of each counts.
+    `key`: rows replace each other by it, so only the last of each counts. `varies`: values may be others within what is
+    promised (`varying_sinks`), so that only the number of rows can be compared.
     """
     again = pl.concat(rebuilt) if rebuilt else pl.DataFrame()
     if key is not None and again.height:
         again = latest_rows(again, key)
     rows_sealed = sum(run.rows for segment in cut.segments if segment.sink == sink for run in segment.runs)
-    if sealed is None:
+    if sealed is None or varies:
         return _left_over_unseen(cut, sink, rows_sealed, again)
     if again.height == 0:
         if rows_sealed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, assert_never
 
+from fordstone.edge.pattern_words import pattern_details, pattern_kept
 from fordstone.model import plan as p
 from fordstone.model import windows as w
 from fordstone.model.duration import human_us
@@ -63,15 +64,16 @@ def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
         case p.Aggregate():
             return f"{_kind(step)} {_over(step.keys)}"
         case p.Ewma():
-            return f"exponentially weighted mean {_over(step.keys)}, alpha {step.alpha}"
+            weight = f"alpha {step.alpha}" if step.half_life_us is None else f"half-life {human_us(step.half_life_us)}"
+            return f"exponentially weighted mean {_over(step.keys)}, {weight}"
         case p.Deduplicate():
-            return f"first of each {', '.join(step.keys) or 'row'} within {human_us(step.within_us)}"
+            return f"first of each {', '.join(step.keys)} within {human_us(step.within_us)}"
         case p.Join():
-            return f"{step.how} join of {step.left} and {step.right}"
+            return f"{step.how} join of {step.left} and {step.right}, {_between(step)}"
         case p.Lookup():
             return f"look up in {_connector(step.table)}"
         case p.LookupLatest():
-            return f"look up in {step.control}"
+            return f"look up in the newest rows of {step.control}"
         case p.Match():
             return f"pattern {step.pattern} {_over(step.keys)}"
         case p.Process():
@@ -92,14 +94,44 @@ def _kind(step: p.Aggregate) -> str:
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
         case w.Sliding():
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
-            return every + _shifted(step.window.offset_us)
+            return every + _gaps(step.window) + _shifted(step.window.offset_us)
         case w.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
         case w.Count():
             every = "" if step.window.slide == step.window.size else f" every {step.window.slide:,}"
-            return f"windows of {step.window.size:,} rows{every}"
+            gap = step.window.slide - step.window.size
+            between = f" (with gaps of {gap:,}, where rows count for none)" if gap > 0 else ""
+            return f"windows of {step.window.size:,} rows{every}{between}"
         case _:
             assert_never(step.window)
+
+
+def _between(step: p.Join) -> str:
+    """How far the right time may lie from the left."""
+    if step.from_us == step.to_us == 0:
+        return "of one time"
+    return f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"
+
+
+def _meets(step: p.Join | p.Lookup | p.LookupLatest) -> Iterator[tuple[str, str]]:
+    """Which columns must be equal, and what becomes of rows that meet nothing."""
+    if isinstance(step, p.Join):
+        left, right = step.left_keys, step.right_keys
+        alone = {"inner": "are dropped", "full": "come alone, when time has passed them"}
+        unmet = alone.get(step.how, f"of the {step.how} side come alone, when time has passed them")
+    else:
+        left, right = step.keys, step.table_keys if isinstance(step, p.Lookup) else step.control_keys
+        unmet = "are dropped" if step.how == "inner" else "get nulls"
+    yield "on", ", ".join(one if one == other else f"{one} = {other}" for one, other in zip(left, right, strict=True))
+    yield "unmet rows", unmet
+    if isinstance(step, p.LookupLatest):
+        sees = "wait for the end of their epoch, and see its control rows"
+        yield "rows", sees if step.waits else "go on at once, and see the control rows of epochs before"
+
+
+def _gaps(window: w.Sliding) -> str:
+    gap_us = window.slide_us - window.size_us
+    return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
 
 
 def _shifted(offset_us: int) -> str:
@@ -110,13 +142,21 @@ def _over(keys: tuple[str, ...]) -> str:
     return f"for each {', '.join(keys)}" if keys else "over all rows"
 
 
-def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
+def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:  # noqa: PLR0912 - one line a kind of step
     """What more there is to say of a step: a label and a text each."""
     stream = types[p.Input(step.name)]
     if isinstance(step, p.Aggregate):
         yield "computes", ", ".join(given.sql for given in step.aggregates)
+        if step.early_us is not None:
+            yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
+    if isinstance(step, p.Process):
+        yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
     if isinstance(step, p.Ewma):
         yield "smooths", ", ".join(step.columns)
+    if isinstance(step, p.Match):
+        yield from pattern_details(step)
+    if isinstance(step, p.Join | p.Lookup | p.LookupLatest):
+        yield from _meets(step)
     if not isinstance(step, p.Sink):
         before = types[step.inputs[0]] if step.inputs else None
         if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
@@ -135,8 +175,10 @@ def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str
 
 def _time(step: p.Step, stream: StreamType) -> str:
     if stream.time is None:
-        return "none"
+        return "none: rows may lack that of either side" if isinstance(step, p.Join) else "none"
     text = stream.time.column
+    if stream.time.shift_us > 0:
+        text += f" + {human_us(stream.time.shift_us)}"
     if isinstance(step, p.Source):
         text += f", rows may be {human_us(step.lateness_us)} behind" if step.lateness_us else ", in order"
         if step.idle_after_us is not None:
@@ -148,21 +190,47 @@ def _replacing(key: tuple[str, ...]) -> str:
     return f"replace each other by {', '.join(key)}" if key else "each replaces the one before"
 
 
-def _kept(plan: p.Plan, step: p.Step) -> str | None:
+def _kept(plan: p.Plan, step: p.Step) -> str | None:  # noqa: PLR0912 - one line a kind of step
     """What of a step is in a checkpoint."""
     match step:
         case p.Source():
             return "the position of every partition"
         case p.Aggregate(window=None):
             return "one row a key" if step.keys else "one row"
+        case p.Aggregate(window=w.Sliding(size_us=size_us, slide_us=slide_us)) if slide_us < size_us:
+            return "partial aggregates of the panes of open windows, which these share"
+        case p.Aggregate(window=w.Session()):
+            return "partial aggregates of sessions that may go on"
+        case p.Aggregate(window=w.Count()):
+            return "the rows that wait for time, a count a key, and partial aggregates of open windows"
         case p.Aggregate():
             return "partial aggregates of open windows"
         case p.Ewma():
-            return "the rows that wait for time, and one number a key and column"
+            each = "one number" if step.half_life_us is None else "three numbers"
+            return f"the rows that wait for time, and {each} a key and column"
+        case p.Process():
+            return _remembered(step)
+        case p.Deduplicate():
+            return f"the rows that wait for time, and each key for {human_us(step.within_us)}"
+        case p.Join():
+            met = "" if step.how == "inner" else ", and which keys and times have met"
+            return f"rows of both sides, as long as a partner may come{met}"
+        case p.LookupLatest():
+            return "the newest control row of each key"
+        case p.Match():
+            return pattern_kept(step)
         case p.Loop() if plan.guarantee == "exactly_once":
             return "rows that are on their way back at a barrier"
         case _:
             return None
+
+
+def _remembered(step: p.Process) -> str:
+    named = [
+        state.name if state.ttl_us is None else f"{state.name} (for {human_us(state.ttl_us)})" for state in step.states
+    ]
+    waiting = "the rows that wait for time, timers" if step.ordered else "timers"
+    return f"{waiting}, and for each key: {', '.join(named)}" if named else waiting.replace(", timers", ", and timers")
 
 
 def _release(plan: p.Plan, sink: p.Sink) -> str:
@@ -173,6 +241,9 @@ def _release(plan: p.Plan, sink: p.Sink) -> str:
 
 def _connector(spec: p.ConnectorSpec) -> str:
     """A connector as it would be written, secrets left out."""
+    if spec.kind == "inline":
+        rows = max((len(column) for column in spec.options.get("columns", {}).values()), default=0)
+        return f"{rows} {'row' if rows == 1 else 'rows'} in the plan"
     shown = {
         name: "***" if any(word in name.lower() for word in _SECRETS) else value for name, value in spec.options.items()
     }

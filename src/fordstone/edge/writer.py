@@ -93,8 +93,12 @@ class Writer:
         stalled: Callable[[], None],
         sealed: Mapping[int, SealedRows] | None = None,
         keys: Mapping[str, tuple[str, ...]] | None = None,
+        varying: frozenset[str] = frozenset(),
     ) -> None:
-        """`sealed`: what the epochs that are being computed again had let out. `keys`: by which rows at a sink replace each other."""
+        """`sealed`: what the epochs that are being computed again had let out. `keys`: by which rows at a sink replace each other.
+
+        `varying`: sinks whose values may be others when computed again (`rebuild.varying_sinks`).
+        """
         self.wake: Callable[[], None] = lambda: None
         self.last: Written | None = None
         self.stall: str | None = None
@@ -110,6 +114,7 @@ class Writer:
         self._stalled = stalled
         self._sealed = dict(sealed or {})
         self._keys = dict(keys or {})
+        self._varying = varying
         self._carried: dict[str, list[pl.DataFrame]] = {}
         """Rows of epochs computed again that their seals had not let out yet."""
         self._acknowledged: Callable[[], int | None] = lambda: None
@@ -194,6 +199,7 @@ class Writer:
                     sealed.get(name),
                     [*self._carried.get(name, ()), *frames[name]],
                     key=self._keys.get(name),
+                    varies=name in self._varying,
                 )
                 for name in frames
             }

@@ -23,7 +23,8 @@ from fordstone.model.term import Call, Column, Literal, Term
 AGGREGATES_ELSEWHERE: Final = frozenset(
     {
         "count", "sum", "avg", "mean", "min", "max", "first", "last", "stddev", "variance", "collect_list",
-        "collect_set", "approx_count_distinct", "percentile", "median", "any_value", "var_samp", "stddev_samp",
+        "collect_set", "approx_count_distinct", "percentile", "median", "any_value", "var_samp", "var_pop", "stddev_samp", "stddev_pop",
+        "collect", "count_distinct", "quantile", "beta_mean", "beta_low", "beta_high",
     }
 )  # fmt: skip
 """Names that are aggregates: in a row-wise place the error says so rather than that they do not exist."""

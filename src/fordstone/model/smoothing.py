@@ -23,9 +23,17 @@ def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
 def _smoothed(step: p.Ewma, stream: StreamType) -> StreamType:
     append_only(step, stream, "ewma")
     time = needs_time(step, stream, "ewma")
-    if step.alpha is None:
-        raise PipelineError(f"step {step.name}: ewma(half_life=...) is not there yet; give alpha=.")
-    if not 0 < step.alpha <= 1:
+    if (step.alpha is None) == (step.half_life_us is None):
+        raise PipelineError(
+            f"step {step.name}: ewma needs either alpha= (the weight of the newest value) "
+            "or half_life= (after how long a value counts half), and not both."
+        )
+    if step.half_life_us is not None and step.half_life_us <= 0:
+        raise PipelineError(
+            f"step {step.name}: half_life={step.half_life_us}us must be longer than zero. "
+            "It is the time after which a value counts half."
+        )
+    if step.alpha is not None and not 0 < step.alpha <= 1:
         raise PipelineError(
             f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
         )

@@ -1,8 +1,8 @@
 """Partial aggregates: what is kept of many rows so that parts can be merged and finished.
 
-A partial row is the key, the end of its window, and a few columns for each argument: how many rows, how many that are
-not null, sum, least, greatest. Partial rows of equal key and window merge by adding, least and greatest, so any number
-of them, in any order, means the same (rule 10: exact, but for sums of floats).
+A partial row is the key, the end of its window, how many rows, and the columns of the parts that the aggregates need of
+each argument (`part` says what a part is, `kinds` which are needed). Partial rows of equal key and window merge, and any
+number of them, in any order, means the same (rule 10).
 
 Meaning is Spark's: a sum of nulls alone is null, integer sums wrap at 64 bits, NaN is greater than any number and equal to
 itself, 0.0 and -0.0 are one key.
@@ -10,7 +10,6 @@ itself, 0.0 and -0.0 are one key.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +21,11 @@ from fordstone.model.aggregating import WINDOW_END, WINDOW_START
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.stream_type import EventTime
 from fordstone.model.windows import Tumbling
+from fordstone.operators.kinds import kind_of
 from fordstone.operators.lowering import to_polars
 from fordstone.operators.operator import ROW_ID
+from fordstone.operators.part import Part, Values
+from fordstone.operators.setting import Functions
 from fordstone.state.microseconds import microseconds
 
 END: Final = "__end"
@@ -37,24 +39,14 @@ SPLIT_WINDOWS: Final = 8
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
-    """One distinct argument, and which parts of it are kept."""
+    """One distinct argument, and which parts of it are kept, in the order of their columns."""
 
-    index: int
-    expression: pl.Expr
-    type: DataType
-    parts: frozenset[str]
-    source: str | None
-    """The input column, where the argument is just that."""
-
-    @property
-    def name(self) -> str:
-        """The column that holds the values."""
-        return f"__x{self.index}" if self.source is None else self.source
-
-    def column(self, part: str) -> str:
-        return f"__{part}{self.index}"
+    values: Values
+    computed: tuple[pl.Expr, ...]
+    """What is worked out before the parts are made; an argument that is just a column is not."""
+    parts: tuple[Part, ...]
 
 
 class Partials:
@@ -70,7 +62,9 @@ class Partials:
         time: EventTime | None = None,
         step: str = "",
         with_id: bool = False,
+        functions: Functions | None = None,
     ) -> None:
+        """`functions`: the classes of users' own aggregates, as this process knows them; others are imported."""
         self.keys = tuple(keys)
         self.state_key = self.keys or (ONE,)
         """What partial rows belong together by, the window apart: never empty."""
@@ -79,16 +73,24 @@ class Partials:
         self._with_id = with_id
         self._window = window
         self._aggregates = tuple(aggregates)
-        self._calls = tuple(dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls))
+        calls = dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls)
+        self._kinds = {call: kind_of(call, functions or {}) for call in calls if call.arguments}
+        self._time = time
         self._arguments = self._distinct_arguments(schema)
-        self._key_columns = [_normalised(name, schema[name]) for name in self.keys] or [
+        self._key_columns = [normalised_key(name, schema[name]) for name in self.keys] or [
             pl.lit(0, dtype=pl.Int8).alias(ONE)
         ]
-        self._time = time
-        self._computed = [
-            argument.expression.alias(argument.name) for argument in self._arguments if argument.source is None
-        ]
+        self._computed = [computed for argument in self._arguments.values() for computed in argument.computed]
+        self._parts = [(part, argument.values) for argument in self._arguments.values() for part in argument.parts]
+        self._streams = all(part.streams for part, _ in self._parts)
+        self._single = all(part.single for part, _ in self._parts)
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
+        self._plain = [
+            results[0].alias(aggregate.name)
+            for aggregate, (results, _) in zip(self._aggregates, self._finish, strict=True)
+            if aggregate.finish.is_column
+        ]
+        """Calls that are results as they are: worked out together, which is quicker."""
         self.schema = self.of_rows(schema.empty()).schema
         """The columns of partial rows."""
 
@@ -100,45 +102,33 @@ class Partials:
         """Partial rows of a batch, one for each key and window in it."""
         rows = self._prepared(frame)
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
-        for argument in self._arguments:
-            values = rows.get_column(argument.name)
-            exprs += _parts(argument, nulls=values.null_count() > 0, nan="hi" in argument.parts and _has_nan(values))
-        return self._grouped(rows, self._key_columns, self._only_end(rows), exprs)
+        for part, values in self._parts:
+            exprs += part.of_rows(values, rows)
+        return self._settled(self._grouped(rows, self._key_columns, self._only_end(rows), exprs))
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """A partial row for each row: cheaper, when few rows share a key."""
+        """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
+        if not self._single:
+            return self.of_rows(frame)
         rows = self._prepared(frame)
         columns = list(self._key_columns)
         if self._window is not None:
             only = self._only_end(rows)
             columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
         columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
-        for argument in self._arguments:
-            value = pl.col(argument.name)
-            single = {
-                "n": value.is_not_null().cast(pl.Int64),
-                "s": _summand(value, argument.type).fill_null(0),
-                "f": value.cast(pl.Float64).fill_null(0),
-                "lo": value,
-                "hi": value,
-            }
-            columns += [single[part].alias(argument.column(part)) for part in _ORDER if part in argument.parts]
+        for part, values in self._parts:
+            columns += part.of_row(values)
         return rows.select(columns)
 
     def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
         """One partial row for each key and window."""
         exprs = [pl.col(ROWS).sum()]
-        for argument in self._arguments:
-            for part in _ORDER:
-                if part not in argument.parts:
-                    continue
-                name = argument.column(part)
-                if part in _SUMS:
-                    exprs.append(pl.col(name).sum())
-                else:
-                    nan = part == "hi" and _has_nan(partials.get_column(name))
-                    exprs.append(_extreme(part, pl.col(name), nan=nan))
+        for part, values in self._parts:
+            exprs += part.merged(values, partials)
         by = [pl.col(name) for name in self.state_key]
+        return self._settled(self._merged(partials, by, exprs))
+
+    def _merged(self, partials: pl.DataFrame, by: list[pl.Expr], exprs: list[pl.Expr]) -> pl.DataFrame:
         if self._window is None or partials.height == 0:
             return self._grouped(partials, by, None, exprs)
         ends = partials.get_column(END)
@@ -150,6 +140,10 @@ class Partials:
             parts = partials.partition_by(END, maintain_order=False)
             return pl.concat([self._grouped(part, by, part.get_column(END)[0], exprs) for part in parts])
         return self._grouped(partials, by, None, exprs, ends=pl.col(END))
+
+    def _settled(self, made: pl.DataFrame) -> pl.DataFrame:
+        settled = [series for part, values in self._parts for series in part.settle(values, made)]
+        return made.with_columns(settled) if settled else made
 
     def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.with_columns(self._computed) if self._computed else frame
@@ -186,15 +180,20 @@ class Partials:
             exprs = [pl.lit(only_end, dtype=pl.Int64).alias(END), *exprs]
         elif self._window is not None:
             by = [*by, self._end_column() if ends is None else ends]
-        if frame.height >= STREAMING_ROWS:
+        if frame.height >= STREAMING_ROWS and self._streams:
             # On many rows the streaming engine takes half the time, on few it takes longer.
             return frame.lazy().group_by(by).agg(exprs).collect(engine="streaming")
         return frame.group_by(by).agg(exprs)
 
     def columns(self) -> list[str]:
         """The columns of a partial row, in order."""
-        parts = [argument.column(part) for argument in self._arguments for part in _ORDER if part in argument.parts]
-        return [*self._group, ROWS, *parts]
+        return [*self._group, ROWS, *(name for part, values in self._parts for name in part.columns(values))]
+
+    @property
+    def invertible_columns(self) -> frozenset[str]:
+        """The columns that rows can be taken out of again, exactly, by subtraction: numbers that merge by adding."""
+        parts = [part.columns(values) for part, values in self._parts if part.invertible(values)]
+        return frozenset([ROWS, *(name for names in parts for name in names)])
 
     def value_columns(self) -> list[str]:
         """The columns that are not the key."""
@@ -207,14 +206,18 @@ class Partials:
             ends = partials.get_column(END)
             starts = (ends - self._window.size_us).cast(_TIMESTAMP)
             found += [starts.alias(WINDOW_START), ends.cast(_TIMESTAMP).alias(WINDOW_END)]
-        for results, finish in self._finish:
-            found.append(partials.select(results).select(finish).to_series())
+        plain = partials.select(self._plain)
+        for aggregate, (results, finish) in zip(self._aggregates, self._finish, strict=True):
+            is_plain = aggregate.finish.is_column
+            found.append(
+                plain.get_column(aggregate.name) if is_plain else partials.select(results).select(finish).to_series()
+            )
         rows = pl.DataFrame(found)
         return rows.with_columns(self._ids(partials)) if self._with_id else rows
 
     def _ids(self, partials: pl.DataFrame) -> pl.Series:
         """Step, key and window: the same on every replay (rule 13), and different for different keys."""
-        parts = [pl.lit(self._step), *(_spelt(partials.schema[name], pl.col(name)) for name in self.keys)]
+        parts = [pl.lit(self._step), *(spelt_key(partials.schema[name], pl.col(name)) for name in self.keys)]
         return partials.select(
             pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
         ).to_series()
@@ -225,24 +228,26 @@ class Partials:
             return None
         return frame.get_column(self._time.column).is_null()
 
-    def _distinct_arguments(self, schema: Schema) -> tuple[_Argument, ...]:
-        wanted: dict[str, tuple[AggregateCall, set[str]]] = {}
-        for call in self._calls:
-            if call.argument is None:
-                continue
-            _, parts = wanted.setdefault(call.argument.sql, (call, set()))
-            parts |= _kept(call)
-        found = []
-        for index, (call, parts) in enumerate(wanted.values()):
-            argument = call.argument
-            assert argument is not None  # noqa: S101 - narrows the type; count(*) was left out above
-            source = argument.columns[0] if argument.is_column else None
-            found.append(_Argument(index, to_polars(argument, schema), argument.type, frozenset(parts), source))
-        return tuple(found)
-
-    def _argument_of(self, call: AggregateCall) -> _Argument:
-        sqls = list(dict.fromkeys(other.argument.sql for other in self._calls if other.argument is not None))
-        return self._arguments[sqls.index(call.argument.sql if call.argument is not None else "")]
+    def _distinct_arguments(self, schema: Schema) -> dict[tuple[str, ...], _Argument]:
+        wanted: dict[tuple[str, ...], tuple[AggregateCall, set[Part]]] = {}
+        for call, kind in self._kinds.items():
+            _, parts = wanted.setdefault(_spelling(call), (call, set()))
+            parts.update(kind.parts(call))
+        found = {}
+        for index, (spelling, (call, parts)) in enumerate(wanted.items()):
+            names, computed = [], []
+            for at, argument in enumerate(call.arguments):
+                if argument.is_column:
+                    names.append(argument.columns[0])
+                else:
+                    names.append(f"__x{index}_{at}")
+                    computed.append(to_polars(argument, schema).alias(names[-1]))
+            types = tuple(argument.type for argument in call.arguments)
+            time = None if self._time is None else self._time.column
+            values = Values(index=index, names=tuple(names), types=types, time=time)
+            ordered = tuple(sorted(parts, key=lambda part: (part.order, part.columns(values))))
+            found[spelling] = _Argument(values=values, computed=tuple(computed), parts=ordered)
+        return found
 
     def _finish_columns(self, aggregate: Aggregate) -> tuple[list[pl.Expr], pl.Expr]:
         results = [
@@ -251,86 +256,25 @@ class Partials:
         return results, to_polars(aggregate.finish, aggregate.results).alias(aggregate.name)
 
     def _result(self, call: AggregateCall) -> pl.Expr:
-        if call.argument is None:
+        if not call.arguments:
             return pl.col(ROWS)
-        argument = self._argument_of(call)
-        count = pl.col(argument.column("n")) if "n" in argument.parts else pl.lit(1)
-        match call.function:
-            case "count":
-                return count
-            case "sum":
-                return pl.when(count > 0).then(pl.col(argument.column("s"))).cast(call.type.polars)
-            case "mean":
-                total = pl.col(argument.column("f" if argument.type.is_integer else "s")).cast(pl.Float64)
-                return pl.when(count > 0).then(total / count)
-            case "min":
-                return pl.col(argument.column("lo"))
-            case "max":
-                return pl.col(argument.column("hi"))
-            case other:
-                raise NotImplementedError(f"aggregate {other} has no partial form")
+        return self._kinds[call].result(call, self._arguments[_spelling(call)].values)
 
 
-_ORDER: Final = ("n", "s", "f", "lo", "hi")
-_KEPT: Final = {
-    "count": {"n"},
-    "sum": {"n", "s"},
-    "mean": {"n", "s"},
-    "min": {"lo"},
-    "max": {"hi"},
-}
-_SUMS: Final = frozenset({"n", "s", "f"})
+def _spelling(call: AggregateCall) -> tuple[str, ...]:
+    return tuple(argument.sql for argument in call.arguments)
 
 
-def _kept(call: AggregateCall) -> set[str]:
-    # The sum of integers wraps; their mean is that of doubles, which do not.
-    whole = call.argument is not None and call.argument.type.is_integer
-    return {"n", "f"} if call.function == "mean" and whole else _KEPT[call.function]
-
-
-def _normalised(name: str, kind: DataType) -> pl.Expr:
-    # Both zeros are one key, shown without a sign. (Adding 0.0 would say so too, but the optimiser takes that away.)
+def normalised_key(name: str, kind: DataType) -> pl.Expr:
+    """A key column as it is grouped by: both zeros are one key, shown without a sign."""
+    # Adding 0.0 would say so too, but the optimiser takes that away.
     if not kind.is_float:
         return pl.col(name)
     zero = pl.lit(0.0, dtype=kind.polars)
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
 
 
-def _spelt(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
+def spelt_key(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
     """A key as text that no other key has: with its length before it, and a mark of its own for null."""
     text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
     return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")
-
-
-def _summand(value: pl.Expr, kind: DataType) -> pl.Expr:
-    if kind.name in {"bigint", "double"}:
-        return value
-    if kind.is_integer:
-        return value.cast(pl.Int64)
-    if kind.name == "decimal":
-        return value.cast(pl.Decimal(38, kind.scale))
-    return value.cast(pl.Float64)
-
-
-def _has_nan(values: pl.Series) -> bool:
-    # A sum with NaN in it is NaN, and summing is quicker than looking at each; opposite infinities are looked at again.
-    return values.dtype.is_float() and math.isnan(values.sum() or 0.0) and bool(values.is_nan().any())
-
-
-def _extreme(part: str, value: pl.Expr, *, nan: bool) -> pl.Expr:
-    if part == "hi":
-        return value.nan_max() if nan else value.max()
-    return value.min()
-
-
-def _parts(argument: _Argument, *, nulls: bool, nan: bool) -> list[pl.Expr]:
-    value = pl.col(argument.name)
-    made = {
-        # Without nulls the count is the number of rows, which costs nothing.
-        "n": (value.count() if nulls else pl.len()).cast(pl.Int64),
-        "s": _summand(value, argument.type).sum(),
-        "f": value.cast(pl.Float64).sum(),
-        "lo": _extreme("lo", value, nan=nan),
-        "hi": _extreme("hi", value, nan=nan),
-    }
-    return [made[part].alias(argument.column(part)) for part in _ORDER if part in argument.parts]

@@ -1,0 +1,145 @@
+"""The order of rows for operators that depend on it, and the rows that wait until no earlier one can come.
+
+Order: time, then the columns that the operator reads, then all others; nulls first, NaN last, -0.0 before 0.0. Rows that
+are equal in all of these are equal, so that results never depend on how rows came.
+
+Leaves to the operator what it makes of the rows, and what it keeps beside them.
+
+Invariants: a row is released once, when the watermark has passed it, or leaves on the late port as it came; what is
+released, and in which order the rows of a key stand, is a function of the rows taken in and of the watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fordstone.model.manifest import TIME_MIN_US
+from fordstone.model.schema import Schema
+from fordstone.model.stream_type import EventTime
+from fordstone.operators.operator import LATE, Emit, Emits
+from fordstone.operators.partial import ONE
+from fordstone.state.buffer import Buffer
+from fordstone.state.microseconds import microseconds
+
+Numbers = npt.NDArray[np.int64]
+
+TIME: Final = "__time"
+"""The time of a row, where that is not just a column's value."""
+_ROW: Final = "__row"
+_TIE: Final = "__tie"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedRows:
+    """Rows in order of time, those of one key and one time in order among themselves; and where those of each key stand."""
+
+    rows: pl.DataFrame
+    """The input's columns, and `TIME` where the time is shifted."""
+    keys: pl.DataFrame
+    """One row a key: the key columns, or `ONE` where there are none."""
+    counts: Numbers
+    """Rows a key, none of them 0."""
+    by_key: Numbers
+    """The numbers of the rows, those of one key together (as in `keys`) and in order."""
+
+
+class WaitingRows:
+    """The rows of a step that wait for the watermark. Its operator calls `take`, `release` and `by_key`; `state` is the state."""
+
+    def __init__(self, keys: Sequence[str], schema: Schema, *, time: EventTime, read: Sequence[str] = ()) -> None:
+        """`read`: by which columns, behind the time, rows are ordered before all others. `schema` is the input's."""
+        self.key = tuple(keys) or (ONE,)
+        self.key_types = {name: schema[name].polars for name in keys} or {ONE: pl.Int8()}
+        self.names = list(schema)
+        self.time = TIME if time.shift_us else time.column
+        """The column of the rows that `release` gives which holds their time."""
+        self.state = Buffer(keys, time_column=self.time)
+        self._keys = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+        self._shifted = None if not time.shift_us else (pl.col(time.column).cast(pl.Int64) + time.shift_us).alias(TIME)
+        self._order = total_order(read, schema)
+        self._watermark_us = TIME_MIN_US + 1
+
+    def take(self, frame: pl.DataFrame, *, late: bool, keep: pl.Expr | None = None) -> Emits:
+        """Let rows wait. Rows that idleness overtook are late, and so are rows without a time. For `on_batch`.
+
+        `keep`: of the rows that are in time only these wait, and the others are let go of.
+        """
+        rows = frame.select(self.names)
+        if late:
+            return [Emit(rows, port=LATE)]
+        timed = rows if self._shifted is None else rows.with_columns(self._shifted)
+        times = microseconds(timed.get_column(self.time))
+        if not times.null_count() and times.min() >= self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
+            self.state.add(timed if keep is None else timed.filter(keep))
+            return []
+        in_time = (times >= self._watermark_us).fill_null(value=False)
+        self.state.add(timed.filter(in_time) if keep is None else timed.filter(in_time).filter(keep))
+        return [Emit(rows.filter(~in_time), port=LATE)]
+
+    def release(self, watermark_us: int) -> pl.DataFrame:
+        """The rows below it, by time; those of one time in any order (see `by_key` and `in_order`). For `on_watermark`."""
+        self._watermark_us = watermark_us
+        return self.state.release(watermark_us)
+
+    def times(self, rows: pl.DataFrame) -> Numbers:
+        """The times of released rows in microseconds."""
+        return microseconds(rows.get_column(self.time)).to_numpy()
+
+    def in_order(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Released rows in the order of all, whatever their keys. Costs a sort by all columns where many times are equal."""
+        as_before = same_as_before(self.times(rows))
+        if not as_before.any():
+            return rows
+        return self.with_ties_in_order(rows, np.arange(rows.height), as_before)
+
+    def by_key(self, rows: pl.DataFrame) -> KeyedRows:
+        """Released rows (at least one), in order within each key, and where each key's rows stand.
+
+        Only rows of one key and one time are compared by their columns: mostly that is none, or few, and comparing all
+        takes several times as long as all the rest.
+        """
+        groups = rows.with_row_index(_ROW).select(_ROW, *self._keys).group_by(self.key).agg(_ROW)
+        counts = groups.get_column(_ROW).list.len().cast(pl.Int64).to_numpy()
+        by_key = groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy()
+        as_before = same_as_before(self.times(rows).take(by_key))
+        as_before[np.cumsum(counts)[:-1]] = False
+        if as_before.any():
+            rows = self.with_ties_in_order(rows, by_key, as_before)
+        return KeyedRows(rows=rows, keys=groups.select(self.key), counts=counts, by_key=by_key)
+
+    def with_ties_in_order(self, rows: pl.DataFrame, places: Numbers, tied: npt.NDArray[np.bool_]) -> pl.DataFrame:
+        """The rows, with those that are tied to each other in order among themselves; the others stay where they are.
+
+        `places`: numbers of rows, those that are tied beside each other; `tied`: which of these to the one before.
+        """
+        both = tied.copy()
+        both[:-1] |= tied[1:]
+        places = places[both]
+        ties = pl.DataFrame({_ROW: places, _TIE: np.cumsum(~tied)[both]})
+        compared = pl.concat([rows.select(self.names)[places], ties], how="horizontal")
+        order = np.arange(rows.height)
+        order[places] = compared.sort(_TIE, *self._order).get_column(_ROW).to_numpy()
+        return rows[order]
+
+
+def total_order(read: Sequence[str], schema: Schema) -> list[pl.Expr]:
+    """By what rows of equal key and time are ordered, `read` before all others: no two that differ compare as equal."""
+    order = []
+    for name in dict.fromkeys([*read, *schema]):
+        order.append(pl.col(name))
+        if schema[name].is_float:  # Polars takes -0.0 and 0.0 for equal
+            order.append((pl.lit(1.0) / pl.col(name)) > 0)
+    return order
+
+
+def same_as_before(values: Numbers) -> npt.NDArray[np.bool_]:
+    """Which values are the same as the one before."""
+    found = np.zeros(values.size, dtype=np.bool_)
+    np.equal(values[1:], values[:-1], out=found[1:])
+    return found

@@ -1,0 +1,35 @@
+"""An epoch that is computed again: what may differ, and what may not."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import memory
+from fordstone.edge.rebuild import left_over, varying_sinks
+from fordstone.errors import RebuildError
+from fordstone.model.manifest import Cut, RunRef, Segment
+from fordstone.model.stream import stream_types
+
+SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
+ONE_ROW = Cut(epoch=3, sources={}, segments=(Segment("out", (RunRef(digest="a", size_bytes=1, rows=1),)),))
+
+
+def test_only_sinks_behind_a_sketch_that_depends_on_batches_vary():
+    pipeline = Pipeline("p")
+    rows = pipeline.source("s", memory([]), schema=SCHEMA, time="ts")
+    windows = rows.group_by("k").window(tumbling("1m"))
+    windows.agg(m="median(x)", name="sketched").filter("m > 1").sink("medians", memory([]))
+    windows.agg(m="avg(x)", d="count_distinct(x)", name="summed").sink("means", memory([]))
+    plan = pipeline.plan()
+    assert varying_sinks(plan, stream_types(plan)) == {"medians"}
+
+
+def test_other_values_are_taken_where_they_may_vary_but_not_fewer_or_more_rows():
+    sealed, again = pl.DataFrame({"m": [1.0]}), pl.DataFrame({"m": [1.5]})
+    assert left_over(ONE_ROW, "out", [sealed], [again], varies=True) == []
+    with pytest.raises(RebuildError, match="did not come out again"):
+        left_over(ONE_ROW, "out", [sealed], [again])
+    with pytest.raises(RebuildError, match="1 rows were sealed, 2 came out"):
+        left_over(ONE_ROW, "out", [sealed], [pl.concat([again, again])], varies=True)

@@ -1,0 +1,203 @@
+"""Operators side by side, fed, frozen, restored and rescaled as an engine would; and values that compare to the last bit.
+
+Used by the tests of operators that wait for the watermark: draw `events_of(batches)`, let `Subtasks.live_through` them, and
+compare `shown(subtasks.out)` with an oracle over the rows that were `taken`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import polars as pl
+from hypothesis import strategies as st
+
+from fordstone.model.manifest import TIME_MIN_US
+from fordstone.operators.operator import LATE, MAIN, Emits, Moment, Operator
+from fordstone.state.key_group import split_by_owner
+from fordstone.state.piece import Piece
+from fordstone.testing.contracts.state import Shelf
+
+Row = tuple[Any, ...]
+AnyOperator = TypeVar("AnyOperator", bound=Operator)
+
+
+def bits(value: Any) -> Any:
+    """A value that is equal only to the same one, signs of zero included; every NaN is one."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else struct.pack("d", value)
+    return tuple(map(bits, value)) if isinstance(value, list) else value
+
+
+def rank(value: Any) -> tuple[Any, ...]:
+    """Nulls first, NaN last, -0.0 before 0.0."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float):
+        return (2,) if math.isnan(value) else (1, value, math.copysign(1, value))
+    return (1, tuple(map(rank, value))) if isinstance(value, list) else (1, value)
+
+
+def shown(frames: Sequence[pl.DataFrame]) -> Counter[Any]:
+    """The rows of frames, with times in microseconds."""
+    found: Counter[Any] = Counter()
+    for one in frames:
+        plain = one.with_columns(pl.col(pl.Datetime).cast(pl.Int64))
+        found.update(tuple(map(bits, row)) for row in plain.iter_rows())
+    return found
+
+
+# What is done to the operators.
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows come; `late`: the source judged them so."""
+
+    rows: list[Row]
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Time goes on by so many microseconds."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """An epoch ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """An epoch ends, and fresh operators go on from what was frozen, perhaps more or fewer of them."""
+
+    parallelism: int
+
+
+Event = Batch | Watermark | Barrier | Restore
+
+
+def events_of(
+    batches: st.SearchStrategy[list[Row]], *, steps: Sequence[int] = (1, 1, 2, 3, 5, 10**14), most: int = 14
+) -> st.SearchStrategy[list[Event]]:
+    """Anything that may happen. `steps`: by how much the watermark may grow."""
+    one: st.SearchStrategy[Event] = st.one_of(
+        st.builds(Batch, batches, st.sampled_from([False, False, False, True])),
+        st.builds(Watermark, st.sampled_from(list(steps))),
+        st.just(Barrier()),
+        st.builds(Restore, st.integers(1, 4)),
+    )
+    return st.lists(one, max_size=most)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """The rows of all batches: those that were in time, and those that were not."""
+
+    taken: list[Row] = field(default_factory=list)
+    late: list[Row] = field(default_factory=list)
+
+
+@dataclass
+class Subtasks:
+    """Operators side by side, fed and restored as an engine would."""
+
+    make: Callable[[], Operator]
+    frame: Callable[[Sequence[Row]], pl.DataFrame]
+    """A frame of rows, with times in microseconds in the column `time_at`."""
+    keys: Sequence[str] = ("k",)
+    time_at: int = 1
+    parallelism: int = 1
+    watermark_us: int = TIME_MIN_US
+    shelf: Shelf = field(default_factory=Shelf)
+    ports: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start with fresh operators."""
+        self.operators = [self.make() for _ in range(self.parallelism)]
+
+    @property
+    def out(self) -> list[pl.DataFrame]:
+        """What came out on the main port."""
+        return self.ports.get(MAIN, [])
+
+    @property
+    def late(self) -> list[pl.DataFrame]:
+        """What came out on the late port."""
+        return self.ports.get(LATE, [])
+
+    def live_through(self, events: Sequence[Event]) -> Happened:
+        """Let all of it happen. Times of rows below the watermark, and rows without, are late."""
+        happened = Happened()
+        for event in events:
+            match event:
+                case Batch(rows=rows, late=judged):
+                    for row in rows:
+                        time = row[self.time_at]
+                        is_late = judged or time is None or time < self.watermark_us
+                        (happened.late if is_late else happened.taken).append(row)
+                    self.batch(rows, late=judged)
+                case Watermark(by=by):
+                    self.watermark(max(self.watermark_us, -8) + by)
+                case Barrier():
+                    self.barrier()
+                case Restore(parallelism=parallelism):
+                    self.restore(parallelism)
+        return happened
+
+    def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
+        """Give each operator its share of the rows."""
+        parts = split_by_owner(self.frame(rows), list(self.keys), self.parallelism)
+        for operator, part in zip(self.operators, parts, strict=True):
+            if part.height:
+                self._take(operator.on_batch(part, late=late))
+
+    def watermark(self, us: int) -> None:
+        """Time goes on to `us`."""
+        self.watermark_us = us
+        for operator in self.operators:
+            self._take(operator.on_watermark(us))
+
+    def barrier(self, moment: Moment = Moment(now_us=1, before_us=0)) -> None:  # noqa: B008 - a value, never changed
+        """An epoch ends, and its state is written."""
+        for operator in self.operators:
+            self._take(operator.on_barrier(moment))
+            for state in operator.states().values():
+                self.shelf.write(state.freeze())
+
+    def restore(self, parallelism: int) -> None:
+        """An epoch ends, and fresh operators go on."""
+        self.barrier()
+        before, self.operators = self.operators, [self.make() for _ in range(parallelism)]
+        for subtask, operator in enumerate(self.operators):
+            for name, state in operator.states().items():
+                refs = [self.shelf.write(other.states()[name].freeze()) for other in before]
+                if parallelism == self.parallelism:
+                    pieces = self.shelf.pieces(refs[subtask])
+                else:
+                    pieces = self.shelf.owned([ref for runs in refs for ref in runs], state.key, subtask, parallelism)
+                state.load(pieces, watermark_us=self.watermark_us)
+        self.parallelism = parallelism
+        if self.watermark_us > TIME_MIN_US:
+            self.watermark(self.watermark_us)
+
+    def _take(self, emits: Emits) -> None:
+        for emit in emits:
+            assert emit.frame.height
+            assert not emit.late
+            self.ports.setdefault(emit.port, []).append(emit.frame)
+
+
+def restored(operator: AnyOperator, fresh: AnyOperator, watermark_us: int) -> AnyOperator:
+    """`fresh`, with what `operator` has frozen."""
+    for name, state in fresh.states().items():
+        pieces = [Piece(piece.frame()) for piece in operator.states()[name].freeze()]
+        state.load(pieces, watermark_us=watermark_us)
+    return fresh
