@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from fordstone import Pipeline, col, tumbling
 from fordstone.connectors import files, generator
-from fordstone.errors import ExpressionError, PipelineError, SchemaError
+from fordstone.errors import ConfigError, ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import EventTime
@@ -85,10 +86,42 @@ def test_alpha_lies_above_nought_and_not_above_one(grouped, alpha):
         grouped.ewma(smooth="temp", alpha=alpha)
 
 
-@pytest.mark.parametrize("alpha", [True, None, "0.2", col("n")])
+@pytest.mark.parametrize("alpha", [True, "0.2", col("n")])
 def test_alpha_is_a_number(grouped, alpha: Any):
     with pytest.raises(PipelineError, match="is not a number"):
         grouped.ewma(smooth="temp", alpha=alpha)
+
+
+def test_a_half_life_takes_the_place_of_alpha(pipeline, grouped):
+    smooth = grouped.ewma(smooth="temp", half_life="30s")
+    step = pipeline._steps[-1]
+    assert (step.alpha, step.half_life_us) == (None, 30_000_000)
+    assert smooth.schema.to_dict() == SCHEMA | {"smooth": "double"}
+    grouped.ewma(smooth="temp", half_life=timedelta(minutes=1), name="slow")
+    assert pipeline._steps[-1].half_life_us == 60_000_000
+
+
+def test_either_alpha_or_a_half_life_is_given(grouped):
+    with pytest.raises(PipelineError, match=r"either alpha= .* or half_life= .* not both"):
+        grouped.ewma(smooth="temp")
+    with pytest.raises(PipelineError, match=r"either alpha= .* or half_life= .* not both"):
+        grouped.ewma(smooth="temp", alpha=0.5, half_life="1s")
+
+
+@pytest.mark.parametrize(
+    ("half_life", "says"),
+    [("0s", "longer than zero"), (timedelta(seconds=-1), "longer than zero"), ("5", "not a span"), (5, "not a span")],
+)
+def test_a_half_life_is_a_span_of_time_longer_than_zero(grouped, half_life: Any, says):
+    with pytest.raises(ConfigError, match=f"half_life: .* {says}"):
+        grouped.ewma(smooth="temp", half_life=half_life)
+
+
+def test_a_bad_half_life_in_a_stored_plan_is_refused_too(pipeline, grouped):
+    grouped.ewma(smooth="temp", half_life="5us").sink("out", files("out", format="jsonl"))
+    stored = p.read_plan(pipeline.plan().to_json().replace(b'"half_life_us":5', b'"half_life_us":-5'))
+    with pytest.raises(PipelineError, match=r"half_life=-5us must be longer than zero"):
+        stream_types(stored)
 
 
 def test_a_bad_alpha_in_a_stored_plan_is_refused_too(pipeline, grouped):
@@ -152,5 +185,5 @@ def test_a_mistake_leaves_the_pipeline_as_it_was(pipeline, grouped):
 
 
 def test_streams_without_late_rows_say_who_has_them(readings):
-    with pytest.raises(PipelineError, match="only windows by time and ewma"):
+    with pytest.raises(PipelineError, match="only steps that wait for time have, such as windows and ewma"):
         _ = readings.late

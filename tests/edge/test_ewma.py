@@ -14,10 +14,10 @@ from polars.testing import assert_frame_equal
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.engine import step_digests
 from fordstone.edge.explain import explain
 from fordstone.edge.graph import build_graph
 from fordstone.edge.report import Progress
+from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PlanMismatchError
 from fordstone.model.plan import Plan
 from fordstone.model.stream import stream_types

@@ -14,8 +14,8 @@ from tests.spark.runs import EdgeSide
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, files, memory, stdout
 from fordstone.connectors.lookup_table import read_table
-from fordstone.edge.engine import step_digests
 from fordstone.edge.explain import explain
+from fordstone.edge.step_digest import step_digests
 from fordstone.errors import FordstoneError, SourceError
 from fordstone.model.plan import Plan
 from fordstone.model.schema import Schema

@@ -7,7 +7,7 @@ import polars as pl
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.model.manifest import TIME_MIN_US
-from fordstone.operators.factory import partials_of
+from fordstone.operators.windows import partials_of
 from fordstone.spark.feed import QuerySetting
 from fordstone.spark.host import ShardHost
 from fordstone.spark.hosted import MemoryStore

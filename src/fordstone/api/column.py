@@ -7,6 +7,7 @@ they are and never pasted into text, so any name and any text is safe.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Final, NoReturn
@@ -224,6 +225,67 @@ def min_(column: Column | str) -> Column:
 def max_(column: Column | str) -> Column:
     """The greatest value of a column."""
     return Column(exp.Anonymous(this="max", expressions=[_named(column)]))
+
+
+def first(column: Column | str) -> Column:
+    """The value of the row with the least event time."""
+    return Column(exp.Anonymous(this="first", expressions=[_named(column)]))
+
+
+def last(column: Column | str) -> Column:
+    """The value of the row with the greatest event time."""
+    return Column(exp.Anonymous(this="last", expressions=[_named(column)]))
+
+
+def variance(column: Column | str) -> Column:
+    """The variance of a sample."""
+    return Column(exp.Anonymous(this="variance", expressions=[_named(column)]))
+
+
+def stddev(column: Column | str) -> Column:
+    """The standard deviation of a sample."""
+    return Column(exp.Anonymous(this="stddev", expressions=[_named(column)]))
+
+
+def count_distinct(column: Column | str, lgk: int | None = None) -> Column:
+    """About how many different values a column has. `lgk`: the binary logarithm of the sketch's size."""
+    options = [] if lgk is None else [_literal(lgk)]
+    return Column(exp.Anonymous(this="count_distinct", expressions=[_named(column), *options]))
+
+
+def quantile(column: Column | str, q: float, k: int | None = None) -> Column:
+    """About the value that the share `q` of a column does not exceed. `k`: the size of the sketch."""
+    options = [_literal(q), *([] if k is None else [_literal(k)])]
+    return Column(exp.Anonymous(this="quantile", expressions=[_named(column), *options]))
+
+
+def median(column: Column | str) -> Column:
+    """About the middle value of a column."""
+    return Column(exp.Anonymous(this="median", expressions=[_named(column)]))
+
+
+def collect(column: Column | str) -> Column:
+    """All values of a column, an array in order of time."""
+    return Column(exp.Anonymous(this="collect", expressions=[_named(column)]))
+
+
+def beta_mean(ok: Column | str, *, prior: tuple[float, float] = (1, 1)) -> Column:
+    """The expected rate at which a condition is true. `prior`: how often true and false count as seen before."""
+    return Column(exp.Anonymous(this="beta_mean", expressions=[_named(ok), *_constants(prior)]))
+
+
+def beta_low(ok: Column | str, level: float, *, prior: tuple[float, float] = (1, 1)) -> Column:
+    """The lower end of the interval in which the rate lies at which a condition is true, with the probability `level`."""
+    return Column(exp.Anonymous(this="beta_low", expressions=[_named(ok), *_constants((level, *prior))]))
+
+
+def beta_high(ok: Column | str, level: float, *, prior: tuple[float, float] = (1, 1)) -> Column:
+    """The upper end of the interval in which the rate lies at which a condition is true, with the probability `level`."""
+    return Column(exp.Anonymous(this="beta_high", expressions=[_named(ok), *_constants((level, *prior))]))
+
+
+def _constants(values: Iterable[float]) -> list[exp.Expr]:
+    return [_literal(value) for value in values]
 
 
 def _named(column: Column | str) -> exp.Expr:

@@ -85,6 +85,24 @@ class Pipeline:
         )
         return Stream(self, p.Input(name))
 
+    def sql(self, query: str, *, tables: Mapping[str, Stream] | None = None, name: str | None = None) -> Stream:
+        """What a query gives, as a stream like any other: `sql("SELECT device, temp FROM readings WHERE temp > 20")`.
+
+        FROM names sources and other steps of this pipeline, or streams by the names that `tables` gives them. `name` is
+        that of the last step. A query that is refused adds nothing.
+        """
+        from fordstone.api.sql.query import build  # noqa: PLC0415 - it builds on pipelines
+
+        for table, stream in (tables or {}).items():
+            if not isinstance(stream, Stream) or stream.pipeline is not self:
+                raise PipelineError(f"sql: tables[{table!r}] is not a stream of this pipeline.")
+        steps, types = list(self._steps), self._types
+        try:
+            return build(self, query, tables or {}, name)
+        except BaseException:
+            self._steps, self._types = steps, types
+            raise
+
     def plan(self) -> p.Plan:
         """The checked, serialisable form."""
         if self._open_loops:

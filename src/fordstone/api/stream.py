@@ -6,15 +6,20 @@ A step is checked when it is added. Nothing runs until the pipeline is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 from sqlglot import exp
 
+from fordstone.api.aggregate import Aggregated, named_aggregate
 from fordstone.api.column import Column
+from fordstone.api.join import Joins
+from fordstone.api.pattern import MatchOptions, Pattern, match_step
+from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.errors import PipelineError
 from fordstone.model import plan as p
-from fordstone.model.aggregate import parse_aggregate
+from fordstone.model.duration import positive_us
 from fordstone.model.expression import expand, parse_double, parse_predicate
 from fordstone.model.ids import checked_name
 from fordstone.model.schema import Schema
@@ -28,7 +33,7 @@ Expr = str | Column
 Record = dict[str, Any]
 
 
-class Stream:
+class Stream(Joins):
     """Rows on their way. Made by `Pipeline.source` and by the methods here; never changes."""
 
     def __init__(self, pipeline: Pipeline, at: p.Input) -> None:
@@ -59,8 +64,30 @@ class Stream:
         """The rows that came too late for this step, as they were."""
         port = p.Input(self._at.step, "late")
         if self._at.port != "main" or not self._pipeline.has(port):
-            raise PipelineError(f"step {self.name} has no late rows; only windows by time and ewma have.")
+            raise PipelineError(
+                f"step {self.name} has no late rows; only steps that wait for time have, such as windows and ewma."
+            )
         return Stream(self._pipeline, port)
+
+    @property
+    def timeouts(self) -> Stream:
+        """Of a pattern with `within`: the beginnings whose time ran out."""
+        port = p.Input(self._at.step, "timeout")
+        if self._at.port != "main" or not self._pipeline.has(port):
+            raise PipelineError(f"step {self.name} has no time-outs; only match(...) of a pattern with .within(...) has.")
+        return Stream(self._pipeline, port)
+
+    def final(self) -> Stream:
+        """Of a window with `early=`: the closing results only, each once, as a window without gives them."""
+        port = p.Input(self._at.step, "final")
+        if self._at.port == "main" and self._pipeline.has(port):
+            return Stream(self._pipeline, port)
+        if self._type.upsert_key is None:
+            raise PipelineError(f"step {self.name}: .final() is not needed here: no row is replaced by a later one.")
+        raise PipelineError(
+            f"step {self.name} has no final results of its own. Call .final() right behind a window with early=, before any "
+            "filter or select. (Running results, without a window, never have a last word.)"
+        )
 
     def filter(self, predicate: Expr, *, name: str | None = None) -> Stream:
         """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
@@ -127,6 +154,23 @@ class Stream:
         """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group."""
         return Grouped(self, keys, None)
 
+    def deduplicate(self, *keys: str, within: str | timedelta, name: str | None = None) -> Stream:
+        """Drop rows that repeat a key shortly after a row that was kept: `deduplicate("id", within="1h")`.
+
+        The rows of a key are taken in order of time, once the watermark has passed them. A row is kept unless one of its
+        key that was kept lies less than `within` before it. Nulls are equal to each other here.
+        """
+        named = self._named("deduplicate", name)
+        with self._pipeline.building(named):
+            span_us = positive_us(within, what="within")
+        return self._add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
+
+    def match(
+        self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
+    ) -> Stream:
+        """Look for a pattern in all rows together; see `Grouped.match`."""
+        return self.group_by().match(pattern, measures, **options)
+
     def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]], *, name: str | None = None) -> Stream:
         """Send rows around: `body` takes the stream inside the loop and gives `(what goes back, what goes on)`.
 
@@ -143,28 +187,59 @@ class Stream:
         self,
         keys: tuple[str, ...],
         window: Window | None,
-        aggregates: Mapping[str, Expr],
+        aggregates: Mapping[str, Aggregated],
         *,
         name: str | None,
         base: str,
+        early: str | timedelta | None = None,
     ) -> Stream:
         """What `group_by(...).agg(...)` adds."""
         named = self._named(base, name)
         with self._pipeline.building(named):
-            columns = {column: parse_aggregate(_given(sql), self.schema, column) for column, sql in aggregates.items()}
-        given = tuple(p.NamedAggregate(column, found.sql) for column, found in columns.items())
-        return self._add(p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given))
+            given = tuple(
+                named_aggregate(column, wanted, self.schema, self._pipeline.register)
+                for column, wanted in aggregates.items()
+            )
+        early_us = None if early is None else positive_us(early, what=f"step {named}: early")
+        return self._add(
+            p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given, early_us=early_us)
+        )
 
     def _smooth(
-        self, keys: tuple[str, ...], alpha: float, columns: Mapping[str, Expr], *, name: str | None, base: str
+        self,
+        keys: tuple[str, ...],
+        alpha: float | None,
+        half_life: str | timedelta | None,
+        columns: Mapping[str, Expr],
+        *,
+        name: str | None,
+        base: str,
     ) -> Stream:
         """What `group_by(...).ewma(...)` adds."""
         named = self._named(base, name)
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
             raise PipelineError(f"step {named}: alpha={alpha!r} is not a number. It is the weight of the newest value.")
         with self._pipeline.building(named):
+            span_us = None if half_life is None else positive_us(half_life, what="half_life")
             given = tuple(parse_double(_given(sql), self.schema, column).sql for column, sql in columns.items())
-        return self._add(p.Ewma(name=named, input=self._at, keys=keys, alpha=float(alpha), columns=given))
+        weight = None if alpha is None else float(alpha)
+        return self._add(
+            p.Ewma(name=named, input=self._at, keys=keys, alpha=weight, half_life_us=span_us, columns=given)
+        )
+
+    def _match(
+        self,
+        keys: tuple[str, ...],
+        pattern: Pattern,
+        measures: Mapping[str, Expr],
+        options: MatchOptions,
+        *,
+        base: str,
+    ) -> Stream:
+        """What `group_by(...).match(...)` adds."""
+        named = self._named(base, options.get("name"))
+        with self._pipeline.building(named):
+            return self._add(match_step(named, self._at, keys, pattern, measures, options))
 
     def _function(
         self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
@@ -172,6 +247,29 @@ class Stream:
         path = self._pipeline.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
         return self._add(p.Function(name=self._named(kind, name), input=self._at, kind=kind, path=path, schema=given))
+
+    def _process(
+        self,
+        keys: tuple[str, ...],
+        function: type[KeyedFunction],
+        schema: Mapping[str, str] | None,
+        *,
+        ordered: bool | None,
+        name: str | None,
+        base: str,
+    ) -> Stream:
+        """What `group_by(...).process(...)` adds."""
+        named = self._named(base, name)
+        step = p.Process(
+            name=named,
+            input=self._at,
+            keys=keys,
+            states=declared_states(function, named),
+            path=self._pipeline.register(function),
+            schema=Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict(),
+            ordered=self._type.time is not None if ordered is None else ordered,
+        )
+        return self._add(step)
 
     def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
         if not columns:
@@ -194,35 +292,93 @@ class Stream:
 class Grouped:
     """Rows of one key together, waiting to be aggregated."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Window | None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        keys: tuple[str, ...],
+        window: Window | None,
+        early: str | timedelta | None = None,
+    ) -> None:
         self._stream = stream
         self._keys = keys
         self._window = window
+        self._early = early
 
-    def window(self, window: Window) -> Grouped:
-        """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date."""
+    def window(self, window: Window, *, early: str | timedelta | None = None) -> Grouped:
+        """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date.
+
+        `early="1s"` gives provisional results before a window closes, about so often: each replaces the one before it by
+        key and window, and `.final()` of the result has the closing ones only.
+        """
         if self._window is not None:
             raise PipelineError("group_by has a window already.")
-        return Grouped(self._stream, self._keys, window)
+        if not isinstance(window, Window):
+            raise PipelineError(
+                f'window({window!r}): that is not a window. Write tumbling("10s"), or one of the others.'
+            )
+        return Grouped(self._stream, self._keys, window, early)
 
-    def agg(self, *, name: str | None = None, **aggregates: Expr) -> Stream:
+    def agg(self, *, name: str | None = None, **aggregates: Aggregated) -> Stream:
         """One row a key (and window): `agg(n="count(*)", mean="avg(temp)")`.
 
         With a window a row is given once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is given anew at each epoch in which it changed, and replaces the one before.
         """
-        return self._stream.aggregate(self._keys, self._window, aggregates, name=name, base=self._base("agg"))
+        return self._stream.aggregate(
+            self._keys, self._window, aggregates, name=name, base=self._base("agg"), early=self._early
+        )
 
-    def ewma(self, *, alpha: float, name: str | None = None, **columns: Expr) -> Stream:
+    def ewma(
+        self,
+        *,
+        alpha: float | None = None,
+        half_life: str | timedelta | None = None,
+        name: str | None = None,
+        **columns: Expr,
+    ) -> Stream:
         """Every row, with exponentially weighted means beside it: `ewma(smooth="temp", alpha=0.2)`.
 
         The rows of a key are taken in order of time, once the watermark has passed them; each new column is a double,
-        `alpha` times the row's value plus `1 - alpha` times the mean so far. The first value is the first mean; a null
-        leaves the mean as it is.
+        `alpha` times the row's value plus `1 - alpha` times the mean so far. With `half_life="30s"` in place of `alpha` it
+        is the mean of the values so far, each counting half as much with every half-life that has passed since. The
+        first value is the first mean; a null leaves the mean as it is.
         """
         if self._window is not None:
             raise PipelineError("ewma goes on over all rows of a key and has no windows. Leave .window(...) out.")
-        return self._stream._smooth(self._keys, alpha, columns, name=name, base=self._base("ewma"))  # noqa: SLF001 - our own class
+        return self._stream._smooth(self._keys, alpha, half_life, columns, name=name, base=self._base("ewma"))  # noqa: SLF001 - our own class
+
+    def match(
+        self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
+    ) -> Stream:
+        """Look for a pattern in the rows of each key: `match(pattern, measures={"peak": "max(b.temp)"})`.
+
+        Gives a row a match, the keys and the measures; with `rows="all"` each of its rows with the measures up to there.
+        `skip`: where to go on after a match: `"past_last"`, `"next"`, `("first", "b")`, `("last", "b")`, or `"none"` for all.
+        `choose`: of matches with one first row the `"earliest"` to be complete, or the one `"preferred"` as in SQL. `order`:
+        columns by which rows of one time are ordered. `limit`: how many beginnings are kept a key.
+        """
+        if self._window is not None:
+            raise PipelineError("match goes through all rows of a key and has no windows. Leave .window(...) out.")
+        return self._stream._match(self._keys, pattern, measures or {}, options, base=self._base("match"))  # noqa: SLF001 - our own class
+
+    def process(
+        self,
+        function: type[KeyedFunction],
+        *,
+        schema: Mapping[str, str] | None = None,
+        ordered: bool | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """What a function with state and timers makes of the rows of each key: `process(Alarm, schema={...})`.
+
+        `function` is a class that derives from `KeyedFunction`. With event time the rows of a key come in order of time, once
+        the watermark has passed them; `ordered=False`, and streams without, take them as they arrive. `schema` is that of
+        the rows it gives, if it is not the input's.
+        """
+        if self._window is not None:
+            raise PipelineError("process sees all rows of a key and has no windows. Leave .window(...) out.")
+        base = self._base("process")
+        return self._stream._process(self._keys, function, schema, ordered=ordered, name=name, base=base)  # noqa: SLF001 - our own class
 
     def _base(self, what: str) -> str:
         return "_".join([what, *(key for key in self._keys if key.isidentifier() and key.isascii())])[:80]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from fordstone.errors import ConfigError
 from fordstone.model.duration import duration_us, positive_us
-from fordstone.model.windows import Tumbling
+from fordstone.model.windows import Count, Session, Sliding, Tumbling
 
 
 def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> Tumbling:
@@ -16,3 +17,40 @@ def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> Tumbli
     """
     size_us = positive_us(size, what="tumbling size")
     return Tumbling(size_us=size_us, offset_us=duration_us(offset, what="tumbling offset") % size_us)
+
+
+def sliding(size: str | timedelta, *, every: str | timedelta, offset: str | timedelta = "0s") -> Sliding:
+    """Windows of one size, one beginning every so often: `sliding("60s", every="10s")`.
+
+    A window is closed-open, `[start, start + size)`; starts are multiples of `every` from 1970-01-01 00:00 UTC, shifted by
+    `offset`. A row counts for every window that it lies in. With `every` longer than `size` there are gaps between
+    windows, and rows in them count for none.
+    """
+    size_us, slide_us = positive_us(size, what="sliding size"), positive_us(every, what="sliding every")
+    return Sliding(size_us=size_us, slide_us=slide_us, offset_us=duration_us(offset, what="sliding offset") % slide_us)
+
+
+def session(gap: str | timedelta) -> Session:
+    """Rows of a key that follow each other by less than `gap`: `session("30s")`.
+
+    A session is `[first, last + gap)`: rows exactly `gap` apart are of two sessions. It is given out when the watermark has
+    reached its end.
+    """
+    return Session(gap_us=positive_us(gap, what="session gap"))
+
+
+def by_count(size: int, *, every: int | None = None) -> Count:
+    """Windows of `size` rows of a key, in order of time: `by_count(100)`, or `by_count(100, every=10)` for one at every tenth.
+
+    A window is given out when it has `size` rows, and one that never has is not. `window_start` and `window_end` are the
+    times of its first and its last row. With `every` above `size`, the rows in between are in no window.
+    """
+    return Count(size=_rows(size, "size"), slide=_rows(size if every is None else every, "every"))
+
+
+def _rows(given: object, what: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ConfigError(f"by_count: {what}={given!r} is not a whole number of rows.")
+    if given < 1:
+        raise ConfigError(f"by_count: {what}={given} must be at least 1.")
+    return given

@@ -6,7 +6,8 @@ from typing import Final
 
 from fordstone.errors import PipelineError, SchemaError
 from fordstone.model import plan as p
-from fordstone.model.aggregate import Aggregate, parse_aggregate
+from fordstone.model.aggregate import Aggregate, parse_aggregate, user_aggregate
+from fordstone.model.aligned_windows import check_aligned, check_early
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.stream_type import (
     TIMESTAMP,
@@ -19,6 +20,8 @@ from fordstone.model.stream_type import (
     late_rows,
     needs_time,
 )
+from fordstone.model.unaligned_windows import check_count, check_session
+from fordstone.model.windows import Count, Session, Sliding, Tumbling
 
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
@@ -27,17 +30,35 @@ WINDOW_END: Final = "window_end"
 def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
     """The streams of an aggregate step, by port."""
     stream = types[step.input]
-    found = {p.Input(step.name): _aggregated(step, stream)}
-    return found if step.window is None else found | late_rows(step, stream)
+    main = _aggregated(step, stream)
+    if step.window is None:
+        return {p.Input(step.name): main}
+    if step.early_us is None:
+        return {p.Input(step.name): main} | late_rows(step, stream)
+    # Until a window closes its results are provisional, and replace each other.
+    key = (*step.keys, WINDOW_START, WINDOW_END)
+    early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
+    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late_rows(step, stream)
 
 
 def aggregates(step: p.Aggregate, schema: Schema) -> tuple[Aggregate, ...]:
     """The parsed aggregates of a step."""
-    return tuple(parse_aggregate(given.sql, schema, given.name) for given in step.aggregates)
+    return tuple(_parsed(given, schema) for given in step.aggregates)
+
+
+def _parsed(given: p.NamedAggregate, schema: Schema) -> Aggregate:
+    user = given.user
+    if user is None:
+        return parse_aggregate(given.sql, schema, given.name)
+    state = tuple((name, DataType.parse(kind)) for name, kind in user.state.items())
+    result = DataType.parse(user.result)
+    return user_aggregate(given.name, user.path, user.arguments, schema, kind=result, state=state)
 
 
 def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
     append_only(step, stream, "an aggregate")
+    if step.early_us is not None:
+        check_early(step.name, step.window, step.early_us)
     columns: dict[str, str | DataType] = key_columns(step.keys, stream.schema)
     if not step.aggregates:
         raise PipelineError(f"step {step.name}: agg() needs at least one aggregate, such as n='count(*)'.")
@@ -48,15 +69,25 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
         if aggregate.name in columns:
             raise SchemaError(f"column {aggregate.name!r} is given twice. Name the aggregate differently.")
         columns[aggregate.name] = aggregate.type
+        for call in aggregate.calls:
+            if call.declared is not None and call.declared.needs_time:
+                needs_time(step, stream, f"{call.function}(x)")
     schema = Schema.of(columns)
     if step.window is None:
         return StreamType(schema=schema, upsert_key=step.keys, row_wise=False, looped=stream.looped)
     # A result counts as the last instant of its window: then a window of windows holds exactly those that lie in it.
-    time = EventTime(column=WINDOW_END, shift_us=-1)
+    # A window by count ends with its last row, and not after it.
+    time = EventTime(column=WINDOW_END, shift_us=0 if isinstance(step.window, Count) else -1)
     return StreamType(schema=schema, time=time, row_wise=False, windowed=True, id_step=step.name)
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:
+    if isinstance(step.window, Session):
+        check_session(step.name, step.window)
+    if isinstance(step.window, Count):
+        check_count(step.name, step.window)
+    if isinstance(step.window, Tumbling | Sliding):
+        check_aligned(step.name, step.window)
     needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):
         if reserved in step.keys:

@@ -8,6 +8,7 @@ means is decided by `model.checking` alone. Trees that were parsed with another 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -15,7 +16,7 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.parsers.spark import SparkParser
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from fordstone.errors import ExpressionError
 
@@ -92,6 +93,35 @@ def read(text: str) -> exp.Expr:
     if len(trees) != 1:
         raise ExpressionError("one expression was expected, without a semicolon.", text=text, offset=text.find(";"))
     return trees[0]
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The words of a text that is longer than an expression, each with its place.
+
+    Raises:
+        ExpressionError: if a quote is never closed.
+    """
+    try:
+        return list(DIALECT.tokenize(text))
+    except TokenError:
+        raise ExpressionError(
+            "the text ends inside a quoted string or name, or a comment; close it.", text=text, offset=_open_quote(text)
+        ) from None
+
+
+def read_part(tokens: Sequence[Token], text: str) -> exp.Expr:
+    """Parse the one expression that these tokens of `text` make, AS included. Places are those in the whole text.
+
+    Raises:
+        ExpressionError: if they do not make an expression.
+    """
+    try:
+        found = DIALECT.parser().parse_into(exp.Expr, list(tokens), text)
+    except ParseError as error:
+        raise _parse_error(error, text) from None
+    if len(found) != 1 or found[0] is None:
+        raise ExpressionError("an expression was expected here.", text=text, offset=tokens[0].start)
+    return found[0]
 
 
 def _parse_error(error: ParseError, text: str) -> ExpressionError:

@@ -44,14 +44,16 @@ class Expression:
         return isinstance(self.term, Column)
 
 
-def parse(source: str | exp.Expr, schema: Schema) -> Expression:
-    """Check one expression: text, or a tree.
+def parse(source: str | exp.Expr, schema: Schema, *, text: str | None = None) -> Expression:
+    """Check one expression: text, or a tree. `text`: what a tree was read from, where that is more than the expression.
 
     Raises:
         ExpressionError: with the text and the place of what is wrong.
     """
     if isinstance(source, str):
         return _parse_tree(read(source), schema, source)
+    if text is not None:
+        return _parse_tree(source, schema, text)
     tree = with_own_functions(source)
     text = tree.sql(dialect=DIALECT, normalize_functions=False)
     try:

@@ -23,6 +23,8 @@ OnError = Literal["keep", "fail"]
 
 Port = Literal["main", "late", "timeout", "final"]
 JoinHow = Literal["inner", "left", "right", "full"]
+Contiguity = Literal["next", "then", "any"]
+"""How a row follows one before it: at once; with others between; or with others between, even those that would fit."""
 
 LOCAL_FUNCTION: Final = "<local>"
 """Begins the path of a function that cannot be imported: it runs in the process that built the pipeline only."""
@@ -137,11 +139,22 @@ class Union(_Step, frozen=True, tag="union", kw_only=True):
         return self.streams
 
 
+class UserAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of a user by its import path, what it is over, what it keeps and what it gives."""
+
+    path: str
+    arguments: tuple[str, ...]
+    state: dict[str, str]
+    result: str
+
+
 class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One output column of an aggregate step."""
+    """One output column of an aggregate step: an aggregate expression, or a user's own aggregate over expressions."""
 
     name: str
     sql: str
+    """For a user's own only what is shown."""
+    user: UserAggregate | None = None
 
 
 class Aggregate(_Keyed, frozen=True, tag="aggregate", kw_only=True):
@@ -210,7 +223,7 @@ class Lookup(_Step, frozen=True, tag="lookup", kw_only=True):
 
 
 class LookupLatest(_Step, frozen=True, tag="lookup_latest", kw_only=True):
-    """Rows with the columns of the newest row of a control stream that has their key, as it was when the epoch began."""
+    """Rows with the columns of the newest row of a control stream that has their key."""
 
     input: Input
     control: Input
@@ -218,6 +231,8 @@ class LookupLatest(_Step, frozen=True, tag="lookup_latest", kw_only=True):
     control_keys: tuple[str, ...]
     how: Literal["inner", "left"] = "left"
     suffix: str = "_right"
+    waits: bool = True
+    """Rows wait for the end of their epoch and see its control rows; else they go on at once, and see those of epochs before."""
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -236,19 +251,22 @@ def join_keys(count: int) -> tuple[str, ...]:
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One part of a pattern: rows that fulfil a condition, and how they follow the part before."""
+    """One part of a pattern: rows that fulfil a condition, and how they follow the rows before."""
 
     name: str
     predicate: str | None = None
     """SQL. `b.x` is column x of the last row taken by stage b; aggregates of a stage, such as `avg(b.x)`, too. None: any row."""
-    follows: Literal["next", "then", "any"] = "then"
-    """At once; with others between; or with others between, even those that would fit."""
+    follows: Contiguity = "then"
+    """How the first row of this stage follows the row taken before it. Of a negated stage: next or then."""
     times_min: int = 1
+    """At least 1; whether the stage may be left out altogether is said by `optional`."""
     times_max: int | None = 1
-    """None: without bound. 0 as least: the stage is optional."""
-    within: Literal["next", "then", "any"] = "then"
+    """None: without bound."""
+    optional: bool = False
+    repeats: Contiguity = "then"
     """How the rows of this stage follow each other."""
-    greedy: bool = True
+    quantifier: Literal["each", "greedy", "reluctant"] = "each"
+    """Every number of rows that fits is a match; or as many rows as can be; or as few."""
     negated: bool = False
     """No such row may come before the next stage; as the last stage: until the pattern's time is over."""
     until: str | None = None
@@ -267,6 +285,10 @@ class Match(_Keyed, frozen=True, tag="match", kw_only=True):
     skip: Literal["none", "next", "past_last", "first", "last"] = "past_last"
     """Where to go on after a match: everywhere, behind its first row, behind its last, or at the first or last of a stage."""
     skip_to: str | None = None
+    choose: Literal["earliest", "preferred"] = "earliest"
+    """Which match of one first row counts, unless all do: the one that is complete first, or the one that SQL prefers."""
+    own_row: bool = False
+    """Whether, in its own stage's predicate, the row that is looked at counts as taken already, as in SQL's DEFINE."""
     measures: tuple[str, ...] = ()
     """SQL with AS. Columns of stages are written `b.x`; `first(b.x)`, `last(b.x)` and aggregates of them are known."""
     all_rows: bool = False
@@ -277,6 +299,19 @@ class Match(_Keyed, frozen=True, tag="match", kw_only=True):
     """Columns, behind the time, that rows are ordered by before all others."""
 
 
+class KeyedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a keyed function remembers of each key under a name."""
+
+    name: str
+    kind: Literal["value", "list", "map"]
+    type: str
+    """Of the value, of the elements, or of a map's values."""
+    key_type: str | None = None
+    """Of a map's keys."""
+    ttl_us: int | None = None
+    """So long after it was last written it is forgotten: by event time if the stream has it, else by the clock."""
+
+
 class Process(_Keyed, frozen=True, tag="process", kw_only=True):
     """A user's function of the rows of a key, with state and timers."""
 
@@ -285,6 +320,7 @@ class Process(_Keyed, frozen=True, tag="process", kw_only=True):
     schema: dict[str, str]
     ordered: bool = True
     """Rows come in order of time, once the watermark has passed them; else as they arrive."""
+    states: tuple[KeyedState, ...] = ()
 
 
 class Loop(_Step, frozen=True, tag="loop", kw_only=True):

@@ -55,6 +55,11 @@ def check_rules(plan: p.Plan, step: p.Step, types: Types) -> None:
     """What depends on the plan's guarantee and mode: releases at once (rule 13) and loops (rule 17)."""
     if isinstance(step, p.Loop) and plan.mode == "unaligned":
         raise PipelineError(f"step {step.name}: a loop cannot be snapshot in mode 'unaligned'. Use mode='aligned'.")
+    if isinstance(step, p.LookupLatest) and plan.mode == "unaligned":
+        raise PipelineError(
+            f"step {step.name}: join_latest takes control rows in at barriers, so that what a row meets depends on its epoch; "
+            "in mode 'unaligned' rows change epochs when barriers overtake them. Use mode='aligned'."
+        )
     if not isinstance(step, p.Sink) or step.release != "at_once":
         return
     if plan.guarantee != "exactly_once":

@@ -81,7 +81,8 @@ def append_only(step: p.Step, stream: StreamType, what: str) -> None:
         raise PipelineError(
             f"step {step.name}: {what} cannot take rows that replace each other by key "
             f"({', '.join(stream.upsert_key)}), as running results do. "
-            "Filters, selects that keep the key, and sinks can; or use a window, whose results are final."
+            "Filters, selects that keep the key, and sinks can. "
+            "Behind a window with early results, .final() gives the last word on each; a window without gives no other."
         )
 
 

@@ -1,6 +1,8 @@
-"""Windows as a plan says them. All are closed-open; those by time are aligned to the UTC epoch."""
+"""Windows as a plan says them. Those by time are closed-open; tumbling and sliding ones are aligned to the UTC epoch."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -27,10 +29,20 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="count"):
-    """So many rows of a key in order of time; the next window begins `slide` rows further on."""
+    """So many rows of a key in order of time; the next window begins `slide` rows further on. From first row to last, both included."""
 
     size: int
     slide: int
 
 
 Window = Tumbling | Sliding | Session | Count
+
+
+def panes(window: Sliding) -> Tumbling:
+    """The pieces of time that rows of sliding windows are kept by: each window is a whole number of them.
+
+    Windows that do not overlap are one piece each, with the gap behind them.
+    """
+    overlap = window.slide_us < window.size_us
+    size_us = math.gcd(window.size_us, window.slide_us) if overlap else window.slide_us
+    return Tumbling(size_us=size_us, offset_us=window.offset_us % size_us)

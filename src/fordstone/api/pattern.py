@@ -1,0 +1,237 @@
+"""Patterns as a pipeline declares them: stages one behind the other, and how matches are given out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+import msgspec
+from sqlglot import exp
+
+from fordstone.api.column import Column
+from fordstone.errors import ExpressionError, PipelineError
+from fordstone.model import plan as p
+from fordstone.model.dialect import DIALECT, quoted_name
+from fordstone.model.duration import positive_us
+from fordstone.model.expression import split_alias
+from fordstone.model.pattern_terms import tree_of
+
+Condition = str | Column
+Times = int | tuple[int, int | None]
+Skip = Literal["none", "next", "past_last"] | tuple[Literal["first", "last"], str]
+
+
+class MatchOptions(TypedDict, total=False):
+    """How matches are given out; see `Grouped.match`."""
+
+    rows: Literal["one", "all"]
+    skip: Skip
+    choose: Literal["earliest", "preferred"]
+    order: str | Sequence[str]
+    limit: int
+    name: str | None
+
+
+class Pattern:
+    """A sequence of rows to look for. Every method gives a new pattern, with one thing more.
+
+    `Pattern("overheat").start("hot", "temp > 80").then("hotter", "temp > hot.temp", times=(2, None)).within("5s")`
+
+    In a condition a bare column is of the row that is looked at, `hot.temp` is of the last row that stage `hot` took, and
+    aggregates such as `avg(hot.temp)` are over all rows that it took so far.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stages: tuple[p.Stage, ...] = ()
+        self._within_us: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the pattern is called."""
+        return self._name
+
+    @property
+    def stages(self) -> tuple[p.Stage, ...]:
+        """The stages so far, as they stand in a plan."""
+        return self._stages
+
+    @property
+    def within_us(self) -> int | None:
+        """How long a match may take, in microseconds."""
+        return self._within_us
+
+    def start(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
+        """The first stage. What may be said of it is as in `then`."""
+        if self._stages:
+            raise PipelineError(f"pattern {self._name} has a start already; go on with then, next or then_any.")
+        return self._with(name, condition, "next", **how)
+
+    def then(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
+        """A stage whose first row comes later: rows that do not fulfil its condition may stand between.
+
+        `times`: how many rows it takes: `3`, `(2, 4)`, or `(2, None)` without bound; `one_or_more=True` is `(1, None)`.
+        `optional=True`: it may be left out. Its rows may have others between them, which do not fulfil the condition;
+        `consecutive=True`: none; `combinations=True`: any, so that every choice of rows counts. `until`: a condition from
+        whose first row on it takes no more. `greedy=True`: it is not left while it could take the row; `reluctant=True`:
+        it takes no row with which it could be left.
+        """
+        return self._with(name, condition, "then", **how)
+
+    def next(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
+        """A stage whose first row comes right behind. What may be said of it is as in `then`."""
+        return self._with(name, condition, "next", **how)
+
+    def then_any(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
+        """A stage whose first row comes later, whatever stands between: each row that fits is a match of its own."""
+        return self._with(name, condition, "any", **how)
+
+    def not_next(self, name: str, condition: Condition) -> Pattern:
+        """The row right behind must not fulfil this. At the end of a pattern it needs `within`."""
+        return self._add(p.Stage(name=name, predicate=_sql(condition), follows="next", negated=True))
+
+    def not_followed_by(self, name: str, condition: Condition) -> Pattern:
+        """No row before that of the next stage may fulfil this; at the end of a pattern: none until `within` is over."""
+        return self._add(p.Stage(name=name, predicate=_sql(condition), follows="then", negated=True))
+
+    def within(self, span: str | timedelta) -> Pattern:
+        """The last row of a match comes less than this after its first."""
+        return self._copy(self._stages, positive_us(span, what=f"pattern {self._name}: within"))
+
+    def _with(
+        self,
+        name: str,
+        condition: Condition | None,
+        follows: p.Contiguity,
+        *,
+        times: Times | None = None,
+        one_or_more: bool = False,
+        optional: bool = False,
+        consecutive: bool = False,
+        combinations: bool = False,
+        greedy: bool = False,
+        reluctant: bool = False,
+        until: Condition | None = None,
+    ) -> Pattern:
+        where = f"pattern {self._name}: stage {name!r}"
+        for both, what in (((greedy, reluctant), "greedy and reluctant"), ((consecutive, combinations), "both")):
+            if all(both):
+                words = "greedy=True and reluctant=True" if what != "both" else "consecutive=True and combinations=True"
+                raise PipelineError(f"{where}: {words} exclude each other. Drop one.")
+        if one_or_more and times is not None:
+            raise PipelineError(f"{where}: one_or_more=True is times=(1, None). Drop one of them.")
+        least, most = _times((1, None) if one_or_more else 1 if times is None else times, where)
+        return self._add(
+            p.Stage(
+                name=name,
+                predicate=None if condition is None else _sql(condition),
+                follows=follows,
+                times_min=max(least, 1),
+                times_max=most,
+                optional=optional or least == 0,
+                repeats="next" if consecutive else "any" if combinations else "then",
+                quantifier="greedy" if greedy else "reluctant" if reluctant else "each",
+                until=None if until is None else _sql(until),
+            )
+        )
+
+    def _add(self, stage: p.Stage) -> Pattern:
+        if not isinstance(stage.name, str) or not stage.name:
+            raise PipelineError(f"pattern {self._name}: a stage has a name, not {stage.name!r}.")
+        return self._copy((*self._stages, stage), self._within_us)
+
+    def _copy(self, stages: tuple[p.Stage, ...], within_us: int | None) -> Pattern:
+        found = Pattern(self._name)
+        found._stages, found._within_us = stages, within_us
+        return found
+
+    def __repr__(self) -> str:
+        return f"Pattern({self._name}: {', '.join(stage.name for stage in self._stages)})"
+
+
+def match_step(
+    named: str,
+    given: p.Input,
+    keys: tuple[str, ...],
+    pattern: Pattern,
+    measures: Mapping[str, Condition],
+    options: MatchOptions,
+) -> p.Match:
+    """The step of `match(...)`."""
+    if not isinstance(pattern, Pattern):
+        raise PipelineError(f"step {named}: {pattern!r} is not a pattern. Write Pattern('name').start(...).")
+    if not pattern.stages:
+        raise PipelineError(f"step {named}: pattern {pattern.name} has no stages. Begin it with start(...).")
+    skip = options.get("skip", "past_last")
+    kind, to = skip if isinstance(skip, tuple) and len(skip) == 2 else (skip, None)  # noqa: PLR2004 - a word and a name
+    order = options.get("order", ())
+    rows = options.get("rows", "one")
+    for what, value, known in (
+        ("rows", rows, ("one", "all")),
+        ("choose", options.get("choose", "earliest"), ("earliest", "preferred")),
+        ("skip", kind, ("none", "next", "past_last", "first", "last")),
+    ):
+        if value not in known:
+            shown = ", ".join(map(repr, known))
+            more = "; 'first' and 'last' with the name of a stage: ('first', 'b')" if what == "skip" else ""
+            raise PipelineError(f"step {named}: {what}={value!r}: there are {shown}{more}.")
+    try:
+        return msgspec.convert(
+            {
+                "op": "match",
+                "name": named,
+                "input": msgspec.to_builtins(given),
+                "keys": keys,
+                "pattern": pattern.name,
+                "stages": msgspec.to_builtins(pattern.stages),
+                "within_us": pattern.within_us,
+                "skip": kind,
+                "skip_to": to,
+                "choose": options.get("choose", "earliest"),
+                "measures": [_measure(name, sql) for name, sql in measures.items()],
+                "all_rows": rows == "all",
+                "partial_matches_max": options.get("limit", 10_000),
+                "order": (order,) if isinstance(order, str) else tuple(order),
+            },
+            p.Match,
+        )
+    except msgspec.ValidationError as error:
+        raise PipelineError(f"step {named}: pattern {pattern.name}: {error}.") from None
+
+
+def _measure(name: str, source: Condition) -> str:
+    """A measure with its name, as it stands in a plan."""
+    tree, text = tree_of(_given(source))
+    body, alias = split_alias(tree)
+    if alias is not None and alias != name:
+        raise ExpressionError(f"the column is called {name!r} and also AS {alias}; drop one.", text=text)
+    return f"{_written(body)} AS {quoted_name(name)}"
+
+
+def _sql(source: Condition) -> str:
+    """An expression as it stands in a plan."""
+    return _written(tree_of(_given(source))[0])
+
+
+def _written(tree: exp.Expr) -> str:
+    """A tree as text: names in quotes where they need them, and only there."""
+    for name in tree.find_all(exp.Identifier):
+        name.set("quoted", quoted_name(name.name) != name.name)
+    return tree.sql(dialect=DIALECT, normalize_functions=False)
+
+
+def _given(source: Condition) -> str | exp.Expr:
+    if isinstance(source, Column):
+        return source.tree
+    if not isinstance(source, str):
+        raise PipelineError(f"{source!r} is not an expression. Write SQL text, or build it from col(...).")
+    return source
+
+
+def _times(times: Times, where: str) -> tuple[int, int | None]:
+    least, most = times if isinstance(times, tuple) and len(times) == 2 else (times, times)  # noqa: PLR2004 - least and most
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (least, 0 if most is None else most))
+    if not whole or least < 0 or (most is not None and most < 1):
+        raise PipelineError(f"{where}: times={times!r}: write how many rows it takes, such as 3, (2, 4) or (2, None).")
+    return least, most

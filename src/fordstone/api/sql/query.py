@@ -1,0 +1,286 @@
+"""From a query as it was read to the streams that it means. `Pipeline.sql` calls `build`.
+
+Every clause becomes what a person would write with `filter`, `select`, `group_by` and the like, so the plan is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, cast
+
+from sqlglot import exp
+
+from fordstone.api.sql.errors import SqlError, placed
+from fordstone.api.sql.grouping import Item, grouped, has_aggregate
+from fordstone.api.sql.join import joined
+from fordstone.api.sql.match import matched
+from fordstone.api.sql.reading import read_query
+from fordstone.api.sql.scope import Member, Scope, column
+from fordstone.api.sql.syntax import Derived, Expr, Matched, Named, Query, Select, Star, Table, Windowed
+from fordstone.api.sql.windows import HELPERS, WINDOW_END, WINDOW_START
+from fordstone.api.stream import Stream
+from fordstone.errors import PipelineError
+from fordstone.model import plan as p
+from fordstone.model.dialect import offset_of, quoted_name
+from fordstone.model.expression import Expression, parse, parse_predicate, split_alias
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    """A query that WITH names, built when it is first read: one that is never read adds no step."""
+
+    query: Query
+    names: Mapping[str, Stream | _Pending]
+
+
+Names = dict[str, "Stream | _Pending"]
+
+
+def build(pipeline: Pipeline, text: str, tables: Mapping[str, Stream], name: str | None) -> Stream:
+    """The stream that the query gives; its last step is called `name`.
+
+    Raises:
+        SqlError: with the place in the query.
+    """
+    if not isinstance(text, str):
+        raise PipelineError(f"sql: {text!r} is not a query. Write it as text.")
+    try:
+        return _Builder(pipeline, text).query(read_query(text), dict(tables), name)
+    except RecursionError:
+        raise SqlError("the query is nested too deeply, or has too long a chain of operators.", text=text) from None
+
+
+class _Builder:
+    """Builds one query."""
+
+    def __init__(self, pipeline: Pipeline, text: str) -> None:
+        self._pipeline = pipeline
+        self._text = text
+        self._built: dict[int, Stream] = {}
+
+    def query(self, query: Query, names: Names, name: str | None) -> Stream:
+        """SELECTs united."""
+        for given, inner in query.named:
+            names = {**names, given.text: _Pending(query=inner, names=dict(names))}
+        if len(query.parts) == 1:
+            return self._part(query.parts[0], names, name)
+        first, *others = [self._part(part, names, None) for part in query.parts]
+        aligned = [self._aligned(first, other, part.at) for other, part in zip(others, query.parts[1:], strict=True)]
+        with placed(self._text, query.parts[1].at):
+            return first.union(*aligned, name=name)
+
+    def _part(self, part: Select | Query, names: Names, name: str | None) -> Stream:
+        return self.query(part, names, name) if isinstance(part, Query) else self._select(part, names, name)
+
+    def _aligned(self, first: Stream, other: Stream, at: int) -> Stream:
+        """Columns are united by position, under the names of the first query."""
+        if len(other.schema) != len(first.schema):
+            raise self._fail(
+                f"UNION ALL needs as many columns on both sides: the first query has {len(first.schema)}, this one "
+                f"{len(other.schema)}.",
+                at,
+            )
+        for (name, kind), (mine, found) in zip(first.schema.columns, other.schema.columns, strict=True):
+            if kind != found:
+                raise self._fail(
+                    f"UNION ALL needs the same types: {name} is {kind} in the first query, and {mine} here is {found}. Cast one "
+                    f"of them: CAST({mine} AS {kind}).",
+                    at,
+                )
+        if first.schema.names() == other.schema.names():
+            return other
+        pairs = zip(first.schema.names(), other.schema.names(), strict=True)
+        return other.select(*(_renamed(mine, name) for name, mine in pairs))
+
+    # FROM
+
+    def _table(self, table: Table, names: Names) -> tuple[Stream, Member]:
+        """The stream of a table, and what can be named of it."""
+        alias = table.alias.text if table.alias is not None else None
+        if isinstance(table, Named):
+            stream = self._stream(table, names)
+            return stream, _member(alias or table.name.text, stream)
+        if isinstance(table, Derived):
+            stream = self.query(table.query, names, None)
+            return stream, _member(alias, stream)
+        if isinstance(table, Windowed):
+            stream, inner = self._table(table.table, names)
+            columns = {**inner.columns, WINDOW_START: WINDOW_START, WINDOW_END: WINDOW_END}
+            return stream, Member(name=alias or inner.name, columns=columns)
+        if isinstance(table, Matched):
+            below, inner = self._table(table.table, names)
+            stream = matched(below, Scope(text=self._text, members=(inner,)), table)
+            return stream, _member(alias or inner.name, stream)
+        raise AssertionError(table)
+
+    def _stream(self, table: Named, names: Names) -> Stream:
+        found = names.get(table.name.text)
+        if isinstance(found, _Pending):
+            key = id(found.query)
+            if key not in self._built:
+                self._built[key] = self.query(found.query, dict(found.names), None)
+            found = self._built[key]
+        steps = [step.name for step in self._pipeline._steps if not isinstance(step, p.Sink)]  # noqa: SLF001 - our own class
+        if found is None and table.name.text in steps:
+            found = Stream(self._pipeline, p.Input(table.name.text))
+        if found is None:
+            known = sorted({*names, *steps})
+            near = get_close_matches(table.name.text, known, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known) or 'none yet'}."
+            raise self._fail(f"there is no stream {table.name.text!r}. {hint}", table.at)
+        if table.port is None:
+            return found
+        if table.port.text not in {"late", "timeout", "final"}:
+            raise self._fail(
+                f"a stream has no part {table.port.text!r}. There is {table.name.text}.late, for rows that came too late.",
+                table.port.at,
+            )
+        port = p.Input(found._at.step, cast("p.Port", table.port.text))  # noqa: SLF001 - our own class
+        if not self._pipeline.has(port):
+            raise self._fail(f"{table.name.text} has no {table.port.text} rows.", table.port.at)
+        return Stream(self._pipeline, port)
+
+    def _from(self, select: Select, names: Names) -> tuple[Stream, Scope, Windowed | None]:
+        stream, member = self._table(select.table, names)
+        windowed = select.table if isinstance(select.table, Windowed) else None
+        scope = Scope(text=self._text, members=(member,))
+        for join in select.joins:
+            if windowed is not None or isinstance(join.table, Windowed):
+                raise self._fail(
+                    "windows are not joined as tables. Aggregate each side in a query of its own, then join those within a time.",
+                    join.at,
+                )
+            right, other = self._table(join.table, names)
+            stream, scope = joined(stream, scope, right, other, join)
+        return stream, scope, windowed
+
+    # SELECT
+
+    def _select(self, select: Select, names: Names, name: str | None) -> Stream:
+        stream, scope, windowed = self._from(select, names)
+        aggregated = select.group is not None or select.having is not None or self._aggregates(select)
+        if windowed is not None and not aggregated:
+            raise self._fail(
+                "windows of a table are there to be aggregated. Add GROUP BY window_start, window_end and an aggregate, such "
+                "as count(*).",
+                windowed.at,
+            )
+        everything = not aggregated and self._everything(select, scope)
+        if select.where is not None:
+            last = everything and name is not None
+            stream = self._filtered(stream, scope, select.where, windowed, name if last else None)
+        if aggregated:
+            return grouped(stream, scope, select, self._items(select), windowed, name)
+        if everything:
+            return stream if name is None or select.where is not None else stream.select("*", name=name)
+        return self._projected(stream, scope, select, name)
+
+    def _aggregates(self, select: Select) -> bool:
+        return any(isinstance(item, Expr) and has_aggregate(item.tree) for item in select.items)
+
+    def _everything(self, select: Select, scope: Scope) -> bool:
+        """Whether SELECT gives all columns as they are, so that no step is needed."""
+        only = select.items[0] if len(select.items) == 1 else None
+        if not isinstance(only, Star) or only.less:
+            return False
+        if only.table is not None:
+            scope.columns_of(only.table.text, only.at)
+        return only.table is None or len(scope.members) == 1
+
+    def _filtered(
+        self, stream: Stream, scope: Scope, where: Expr, windowed: Windowed | None, name: str | None
+    ) -> Stream:
+        _no_alias(where, self._text)
+        if has_aggregate(where.tree):
+            raise self._fail(
+                "WHERE looks at single rows, before they are aggregated. Write HAVING behind GROUP BY.", where.at
+            )
+        tree = scope.resolved(where.tree)
+        if windowed is not None:
+            for node in tree.find_all(exp.Column):
+                found = str(node.args["this"].args["this"])
+                if found in {WINDOW_START, WINDOW_END} and found not in stream.schema:
+                    raise self._fail(
+                        f"WHERE looks at rows before they are in windows. Write {found} in HAVING.", offset_of(node)
+                    )
+        with placed(self._text, where.at):
+            # Checked here first, so that a mistake is shown in the query.
+            parse(tree, stream.schema, text=self._text)
+            return stream.filter(parse_predicate(tree, stream.schema).sql, name=name)
+
+    def _items(self, select: Select) -> list[Item]:
+        found = []
+        for item in select.items:
+            if isinstance(item, Star):
+                raise self._fail("* does not stand beside aggregates. List the columns of GROUP BY.", item.at)
+            body, alias = split_alias(item.tree)
+            found.append(Item(tree=body, alias=alias, at=item.at))
+        return found
+
+    def _projected(self, stream: Stream, scope: Scope, select: Select, name: str | None) -> Stream:
+        columns: list[Expression] = []
+        places: dict[str, int] = {}
+        for item in select.items:
+            given = self._starred(item, scope) if isinstance(item, Star) else [self._item_tree(item, scope)]
+            for tree in given:
+                with placed(self._text, item.at):
+                    found = parse(tree, stream.schema, text=self._text)
+                if found.name in places:
+                    raise self._fail(f"two columns are called {found.name!r}. Rename one with AS.", item.at)
+                places[found.name] = item.at
+                columns.append(found)
+        with placed(self._text, select.at):
+            return stream.select(*(found.sql for found in columns), name=name)
+
+    def _item_tree(self, item: Expr, scope: Scope) -> exp.Expr:
+        body, alias = split_alias(item.tree)
+        for node in body.find_all(exp.Anonymous):
+            if str(node.args["this"]).lower() in HELPERS:
+                raise self._fail(
+                    f"{node.args['this']} belongs to a window. Add GROUP BY with the window.", offset_of(node)
+                )
+        tree = scope.resolved(body)
+        if isinstance(body, exp.Column) and alias is None and isinstance(body.args["this"], exp.Identifier):
+            # b.k is called k, whatever the join calls it.
+            alias = str(body.args["this"].args["this"])
+        if alias is None:
+            return tree
+        return exp.Alias(this=tree, alias=exp.Identifier(this=alias, quoted=True))
+
+    def _starred(self, star: Star, scope: Scope) -> list[exp.Expr]:
+        if star.table is not None:
+            return [
+                exp.Alias(this=column(actual), alias=exp.Identifier(this=shown, quoted=True))
+                for shown, actual in scope.columns_of(star.table.text, star.at).items()
+            ]
+        names = [actual for member in scope.members for actual in member.columns.values()]
+        for less in star.less:
+            if less.text not in names:
+                raise self._fail(f"there is no column {less.text!r} to leave out.", less.at)
+        left = [name for name in names if name not in {less.text for less in star.less}]
+        if not left:
+            raise self._fail("no column is left.", star.at)
+        return [column(name) for name in left]
+
+    def _fail(self, message: str, at: int | None) -> SqlError:
+        return SqlError(message, text=self._text, offset=at)
+
+
+def _no_alias(given: Expr, text: str) -> None:
+    """A condition has no name."""
+    if isinstance(given.tree, exp.Alias):
+        alias = given.tree.args["alias"]
+        raise SqlError("this was not expected here: a condition has no name.", text=text, offset=offset_of(alias))
+
+
+def _member(name: str | None, stream: Stream) -> Member:
+    return Member(name=name, columns={column: column for column in stream.schema})
+
+
+def _renamed(old: str, new: str) -> str:
+    return quoted_name(old) if old == new else f"{quoted_name(old)} AS {quoted_name(new)}"

@@ -1,0 +1,83 @@
+"""Keyed functions at the top level of a module, as a deployed pipeline has them; and rows to run them on."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, ValueState
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+
+SCHEMA = {"k": "string", "ts": "timestamp", "x": "bigint"}
+TOLD = {"k": "string", "ts": "timestamp", "what": "string", "n": "bigint", "seen": "string"}
+START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
+LATENESS_S = 3
+
+
+class Visits(KeyedFunction):
+    """Counts the rows of a visit, which ends after four seconds of silence; remembers numbers for a while."""
+
+    n = ValueState("bigint")
+    lately = ListState("bigint", ttl="5s")
+    counts = MapState("bigint", "bigint", ttl="30s")
+
+    def process(self, row, ctx):
+        self.n.set(self.n.get(0) + 1)
+        if row["x"] is not None:
+            self.lately.append(row["x"])
+            self.counts[row["x"] % 3] = self.counts.get(row["x"] % 3, 0) + 1
+        ctx.set_timer("over", after="4s")
+        if row["x"] == 7:
+            ctx.set_timer("seven", at=ctx.time + timedelta(seconds=1))
+        if row["x"] == 8:
+            ctx.delete_timer("seven")
+        yield self._told(ctx, "row")
+
+    def on_timer(self, timer, ctx):
+        yield self._told(ctx, timer.name)
+        if timer.name == "over":
+            self.n.clear()
+
+    def _told(self, ctx, what):
+        seen = f"{self.lately.get()} {self.counts.items()}"
+        return {"k": ctx.key, "ts": ctx.time, "what": what, "n": self.n.get(), "seen": seen}
+
+
+class Reminders(KeyedFunction):
+    """Tells by the clock of keys that have been silent, and forgets by the clock."""
+
+    n = ValueState("bigint", ttl="20ms")
+
+    def process(self, row, ctx):
+        self.n.set(self.n.get(0) + 1)
+        ctx.set_timer("silent", after="10ms", clock=True)
+
+    def on_timer(self, timer, ctx):
+        if self.n.get() is not None:
+            ctx.set_timer("silent", after="10ms", clock=True)
+        yield {"k": ctx.key, "n": self.n.get(), "clock": timer.time}
+
+
+def record(row: tuple[str | None, int, int | None]) -> tuple[Any, ...]:
+    return (row[0], START + timedelta(seconds=row[1]), row[2])
+
+
+def some_rows(seed: int, count: int) -> list[tuple[str | None, int, int | None]]:
+    """Rows whose time moves on with some disorder; a few are late, many share a time."""
+    rng, now, rows = random.Random(seed), 0, []
+    for _ in range(count):
+        now += rng.choice((0, 0, 1, 3))
+        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+        rows.append((rng.choice(["a", "b", "é", None]), now - back, rng.choice((None, *range(10)))))
+    return rows
+
+
+def visits(source: MemorySource, out: MemorySink, late: MemorySink | None = None, **options: Any) -> Pipeline:
+    pipeline = Pipeline("visits", **options)
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    told: Stream = rows.group_by("k").process(Visits, schema=TOLD)
+    told.sink("out", memory(out))
+    if late is not None:
+        told.late.sink("late", memory(late))
+    return pipeline

@@ -1,0 +1,273 @@
+"""Keyed functions on the edge engine: the same results however it ran, crashed and was started again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.edge.process_functions import LATENESS_S, SCHEMA, TOLD, Reminders, Visits, record, some_rows, visits
+
+from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import stdout
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.explain import explain
+from fordstone.edge.run import recovered_engine
+from fordstone.edge.step_digest import step_digests
+from fordstone.errors import PlanError, RebuildError
+from fordstone.model import plan as p
+from fordstone.model.plan import Plan
+from fordstone.model.stream import stream_types
+from fordstone.testing.memory_disk import MemoryDisk
+from fordstone.testing.simulator import SimClock
+
+STEPS_MAX = 50_000
+
+
+def by_hand(partitions: list[list[Any]]) -> tuple[Counter[Any], int]:
+    """What `Visits` gives, told once more without states and timers: rows and silences in order."""
+    kept: list[Any] = []
+    late = 0
+    for rows in partitions:
+        newest: int | None = None
+        for row in rows:
+            if newest is not None and row[1] < newest - LATENESS_S:
+                late += 1
+            else:
+                kept.append(row)
+            newest = row[1] if newest is None else max(newest, row[1])
+    found: Counter[Any] = Counter()
+    for key in {row[0] for row in kept}:
+        mine = sorted((row for row in kept if row[0] == key), key=lambda row: (row[1], row[2] is not None, row[2] or 0))
+        n, numbers, seven = 0, [], None
+        for place, (_, second, x) in enumerate(mine):
+            n += 1
+            numbers.append((second, x))
+            seven = second + 1 if x == 7 else None if x == 8 else seven
+            found[told(key, second, "row", n, numbers)] += 1
+            following = mine[place + 1][1] if place + 1 < len(mine) else None
+            due = [(second + 4, "over")] + ([(seven, "seven")] if seven is not None else [])
+            for at, name in sorted(due):
+                if following is not None and at >= following:
+                    continue
+                found[told(key, at, name, n or None, numbers)] += 1
+                if name == "over":
+                    n = 0
+                else:
+                    seven = None
+    return found, late
+
+
+def told(key: Any, second: int, what: str, n: int | None, numbers: list[Any]) -> Any:
+    lately = [x for at, x in numbers if x is not None and at + 5 > second]
+    counts: dict[int, list[int]] = {}
+    for at, x in numbers:
+        if x is not None:
+            if x % 3 in counts and counts[x % 3][1] + 30 <= at:
+                del counts[x % 3]
+            counts[x % 3] = [counts.get(x % 3, [0])[0] + 1, at]
+    items = [(rest, count) for rest, (count, at) in counts.items() if at + 30 > second]
+    return (*record((key, second, None))[:2], what, n, f"{lately} {items}")
+
+
+def rows_of(sink: MemorySink) -> Counter[Any]:
+    return Counter(sink.rows().select(list(TOLD)).rows()) if sink.released else Counter()
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "mode", "batch_rows"),
+    [(1, "aligned", 1), (2, "aligned", 7), (2, "unaligned", 3), (2, "blocking", 1000)],
+)
+def test_results_equal_those_by_hand_whatever_the_batches_tasks_and_barriers(tmp_path, parallelism, mode, batch_rows):
+    partitions = [some_rows(seed, 100) for seed in range(3)]
+    out, late = MemorySink(), MemorySink()
+    pipeline = visits(MemorySource([[record(row) for row in rows] for rows in partitions]), out, late, mode=mode)
+    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
+    wanted, late_rows = by_hand(partitions)
+    assert rows_of(out) == wanted
+    assert late.rows().height == late_rows == report.progress.rows_late > 0
+
+
+# Crashes, with a clock and a disk of our own.
+
+
+class World:
+    """What outlives a crash."""
+
+    def __init__(self, plan: Plan, functions: Any, seed: int) -> None:
+        self.plan, self.functions = plan, functions
+        self.rng = random.Random(seed)
+        self.disk, self.clock = MemoryDisk(), SimClock()
+        self.rebuilt = 0
+
+    def engine(self, *, parallelism: int, bounded: bool = True) -> Engine:
+        config = RunConfig(bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=4, compression="none")
+        rim = Rim(clock=self.clock, disk=self.disk)
+        engine = recovered_engine(self.plan, self.functions, config, rim, self.store(), None)
+        self.rebuilt += len(engine.resumption.follow)
+        return engine
+
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(self.disk, pipeline=self.plan.pipeline, node="node", compression="none")
+
+    def step(self, engine: Engine, steps: int) -> bool:
+        """Do so many small things; whether it is over."""
+        parts = engine.steppables()
+        for _ in range(steps):
+            self.clock.now_us += self.rng.randrange(200)
+            if not self.rng.choice(parts).step():
+                self.clock.now_us += 300
+            if engine.over:
+                return True
+        return False
+
+    def crash(self) -> None:
+        self.disk.kill()
+
+    def lose_newest(self) -> bool:
+        """Damage the newest manifest, so that its epoch is computed again from what was recorded of it."""
+        store = self.store()
+        epochs = store.epochs()
+        if len(epochs) < 2:
+            return False
+        self.disk.damage(f"{store.pipeline}/{store.node}/manifests/{epochs[-1]:012}.json", b"not a manifest")
+        return True
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_crashes_and_with_other_subtasks_results_are_exact(seed):
+    partitions = [some_rows(seed + number, 60) for number in (10, 20)]
+    out = MemorySink()
+    pipeline = visits(MemorySource([[record(row) for row in rows] for rows in partitions]), out)
+    world = World(pipeline.plan(), pipeline.functions, seed)
+    crashes = 0
+    for crashes in range(200):
+        if world.step(world.engine(parallelism=world.rng.choice((1, 2, 3))), world.rng.randrange(30) * (5 + crashes)):
+            break
+        world.crash()
+    else:
+        raise AssertionError("it never ended")
+    assert crashes > 0
+    assert rows_of(out) == by_hand(partitions)[0]
+
+
+def reminding(source: MemorySource, out: MemorySink) -> Pipeline:
+    pipeline = Pipeline("reminders")
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA)
+    rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"}).sink(
+        "out", memory(out)
+    )
+    return pipeline
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_timers_by_the_clock_ring_at_the_same_epochs_when_these_are_computed_again(seed):
+    source, out = MemorySource([[record(("ab"[n % 2], n, n)) for n in range(8)]]), MemorySink()
+    pipeline = reminding(source, out)
+    world = World(pipeline.plan(), pipeline.functions, seed)
+    rung = []
+    for _ in range(8):
+        world.step(world.engine(parallelism=2, bounded=False), 400)
+        rung.append(out.rows().height)
+        world.crash()
+        # What was sealed is compared with what comes of computing it again, hours later: `edge.rebuild` stops if it differs.
+        world.lose_newest()
+        world.clock.now_us += 3_600_000_000 if rung[-1] >= 4 else 0
+    assert world.rebuilt > 0
+    assert rung[-1] >= 4, "keys are told of at least twice, and forgotten"
+    assert None in out.rows()["n"].to_list()
+
+
+def test_a_function_of_clock_and_chance_is_found_out_when_an_epoch_is_computed_again():
+    class Chance(KeyedFunction):
+        def process(self, row, ctx):
+            yield {"x": random.getrandbits(60)}
+
+    out = MemorySink()
+    pipeline = Pipeline("chance")
+    rows = pipeline.source("rows", memory([[record(("a", n, n)) for n in range(400)]]), schema=SCHEMA)
+    rows.group_by("k").process(Chance, schema={"x": "bigint"}).sink("out", memory(out))
+    world = World(pipeline.plan(), pipeline.functions, 1)
+    engine = world.engine(parallelism=1, bounded=False)
+    for _ in range(200):
+        if len(world.store().epochs()) > 2 and out.rows().height:
+            break
+        world.step(engine, 20)
+    # Lose every checkpoint but the cuts, so that epochs with rows are computed again.
+    store = world.store()
+    world.crash()
+    for epoch in store.epochs()[1:]:
+        world.disk.damage(f"{store.pipeline}/{store.node}/manifests/{epoch:012}.json", b"not a manifest")
+    with pytest.raises(RebuildError):
+        world.step(world.engine(parallelism=1, bounded=False), STEPS_MAX)
+
+
+# Beside other steps, and what is said of it.
+
+
+def test_windows_over_what_a_function_gives_and_a_function_over_windows(tmp_path):
+    class Last(KeyedFunction):
+        before = ValueState("bigint")
+
+        def process(self, row, ctx):
+            yield {**row, "change": row["n"] - self.before.get(0)}
+            self.before.set(row["n"])
+
+    out, ends = MemorySink(), MemorySink()
+    rows = [record(("a", second, second)) for second in range(0, 40, 2)]
+    pipeline = Pipeline("both")
+    source = pipeline.source("rows", memory([rows]), schema=SCHEMA, time="ts")
+    told_ = source.group_by("k").process(Visits, schema=TOLD)
+    told_.group_by("k").window(tumbling("10s")).agg(rows="count(*)").sink("out", memory(out))
+    counts = source.group_by("k").window(tumbling("10s")).agg(n="count(*)", name="counts")
+    schema = counts.schema.to_dict() | {"change": "bigint"}
+    counts.group_by("k").process(Last, schema=schema).sink("ends", memory(ends))
+    pipeline.run(state=tmp_path, bounded=True, parallelism=2, batch_rows=3, interval="5ms")
+    assert ends.rows().sort("window_end")["change"].to_list() == [5, 0, 0, 0]
+    sevens = sum(what == "seven" for _, _, what, _, _ in by_hand([[("a", s, s) for s in range(0, 40, 2)]])[0])
+    assert sum(out.rows()["rows"].to_list()) == 20 + 1 + sevens
+
+
+def process_plan(function: type[KeyedFunction] = Visits) -> Plan:
+    pipeline = Pipeline("explained")
+    rows = pipeline.source("rows", memory(MemorySource()), schema=SCHEMA, time="ts")
+    rows.group_by("k").process(function, schema=TOLD, name="visits").sink("out", stdout())
+    return pipeline.plan()
+
+
+EXPLAINED = """\
+task visits x2: 2 steps fused
+  visits: process tests.edge.process_functions:Visits for each k
+  │  takes    rows in order of time
+  │  columns  k string, ts timestamp, what string, n bigint, seen string
+  │  keeps    the rows that wait for time, timers, and for each key: n, lately (for 5s), counts (for 30s)
+  └─ out: sink stdout(format='jsonl')
+        releases  when the epoch is sealed
+"""
+
+
+def test_it_is_explained():
+    assert EXPLAINED in explain(process_plan(), parallelism=2)
+
+
+def test_other_states_are_another_state():
+    class More(Visits):
+        more = ValueState("string")
+
+    digests = {step_digests(plan, stream_types(plan))["visits"] for plan in (process_plan(), process_plan(More))}
+    assert len(digests) == 2
+
+
+def test_a_local_function_runs_here_and_cannot_be_deployed(tmp_path):
+    class Local(Visits):
+        pass
+
+    plan = process_plan(Local)
+    (step,) = [step for step in plan.steps if isinstance(step, p.Process)]
+    assert step.path.startswith("<local>:Local")
+    with pytest.raises(PlanError, match="function Local was written in place"):
+        World(plan, {}, 0).engine(parallelism=1)

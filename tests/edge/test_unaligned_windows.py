@@ -1,0 +1,251 @@
+"""Sessions and windows by count on the edge engine: results do not depend on how they ran; what is said of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from fordstone import Pipeline, by_count, session, tumbling
+from fordstone.connectors import stdout
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.edge.explain import explain
+from fordstone.edge.graph import build_graph
+from fordstone.edge.report import Progress
+from fordstone.edge.step_digest import step_digests
+from fordstone.errors import PlanMismatchError
+from fordstone.model.plan import Plan
+from fordstone.model.stream import stream_types
+from fordstone.model.windows import Window
+from fordstone.operators.operator import ROW_ID
+
+SCHEMA = {"k": "string", "ts": "timestamp", "n": "bigint"}
+START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
+LATENESS_S = 3
+GAP_S = 4
+SIZE, EVERY = 5, 2
+TICKS_MAX = 1000
+"""About a minute: a run that takes longer has failed."""
+AGGREGATES = {"rows": "count(*)", "total": "sum(n)", "top": "max(n)"}
+COLUMNS: dict[str, Any] = {
+    "k": pl.String(),
+    "window_start": pl.Datetime("us", "UTC"),
+    "window_end": pl.Datetime("us", "UTC"),
+    "rows": pl.Int64(),
+    "total": pl.Int64(),
+    "top": pl.Int64(),
+}
+Row = tuple[str | None, int, int]
+
+
+def at(second: int) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def record(row: Row) -> tuple[Any, ...]:
+    return (row[0], at(row[1]), row[2])
+
+
+def some_rows(seed: int, count: int) -> list[Row]:
+    """Rows whose time moves on with some disorder and some silence; a few are late."""
+    rng, now, rows = random.Random(seed), 0, []
+    for _ in range(count):
+        now += rng.choice((0, 0, 1, 1, 2))
+        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+        rows.append((rng.choice(["a", "b", "é", "键", None]), now - back, rng.randrange(100)))
+    return rows
+
+
+def in_time(partitions: list[list[Row]]) -> tuple[list[Row], int]:
+    """The rows that are in time, and how many are not."""
+    kept, late = [], 0
+    for rows in partitions:
+        newest: int | None = None
+        for row in rows:
+            if newest is not None and row[1] < newest - LATENESS_S:
+                late += 1
+            else:
+                kept.append(row)
+            newest = row[1] if newest is None else max(newest, row[1])
+    return kept, late
+
+
+def result(rows: list[Row], end: int) -> tuple[Any, ...]:
+    values = [row[2] for row in rows]
+    return (rows[0][0], at(rows[0][1]), at(end), len(rows), sum(values), max(values))
+
+
+def sessions_of(rows: list[Row]) -> list[tuple[Any, ...]]:
+    parts: list[list[Row]] = []
+    for row in rows:
+        if parts and row[1] - parts[-1][-1][1] < GAP_S:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return [result(part, part[-1][1] + GAP_S) for part in parts]
+
+
+def packs_of(rows: list[Row]) -> list[tuple[Any, ...]]:
+    packs = [rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY)]
+    return [result(pack, pack[-1][1]) for pack in packs]
+
+
+WINDOWS: dict[str, tuple[Window, Callable[[list[Row]], list[tuple[Any, ...]]]]] = {
+    "sessions": (session(f"{GAP_S}s"), sessions_of),
+    "packs": (by_count(SIZE, every=EVERY), packs_of),
+}
+
+
+def expected(partitions: list[list[Row]], of_key: Any) -> pl.DataFrame:
+    kept, _ = in_time(partitions)
+    found = []
+    for key in {row[0] for row in kept}:
+        found += of_key(sorted((row for row in kept if row[0] == key), key=lambda row: row[1:]))
+    return pl.DataFrame(found, schema=COLUMNS, orient="row")
+
+
+def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
+    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize(
+    ("parallelism", "mode", "batch_rows"), [(1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 30)]
+)
+def test_results_equal_a_plain_loop_whatever_the_batches_tasks_and_barriers(
+    tmp_path, kind, parallelism, mode, batch_rows
+):
+    window, of_key = WINDOWS[kind]
+    partitions = [some_rows(seed, 120) for seed in range(3)]
+    out, late = MemorySink(), MemorySink()
+    pipeline = Pipeline("windows", mode=mode)
+    source = MemorySource([[record(row) for row in rows] for rows in partitions])
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    found = rows.group_by("k").window(window).agg(**AGGREGATES)
+    found.sink("out", memory(out))
+    found.late.sink("late", memory(late))
+    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
+    same_rows(out.rows(), expected(partitions, of_key))
+    assert late.rows().height == in_time(partitions)[1] == report.progress.rows_late > 0
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_restart_with_other_subtasks_goes_on_with_what_was_open(tmp_path, kind):
+    window, of_key = WINDOWS[kind]
+    partitions = [some_rows(seed, 90) for seed in (5, 6)]
+    out, source = MemorySink(), MemorySource([[], []])
+    pipeline = Pipeline("restarts")
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    rows.group_by("k").window(window).agg(**AGGREGATES).sink("out", memory(out))
+    seen: list[Progress] = []
+    told: set[int] = set()
+
+    def stop_when_read(progress: Progress) -> None:
+        read = progress.rows_in == 60 and progress.rows_out > 0
+        # Told twice, a run would stop at once.
+        if part not in told and (read or len(seen) > TICKS_MAX):
+            told.add(part)
+            signal.raise_signal(signal.SIGTERM)
+        seen.append(progress)
+
+    for part, parallelism in enumerate((1, 3, 2)):
+        for number, given in enumerate(partitions):
+            source.append(number, [record(row) for row in given[30 * part : 30 * part + 30]])
+        last = part == 2
+        pipeline.run(
+            state=tmp_path,
+            bounded=last,
+            parallelism=parallelism,
+            interval="5ms",
+            on_progress=None if last else stop_when_read,
+        )
+    same_rows(out.rows(), expected(partitions, of_key))
+
+
+def test_windows_may_follow_each_other(tmp_path):
+    out, tops = MemorySink(), MemorySink()
+    pipeline = Pipeline("chains")
+    given = [record(("a", second, second)) for second in range(40)]
+    rows = pipeline.source("rows", memory([given]), schema=SCHEMA, time="ts")
+    packs = rows.group_by("k").window(by_count(5)).agg(name="packs", total="sum(n)")
+    packs.group_by("k").window(tumbling("20s")).agg(name="of_packs", top="max(total)", n="count(*)").sink(
+        "tops", memory(tops)
+    )
+    visits = rows.filter("n % 10 < 6").group_by("k").window(session("3s")).agg(name="visits", rows="count(*)")
+    visits.group_by("k").window(by_count(2)).agg(name="pairs", rows="sum(rows)").sink("out", memory(out))
+    pipeline.run(state=tmp_path, bounded=True, parallelism=2, batch_rows=3, interval="5ms")
+    # The fourth pack ends with the row of second 19, the eighth with that of 39; windows of 20 s begin at 23:59:40.
+    assert tops.rows().sort("window_end").select("n", "top").rows() == [(2, 35), (4, 135), (2, 185)]
+    assert out.rows().sort("window_end")["rows"].to_list() == [12, 12]
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_rows_released_at_once_carry_different_ids(tmp_path, kind):
+    out = MemorySink()
+    pipeline = Pipeline("ids")
+    given = [record((key, second // 6 * 6, 1)) for second in range(60) for key in ("a", None)]
+    rows = pipeline.source("rows", memory([given]), schema=SCHEMA, time="ts")
+    rows.group_by("k").window(WINDOWS[kind][0]).agg(**AGGREGATES).sink("out", memory(out), release="at_once")
+    pipeline.run(state=tmp_path, bounded=True)
+    assert out.rows()[ROW_ID].n_unique() == out.rows().height > 10
+
+
+# What runs, and what is said of it.
+
+
+def plan_of(window: Window, *, keys: tuple[str, ...] = ("k",)) -> Plan:
+    pipeline = Pipeline("windows")
+    rows = pipeline.source("rows", memory(MemorySource()), schema=SCHEMA, time="ts", lateness="5s")
+    rows.group_by(*keys).window(window).agg(n="count(*)", name="found").sink("out", stdout())
+    return pipeline.plan()
+
+
+def test_sessions_are_explained():
+    text = explain(plan_of(session("90s")), parallelism=2)
+    assert "found: sessions that end after a gap of 1m30s for each k\n" in text
+    assert re.search(r"keeps +partial aggregates of sessions that may go on\n", text)
+    assert "→ task found: rows, shuffled by k\n" in text
+
+
+def test_windows_by_count_are_explained_and_so_are_gaps():
+    text = explain(plan_of(by_count(1000, every=10)), parallelism=2)
+    assert "found: windows of 1,000 rows every 10 for each k\n" in text
+    kept = "the rows that wait for time, a count a key, and partial aggregates of open windows"
+    assert re.search(rf"keeps +{kept}\n", text)
+    assert "gaps" not in text
+    text = explain(plan_of(by_count(10, every=25), keys=()), parallelism=2)
+    assert "found: windows of 10 rows every 25 (with gaps of 15, where rows count for none) over all rows\n" in text
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_rows_are_shuffled_by_key_and_never_combined_first(kind):
+    graph = build_graph(plan_of(WINDOWS[kind][0]), 3)
+    (edge,) = graph.into("found")
+    assert (edge.keys, edge.feeder, graph.vertex("found").parallelism) == (("k",), False, 3)
+
+
+def test_what_their_state_depends_on_is_in_their_digest():
+    windows: list[Window] = [session("4s"), session("5s"), by_count(4), by_count(4, every=2), by_count(5)]
+    plans = [plan_of(window) for window in windows]
+    assert len({step_digests(plan, stream_types(plan))["found"] for plan in plans}) == len(plans)
+
+
+def test_the_state_of_another_gap_is_refused(tmp_path):
+    source = MemorySource([[record(("a", 1, 2))]])
+
+    def run(gap: str) -> None:
+        pipeline = Pipeline("changed")
+        rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts")
+        rows.group_by("k").window(session(gap)).agg(n="count(*)", name="visits").sink("out", memory(MemorySink()))
+        pipeline.run(state=tmp_path, bounded=True)
+
+    run("5s")
+    with pytest.raises(PlanMismatchError, match="changed: visits"):
+        run("6s")

@@ -1,0 +1,120 @@
+"""Rows in files for sliding windows, and what DuckDB makes of those that are in time. For both engines."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+from polars.testing import assert_frame_equal
+
+from fordstone import Pipeline, Stream, sliding
+from fordstone.connectors import MemorySink, files, memory
+from fordstone.operators.operator import OP
+
+SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint"}
+START = datetime(1969, 12, 31, 23, 59, 40, tzinfo=UTC)
+LATENESS_S = 3
+AGGREGATES = {"n": "count(*)", "total": "sum(i)", "low": "min(x)", "top": "max(x)", "mean": "avg(x)"}
+EXACT = {"n": "count(*)", "total": "sum(i)"}
+"""Those that are taken back pane by pane."""
+KEY = ["k", "window_start", "window_end"]
+Row = tuple[str | None, int, float, int]
+
+
+def some_rows(seed: int, count: int) -> list[Row]:
+    """Rows whose time moves on with some disorder and some silence; a few are late."""
+    rng, now, rows = random.Random(seed), 0, []
+    for _ in range(count):
+        now += rng.choice((0, 0, 1, 1, 2))
+        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+        rows.append((rng.choice(["a", "b", "é", None]), now - back, float(rng.randrange(64)), rng.randrange(100)))
+    return rows
+
+
+def record(row: Row) -> tuple[Any, ...]:
+    return (row[0], START + timedelta(seconds=row[1]), *row[2:])
+
+
+def in_time(partitions: list[list[Row]]) -> tuple[list[Row], int]:
+    """The rows that are in time, and how many are not."""
+    kept, late = [], 0
+    for rows in partitions:
+        newest: int | None = None
+        for row in rows:
+            if newest is not None and row[1] < newest - LATENESS_S:
+                late += 1
+            else:
+                kept.append(row)
+            newest = row[1] if newest is None else max(newest, row[1])
+    return kept, late
+
+
+def write(root: Path, partitions: list[list[Row]]) -> None:
+    root.mkdir(parents=True)
+    for number, rows in enumerate(partitions):
+        records = [dict(zip(SCHEMA, record(row), strict=True)) for row in rows]
+        lines = [json.dumps(one | {"ts": one["ts"].isoformat()}) + "\n" for one in records]
+        (root / f"{number}.jsonl").write_text("".join(lines))
+
+
+@dataclass(frozen=True)
+class Slid:
+    """Windows over rows."""
+
+    size_s: int
+    every_s: int
+    offset_s: int = 0
+    aggregates: dict[str, str] = field(default_factory=lambda: AGGREGATES)
+    out: MemorySink = field(default_factory=MemorySink)
+    late: MemorySink = field(default_factory=MemorySink)
+    final: MemorySink = field(default_factory=MemorySink)
+
+    def add(self, rows: Stream, *, late: bool = False, early: str | None = None) -> None:
+        window = sliding(f"{self.size_s}s", every=f"{self.every_s}s", offset=f"{self.offset_s}s")
+        found = rows.group_by("k").window(window, early=early).agg(**self.aggregates)
+        found.sink("out", memory(self.out))
+        if late:
+            found.late.sink("late", memory(self.late))
+        if early is not None:
+            found.final().sink("final", memory(self.final))
+
+    def expected(self, partitions: list[list[Row]]) -> pl.DataFrame:
+        """What DuckDB finds in each window."""
+        given = pl.DataFrame(
+            [
+                (row[0], int((START - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) + row[1], *row[2:])
+                for row in in_time(partitions)[0]
+            ],
+            schema={"k": pl.String, "t": pl.Int64, "x": pl.Float64, "i": pl.Int64},
+            orient="row",
+        )
+        columns = ", ".join(f"{sql} AS {name}" for name, sql in self.aggregates.items())
+        with duckdb.connect(config={"threads": 1}) as base:
+            base.register("given", given.to_arrow())
+            found: pl.DataFrame = base.sql(
+                f"WITH starts AS (SELECT {self.offset_s} + {self.every_s} * n AS s FROM range(-200, 1000) AS r(n)) "
+                f"SELECT k, s AS window_start, s + {self.size_s} AS window_end, {columns} "
+                f"FROM given JOIN starts ON t >= s AND t < s + {self.size_s} GROUP BY ALL"
+            ).pl()
+        times = (pl.col("window_start", "window_end") * 1_000_000).cast(pl.Datetime("us", "UTC"))
+        return found.with_columns(times, pl.col("n", "total").cast(pl.Int64))
+
+
+def source(pipeline: Pipeline, root: Path) -> Stream:
+    return pipeline.source("rows", files(str(root / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+
+
+def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
+    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
+
+
+def latest(sink: MemorySink) -> pl.DataFrame:
+    """The last version of each row of upserts."""
+    assert set(sink.rows().get_column(OP)) == {"upsert"}
+    return sink.rows().unique(KEY, keep="last", maintain_order=True).drop(OP)

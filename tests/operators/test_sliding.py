@@ -1,0 +1,341 @@
+"""Sliding windows against a plain loop and against DuckDB, whatever the batches, watermarks, restores and subtasks.
+
+Early results of tumbling and sliding windows, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from tests.operators.subtasks import Row, bits, restored
+from tests.operators.window_rows import (
+    ANY,
+    EXACT,
+    Windows,
+    expected,
+    frame,
+    happens,
+    planned,
+    shown,
+    windows,
+    windows_of,
+)
+
+from fordstone.model.aggregating import WINDOW_END, WINDOW_START
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
+from fordstone.model.windows import Sliding, Tumbling
+from fordstone.operators import sliding
+from fordstone.operators.factory import make_feeder, make_operator
+from fordstone.operators.operator import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
+from fordstone.operators.panes import PaneGrid, PaneStore
+from fordstone.operators.partial import END
+from fordstone.operators.sliding import SlidingAggregate
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    window=windows,
+    aggregates=st.sampled_from([EXACT, ANY]),
+    happens=happens,
+    combined=st.booleans(),
+    at_once=st.sampled_from([0, 8, 100]),
+    spread=st.sampled_from([25, 1_000_000]),
+)
+def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happens, combined, at_once, spread):
+    with patch.object(sliding, "AT_ONCE_PANES", at_once), patch.object(sliding, "SPREAD_ROWS", spread):
+        both = Windows(window, aggregates, combined=combined)
+        both.live_through(happens)
+        until_us = both.subtasks.watermark_us
+        assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, until_us)
+        both.watermark(TIME_MAX_US)
+    assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, TIME_MAX_US)
+    assert both.rows_late() == both.late
+
+
+@settings(deadline=None, max_examples=36)
+@given(
+    window=st.one_of(windows, st.builds(Tumbling, st.integers(1, 9))),
+    aggregates=st.sampled_from([EXACT, ANY]),
+    happens=happens,
+    combined=st.booleans(),
+    at_once=st.sampled_from([0, 8]),
+    early_us=st.sampled_from([1, 2, 3]),
+)
+def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once(
+    window, aggregates, happens, combined, at_once, early_us
+):
+    with patch.object(sliding, "AT_ONCE_PANES", at_once):
+        both = Windows(window, aggregates, combined=combined, early_us=early_us)
+        both.live_through(happens)
+        both.watermark(TIME_MAX_US)
+    final = shown(both.subtasks.ports.get(FINAL, []), both.names)
+    assert final == expected(both.taken, window, both.names, TIME_MAX_US)
+    assert both.rows_late() == both.late
+    last = {row[:3]: row[3:] for one in both.subtasks.out for row in shown([one], both.names)}
+    assert Counter((*key, *values) for key, values in last.items()) == final
+    for one in both.subtasks.out:
+        assert set(one.get_column(OP)) == {UPSERT}
+    for one in both.subtasks.ports.get(FINAL, []):
+        assert OP not in one.columns
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    window=windows,
+    rows=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(-60, 60), st.integers(-9, 9).map(float), st.integers(-9, 9)),
+        max_size=40,
+    ),
+    steps=st.lists(st.integers(-70, 90), max_size=5),
+    at_once=st.sampled_from([0, 8]),
+)
+def test_windows_are_those_of_duckdb(window, rows, steps, at_once):
+    rows = [(*row, None) for row in sorted(rows, key=lambda row: row[1])]
+    with patch.object(sliding, "AT_ONCE_PANES", at_once):
+        both = Windows(window, ANY)
+        for us in [*sorted(set(steps)), TIME_MAX_US]:
+            due = [row for row in rows if row[1] < us]
+            rows = [row for row in rows if row[1] >= us]
+            if due:
+                both.batch(due, late=False)
+            both.watermark(us)
+    assert both.late == 0
+    given_rows = frame(both.taken).select("k", pl.col("ts").cast(pl.Int64).alias("t"), "x", "i")  # noqa: F841 - DuckDB reads it by name
+    size, slide, offset = window.size_us, window.slide_us, window.offset_us
+    wanted = duckdb.execute(
+        f"""
+        WITH starts AS (SELECT {offset} + {slide} * n AS s FROM range(-100, 101) AS r(n))
+        SELECT k, s, s + {size}, count(*), count(i), sum(i)::BIGINT, sum(x), min(x), max(x), avg(x)
+        FROM given_rows JOIN starts ON t >= s AND t < s + {size} GROUP BY ALL
+        """
+    ).fetchall()
+    names = ["n", "known", "s", "sx", "lo", "hi", "mean"]
+    assert shown(both.subtasks.out, names) == Counter((*row[:3], *map(bits, row[3:])) for row in wanted)
+
+
+MERGED_IN_ANY_SHAPE = {
+    "first": "first(i)",
+    "last": "last(i)",
+    "spread": "variance(x)",
+    "distinct": "count_distinct(i)",
+    "middle": "quantile(x, 0.5)",
+    "all": "collect(i)",
+}
+
+
+def test_all_aggregates_are_the_same_however_windows_are_put_together_and_whenever_it_restarts():
+    rng = Random(3)
+    rows = [("ab"[rng.randrange(2)], time, float(rng.randrange(9)), rng.randrange(5), None) for time in range(120)]
+    found = []
+    for at_once, restarts in ((0, False), (0, True), (100, False), (100, True)):
+        with patch.object(sliding, "AT_ONCE_PANES", at_once):
+            both = Windows(Sliding(20, 2), MERGED_IN_ANY_SHAPE)
+            for start in range(0, 120, 7):
+                both.batch(rows[start : start + 7], late=False)
+                both.watermark(rows[start][1])
+                if restarts and start % 3 == 0:
+                    both.subtasks.restore(1 + start % 2)
+            both.watermark(TIME_MAX_US)
+        found.append(pl.concat(both.subtasks.out).sort("k", WINDOW_END))
+    for one in found[1:]:
+        assert_frame_equal(one, found[0])
+
+
+# One thing at a time.
+
+
+def operator_of(window: Sliding, aggregates: dict[str, str] = ANY, **more: Any) -> SlidingAggregate:
+    step, setting = planned(window, aggregates, late=True, **more)
+    operator = make_operator(step, setting)
+    assert isinstance(operator, SlidingAggregate)
+    return operator
+
+
+def one(k: Any, time: int | None, x: float | None = 1.0) -> Row:
+    return (k, time, x, 1, Decimal(1))
+
+
+def results(operator: Operator, watermark_us: int) -> list[tuple[Any, ...]]:
+    """Key, start, end, rows and sum of what closes."""
+    frames = [emit.frame for emit in operator.on_watermark(watermark_us) if emit.port == MAIN]
+    found = [
+        row
+        for out in frames
+        for row in out.select("k", pl.col(WINDOW_START, WINDOW_END).cast(pl.Int64), "n", "sx").iter_rows()
+    ]
+    assert [row[2] for row in found] == sorted(row[2] for row in found)
+    return sorted(found, key=str)
+
+
+@pytest.mark.parametrize("at_once", [0, 8])
+def test_nan_and_infinity_leave_with_their_pane(at_once):
+    with patch.object(sliding, "AT_ONCE_PANES", at_once):
+        operator = operator_of(Sliding(4, 2))
+        for time, x in ((0, math.nan), (3, 1.0), (4, math.inf), (6, 0.1), (8, 0.2)):
+            operator.on_batch(frame([one("a", time, x)]), late=False)
+        found = {end: str(sx) for _, _, end, _, sx in results(operator, TIME_MAX_US)}
+    assert found == {2: "nan", 4: "nan", 6: "inf", 8: "inf", 10: str(0.1 + 0.2), 12: "0.2"}
+
+
+def test_windows_come_in_order_and_only_for_keys_that_have_rows_in_them():
+    operator = operator_of(Sliding(20, 10))
+    operator.on_batch(frame([one("a", 5), one("b", 15), one("a", 45)]), late=False)
+    assert results(operator, 40) == [
+        ("a", -10, 10, 1, 1.0),
+        ("a", 0, 20, 1, 1.0),
+        ("b", 0, 20, 1, 1.0),
+        ("b", 10, 30, 1, 1.0),
+    ]
+    assert results(operator, TIME_MAX_US) == [("a", 30, 50, 1, 1.0), ("a", 40, 60, 1, 1.0)]
+
+
+def test_rows_between_windows_count_for_none_and_are_not_late():
+    operator = operator_of(Sliding(4, 10, 3))
+    assert operator.on_batch(frame([one("a", time) for time in (2, 7, 12)]), late=False) == []
+    assert operator.on_batch(frame([one("a", time) for time in (3, 6, 13, -7, -4, -3)]), late=False) == []
+    assert results(operator, TIME_MAX_US) == [("a", -7, -3, 2, 2.0), ("a", 13, 17, 1, 1.0), ("a", 3, 7, 2, 2.0)]
+
+
+def test_a_row_of_which_one_window_has_closed_is_late_as_a_whole():
+    operator = operator_of(Sliding(20, 10))
+    operator.on_watermark(15)
+    (emit,) = operator.on_batch(frame([one("late", 9), one("kept", 10), one("timeless", None)]), late=False)[1:]
+    assert (emit.port, emit.frame.get_column("k").to_list()) == (LATE, ["late"])
+    assert results(operator, TIME_MAX_US) == [("kept", 0, 20, 1, 1.0), ("kept", 10, 30, 1, 1.0)]
+
+
+@pytest.mark.parametrize("at_once", [0, 8])
+def test_nothing_is_given_out_again_after_a_restore(at_once):
+    with patch.object(sliding, "AT_ONCE_PANES", at_once):
+        operator = operator_of(Sliding(20, 10))
+        operator.on_batch(frame([one("a", 5)]), late=False)
+        assert len(results(operator, 12)) == 1
+        operator = restored(operator, operator_of(Sliding(20, 10)), 12)
+        assert results(operator, 12) == []
+        assert results(operator, 19) == []
+        assert results(operator, 20) == [("a", 0, 20, 1, 1.0)]
+        assert results(operator, TIME_MAX_US) == []
+
+
+def test_a_checkpoint_holds_one_row_a_key_and_pane_and_none_that_no_window_needs():
+    operator = operator_of(Sliding(60, 10))
+    for time in range(0, 100, 2):
+        operator.on_batch(frame([one("ab"[time % 4 // 2], time)] * 3), late=False)
+    operator.on_watermark(100)
+    rows = {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
+    assert rows == {"windows": 0, "panes": 2 * 5}
+    operator.on_watermark(TIME_MAX_US)
+    assert [state.freeze() for state in operator.states().values()] == [(), ()]
+
+
+def test_panes_that_are_in_the_same_windows_are_kept_as_one():
+    operator = operator_of(Sliding(1000, 7))
+    operator.on_batch(frame([one("a", time) for time in range(1000)]), late=False)
+    (piece,) = operator.states()["windows"].freeze()
+    assert piece.frame().height <= 2 * (1000 // 7 + 2)
+
+
+def count_merged(operator: SlidingAggregate, merged: list[int]) -> None:
+    """From now on, note how many partial rows are merged each time."""
+    slider = operator._slider
+    real = slider._merge_rows
+
+    def counting(rows: pl.DataFrame) -> pl.DataFrame:
+        merged.append(rows.height)
+        return real(rows)
+
+    slider._merge_rows = counting
+
+
+def steps_of(slider: str, window: Sliding, rounds: int) -> Iterator[int]:
+    """How many partial rows are merged for each window, one closing after the other."""
+    merged: list[int] = []
+    with patch.object(sliding, "AT_ONCE_PANES", 0):
+        operator = operator_of(window, EXACT if slider == "Subtracting" else ANY)
+        assert type(operator._slider).__name__ == slider
+        count_merged(operator, merged)
+        for time in range(rounds):
+            operator.on_batch(frame([one("a", time)]), late=False)
+            merged.clear()
+            operator.on_watermark(time + 1)
+            yield sum(merged)
+
+
+def test_subtracting_merges_what_comes_and_goes_and_nothing_else():
+    assert max(steps_of("Subtracting", Sliding(50, 1), 120)) == 3
+
+
+def test_two_stacks_merge_each_pane_a_few_times_whatever_the_size():
+    assert sum(steps_of("TwoStacks", Sliding(50, 1), 250)) <= 6 * 250
+
+
+def test_after_a_restore_no_more_is_merged_than_the_panes_of_the_windows_that_close():
+    merged: list[int] = []
+    with patch.object(sliding, "AT_ONCE_PANES", 0):
+        operator = operator_of(Sliding(50, 1))
+        operator.on_batch(frame([one("a", time) for time in range(100)]), late=False)
+        operator.on_watermark(80)
+        operator = restored(operator, operator_of(Sliding(50, 1)), 80)
+        count_merged(operator, merged)
+        assert results(operator, 81) == [("a", 31, 81, 50, 50.0)]
+    assert sum(merged) == 50
+
+
+def test_without_keys_all_rows_are_in_one_row_a_window():
+    step, setting = planned(Sliding(4, 2), EXACT, keys=())
+    operator, feeder = make_operator(step, setting), make_feeder(step, 0, setting)
+    assert feeder is not None
+    (emit,) = feeder.on_batch(frame([one("a", 1), one("b", 3)]), late=False)
+    operator.on_batch(emit.frame, late=False)
+    (emit,) = operator.on_watermark(TIME_MAX_US)
+    assert emit.frame.get_column("n").to_list() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("at_once", [0, 8])
+def test_windows_that_changed_by_a_pane_that_is_final_by_now_have_early_results_too(at_once):
+    with patch.object(sliding, "AT_ONCE_PANES", at_once):
+        operator = operator_of(Sliding(20, 10), early_us=1)
+        operator.on_batch(frame([one("a", 5)]), late=False)
+        operator.on_watermark(10)
+        operator = restored(operator, operator_of(Sliding(20, 10), early_us=1), 10)
+        operator.on_watermark(10)
+        (emit,) = operator.on_barrier(Moment(now_us=1, before_us=0))
+        assert emit.frame.select("k", "n", pl.col(WINDOW_END).cast(pl.Int64)).rows() == [("a", 1, 20)]
+        assert operator.on_barrier(Moment(now_us=2, before_us=1)) == []
+        operator.on_watermark(20)
+        assert operator.on_barrier(Moment(now_us=3, before_us=2)) == []
+
+
+@given(window=windows, time=st.integers(-(10**6), 10**6))
+def test_a_pane_knows_its_windows(window, time):
+    grid = PaneGrid(window)
+    ends = windows_of(time, window)
+    counted = grid.in_window(pl.lit(time, dtype=pl.Int64))
+    assert (counted is None) or pl.select(counted).item() == bool(ends)
+    if not ends:
+        return
+    size = grid.pane_us
+    end = (time - window.offset_us) // size * size + window.offset_us + size
+    assert (grid.first(end), grid.last(end)) == (ends[0], ends[-1])
+    shared = pl.select(grid.shared(pl.lit(end, dtype=pl.Int64))).item()
+    assert (grid.first(shared), grid.last(shared)) == (ends[0], ends[-1])
+    assert len(ends) <= grid.windows_a_pane
+
+
+def test_windows_without_panes_are_passed_over_however_many_there_are():
+    grid = PaneGrid(Sliding(20, 10))
+    store = PaneStore(grid, pl.DataFrame({END: [10, 10**17]}))
+    assert list(store.windows(TIME_MIN_US, TIME_MAX_US)) == [10, 20, 10**17, 10**17 + 10]
+    assert list(store.windows(10, 10**17)) == [20, 10**17]

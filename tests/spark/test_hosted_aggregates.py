@@ -1,0 +1,90 @@
+"""Every aggregate hosted on Spark: the edge engine's results, with small batches and deaths in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import polars as pl
+import pytest
+from tests.edge.test_aggregates import SCHEMA, TEXTS, Longest, record, some_rows
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import MemorySink, files, memory
+from fordstone.connectors.same_rows import same_rows
+from fordstone.errors import ConfigError
+from fordstone.spark.choice import choose
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def built(root: Path) -> tuple[Pipeline, MemorySink, MemorySink]:
+    windows, running = MemorySink(), MemorySink()
+    pipeline = Pipeline("aggregates")
+    stream = pipeline.source("rows", files(str(root / "*.jsonl")), schema=SCHEMA, time="ts", on_error="fail")
+    stream.group_by("k").window(tumbling("10s")).agg(own=Longest.of("s"), **TEXTS).sink("windows", memory(windows))
+    stream.group_by("k").agg(own=Longest.of("s"), **TEXTS).sink("running", memory(running))
+    return pipeline, windows, running
+
+
+def latest(sink: MemorySink) -> pl.DataFrame:
+    return sink.rows().unique("k", keep="last", maintain_order=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hosted_results_are_those_of_the_edge_engine(seed: int, tmp_path: Path) -> None:
+    given = tmp_path / "in"
+    given.mkdir()
+    for number in range(2):
+        rows = (record(row) for row in some_rows(10 * seed + number, 60))
+        lines = [json.dumps({"k": k, "ts": ts.isoformat(), "x": x, "s": s}) + "\n" for k, ts, x, s in rows]
+        (given / f"{number}.jsonl").write_text("".join(lines))
+    pipeline, edge_windows, edge_running = built(given)
+    pipeline.run(state=tmp_path / "edge", bounded=True, parallelism=2, batch_rows=9)
+
+    pipeline, windows, running = built(given)
+    spark, rng, deaths = MicroSpark(seed), Random(seed), 3
+    while True:
+        spark.fate.dies_at = None
+        if deaths:
+            spark.fate.dies_within(rng.randint(1, 80))
+        try:
+            spark.start(
+                pipeline.plan(),
+                pipeline.functions,
+                state=tmp_path / "spark",
+                bounded=True,
+                shards=3,
+                rows_max=25,
+                batch_rows=5,
+            ).run()
+        except Died:
+            deaths -= 1
+        else:
+            break
+    assert windows.rows().height >= 6
+    assert same_rows(windows.rows(), edge_windows.rows())
+    columns = edge_running.rows().columns
+    assert same_rows(latest(running).select(columns), latest(edge_running))
+
+
+@pytest.mark.parametrize("text", ["first(x)", "last(x)", "count_distinct(s)", "median(x)", "collect(x)", "own"])
+def test_an_aggregate_that_spark_has_not_in_this_meaning_is_hosted(text: str) -> None:
+    pipeline = Pipeline("choice")
+    stream = pipeline.source("rows", files("in/*.parquet", format="parquet"), schema=SCHEMA, time="ts", on_error="fail")
+    stream.group_by("k").agg(r=Longest.of("s") if text == "own" else text).sink("out", files("out", format="parquet"))
+    choice = choose(pipeline.plan())
+    assert not choice.native
+    assert "an aggregate that Spark does not have in the same meaning" in choice.why
+    with pytest.raises(ConfigError, match="does not have in the same meaning"):
+        choose(pipeline.plan(), native="always")
+
+
+def test_variances_are_sparks_own() -> None:
+    pipeline = Pipeline("choice")
+    stream = pipeline.source("rows", files("in/*.parquet", format="parquet"), schema=SCHEMA, time="ts", on_error="fail")
+    stream.group_by("k").agg(v="variance(x)", d="stddev_pop(x)").sink("out", files("out", format="parquet"))
+    assert choose(pipeline.plan()).native

@@ -1,0 +1,119 @@
+"""Keyed functions hosted on Spark, without a JVM: what the edge gives, with small micro-batches, deaths, and as a batch job."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from tests.edge.process_functions import LATENESS_S, SCHEMA, TOLD, Reminders, Visits, record, some_rows
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died, Fate, Handle
+
+from fordstone import Pipeline
+from fordstone.connectors import MemorySink, files, memory
+from fordstone.spark import source as source_module
+from fordstone.spark.processor import HostProcessor
+from fordstone.spark.sent_functions import SentFunctions
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def write(folder: Path, partitions: list[list[Any]]) -> str:
+    folder.mkdir(parents=True)
+    for index, rows in enumerate(partitions):
+        records = [dict(zip(SCHEMA, record(row), strict=True)) for row in rows]
+        lines = [json.dumps(one | {"ts": one["ts"].isoformat()}) + "\n" for one in records]
+        (folder / f"{index}.jsonl").write_text("".join(lines))
+    return str(folder / "*")
+
+
+def visits(path: str, function: type[Visits] = Visits) -> tuple[Pipeline, MemorySink, MemorySink]:
+    out, late = MemorySink(), MemorySink()
+    pipeline = Pipeline("visits")
+    rows = pipeline.source("rows", files(path), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    told = rows.group_by("k").process(function, schema=TOLD)
+    told.sink("out", memory(out))
+    told.late.sink("late", memory(late))
+    return pipeline, out, late
+
+
+def rows_of(*sinks: MemorySink) -> list[Counter[Any]]:
+    return [Counter(sink.rows().rows()) for sink in sinks]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hosted_function_gives_what_the_edge_gives(seed, tmp_path):
+    path = write(tmp_path / "in", [some_rows(seed + number, 50) for number in (100, 200)])
+    pipeline, *edge = visits(path)
+    pipeline.run(state=tmp_path / "edge", bounded=True, batch_rows=7, interval="5ms")
+    wanted = rows_of(*edge)
+    assert all(wanted)
+
+    rng, spark = Random(seed), MicroSpark(seed)
+    pipeline, *hosted = visits(path)
+    options: dict[str, Any] = {"shards": rng.randint(1, 3), "batch_rows": rng.choice((2, 100))}
+    for deaths in range(100):
+        spark.fate.dies_at = None
+        if deaths < 3:
+            spark.fate.dies_within(rng.randint(20, 120))
+        try:
+            query = spark.start(
+                pipeline.plan(), pipeline.functions, state=tmp_path / "stream", bounded=True, rows_max=20, **options
+            )
+            query.run()
+        except Died:
+            continue
+        break
+    assert rows_of(*hosted) == wanted
+
+    pipeline, *batch = visits(path)
+    spark.run_batch(pipeline.plan(), pipeline.functions, state=tmp_path / "batch", **options)
+    assert rows_of(*batch) == wanted
+
+
+def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_nothing_to_read(tmp_path, monkeypatch):
+    out = MemorySink()
+    pipeline = Pipeline("reminders")
+    rows = pipeline.source("rows", files(write(tmp_path / "in", [[("a", 1, 1), ("b", 1, 2)]])), schema=SCHEMA)
+    told = rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"})
+    told.sink("out", memory(out))
+    spark = MicroSpark(3)
+    monkeypatch.setattr(source_module, "SystemClock", lambda: SimpleNamespace(wall_us=lambda: spark.now_us))
+    query = spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", shards=2)
+    query.run()
+    assert out.rows().height == 0
+    told_in = []
+    for _ in range(4):
+        spark.now_us += 5_000_000
+        assert query.run() == 1
+        told_in.append(sorted(row[:2] for row in out.rows().rows()))
+        out.released.clear()
+    # At the first tick what is known of the keys is too old as well; so they are told of once more, and that is all.
+    assert told_in == [[("a", 1), ("b", 1)], [("a", None), ("b", None)], [], []]
+    assert query.run() == 0
+
+
+def test_local_classes_are_sent_as_functions_are():
+    class Local(Visits):
+        """Lives in a test."""
+
+    wire = CloudPickleSerializer()
+    sent = wire.loads(wire.dumps(SentFunctions({"<local>:Local:0": Local})))
+    assert sent["<local>:Local:0"]().process.__qualname__ == "Visits.process"
+
+
+def test_where_states_are_opened_the_class_is_not_needed(tmp_path):
+    class Local(Visits):
+        """Cannot be imported."""
+
+    pipeline, _, _ = visits(write(tmp_path / "in", [[("a", 1, 1)]]), Local)
+    processor = HostProcessor(MicroSpark(1).query(pipeline.plan(), {}, state=tmp_path / "state").setting, 1)
+    handle = Handle(Fate())
+    processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
+    assert {"process_k:state_n", "process_k:timers", "process_k:waiting"} <= set(processor._states)

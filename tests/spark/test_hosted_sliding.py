@@ -1,0 +1,78 @@
+"""Sliding windows and early results inside Spark: what DuckDB gives, with small micro-batches and processes that die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.edge.windowing import AGGREGATES, EXACT, Row, Slid, in_time, latest, same_rows, some_rows, source, write
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died
+from tests.spark.runs import small_values
+
+from fordstone import Pipeline
+from fordstone.spark.choice import choose
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+SHAPES = [(20, 5, 0, None), (20, 7, 3, "1ms"), (30, 2, 1, None), (30, 2, 1, "1ms"), (4, 9, 2, "1ms")]
+
+
+def partitions_of(root: Path) -> list[list[Row]]:
+    partitions = [some_rows(seed, 50) for seed in (11, 12)]
+    write(root, partitions)
+    return partitions
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("size_s", "every_s", "offset_s", "early"), SHAPES)
+def test_windows_are_those_of_one_query_however_often_processes_die(tmp_path, size_s, every_s, offset_s, early, exact):
+    partitions = partitions_of(tmp_path / "in")
+    slid = Slid(size_s, every_s, offset_s, EXACT if exact else AGGREGATES)
+    pipeline = Pipeline("sliding")
+    slid.add(source(pipeline, tmp_path / "in"), late=exact, early=early)
+    plan, rng, deaths = pipeline.plan(), Random(size_s), 3
+    spark = MicroSpark(size_s, cores=2)
+    options: dict[str, Any] = {
+        "bounded": True,
+        "shards": 3,
+        "batch_rows": 8,
+        "rows_max": 15,
+        "state": tmp_path / "state",
+    }
+    with small_values(every_s):
+        while True:
+            spark.fate.dies_at = None
+            if deaths:
+                spark.fate.dies_within(rng.randint(5, 120))
+            try:
+                assert spark.start(plan, {}, **options).run() > 0
+            except Died:
+                deaths -= 1
+            else:
+                break
+    assert deaths < 3
+    wanted = slid.expected(partitions)
+    if early is None:
+        same_rows(slid.out.rows(), wanted)
+    else:
+        same_rows(slid.final.rows(), wanted)
+        same_rows(latest(slid.out), wanted)
+    if exact:
+        assert slid.late.rows().height == in_time(partitions)[1]
+
+
+def test_windows_as_a_batch_job_are_the_same(tmp_path):
+    partitions = partitions_of(tmp_path / "in")
+    slid, pipeline = Slid(20, 7, 3), Pipeline("sliding")
+    slid.add(source(pipeline, tmp_path / "in"))
+    MicroSpark(1, cores=2).run_batch(pipeline.plan(), {}, state=tmp_path / "state", shards=3, batch_rows=8)
+    same_rows(slid.out.rows(), slid.expected(partitions))
+
+
+def test_sliding_windows_are_our_own_on_spark(tmp_path):
+    pipeline = Pipeline("sliding")
+    slid = Slid(20, 7)
+    slid.add(source(pipeline, tmp_path))
+    assert not choose(pipeline.plan()).native

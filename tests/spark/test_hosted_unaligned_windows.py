@@ -1,0 +1,113 @@
+"""Sessions and windows by count, hosted: in small micro-batches and with deaths in between, what the edge gives."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.spark.micro import MicroSpark
+from tests.spark.micro_state import Died
+
+from fordstone import Pipeline, by_count, session
+from fordstone.connectors import MemorySink, files, memory
+from fordstone.model.windows import Window
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SCHEMA = {"k": "string", "ts": "timestamp", "n": "bigint"}
+LATENESS_S = 4
+START = datetime(2026, 3, 29, 0, 59, tzinfo=UTC)
+WINDOWS: dict[str, Window] = {"sessions": session("3s"), "packs": by_count(4, every=3), "sparse": by_count(2, every=3)}
+
+
+def fill(directory: Path, rng: Random) -> None:
+    directory.mkdir()
+    for number in range(2):
+        now, lines = 0, []
+        for _ in range(rng.randint(20, 60)):
+            now += rng.choice((0, 0, 1, 1, 2))
+            second = now - rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 1))
+            ts = (START + timedelta(seconds=second)).isoformat()
+            lines.append(json.dumps({"k": rng.choice(["a", "é", None]), "ts": ts, "n": rng.randrange(50)}) + "\n")
+        (directory / f"{number}.jsonl").write_text("".join(lines))
+
+
+def made(directory: Path, window: Window) -> tuple[Pipeline, dict[str, MemorySink]]:
+    sinks = {"out": MemorySink(), "late": MemorySink()}
+    pipeline = Pipeline("windows")
+    rows = pipeline.source("rows", files(str(directory / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    found = rows.group_by("k").window(window).agg(rows="count(*)", total="sum(n)", top="max(n)", name="found")
+    found.sink("out", memory(sinks["out"]))
+    found.late.sink("late", memory(sinks["late"]))
+    return pipeline, sinks
+
+
+def shown(sinks: dict[str, MemorySink]) -> dict[str, Counter[Any]]:
+    return {name: Counter(row for frame in sink.frames() for row in frame.rows()) for name, sink in sinks.items()}
+
+
+def hosted(directory: Path, window: Window, state: Path, rng: Random, *, deaths: int) -> dict[str, Counter[Any]]:
+    pipeline, sinks = made(directory, window)
+    spark = MicroSpark(rng.randrange(2**32))
+    rows_max, shards = rng.choice((5, 11, 30)), rng.randint(1, 3)
+    while True:
+        spark.fate.dies_at = None
+        if deaths:
+            spark.fate.dies_within(rng.randint(1, 80))
+        try:
+            spark.start(
+                pipeline.plan(), state=state, bounded=True, shards=shards, rows_max=rows_max, batch_rows=4
+            ).run()
+        except Died:
+            deaths -= 1
+        else:
+            return shown(sinks)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_small_micro_batches_and_deaths_give_what_the_edge_gives(kind: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        rng, root = Random(seed), tmp_path / str(seed)
+        root.mkdir()
+        fill(root / "in", rng)
+        pipeline, sinks = made(root / "in", WINDOWS[kind])
+        pipeline.run(state=root / "edge", bounded=True, parallelism=rng.randint(1, 2), batch_rows=5, interval="5ms")
+        wanted = shown(sinks)
+        assert len(wanted["out"]) > 5, f"seed {seed}"
+        assert hosted(root / "in", WINDOWS[kind], root / "spark", rng, deaths=2) == wanted, f"seed {seed}"
+
+
+def chained(directory: Path) -> tuple[Pipeline, dict[str, MemorySink]]:
+    sinks = {"out": MemorySink()}
+    pipeline = Pipeline("chain")
+    rows = pipeline.source("rows", files(str(directory / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    visits = rows.group_by("k").window(session("2s")).agg(rows="count(*)", total="sum(n)", name="visits")
+    packs = visits.group_by("k").window(by_count(2, every=1)).agg(rows="sum(rows)", total="max(total)", name="packs")
+    found = packs.group_by().window(session("3s")).agg(n="count(*)", rows="sum(rows)", total="sum(total)", name="found")
+    found.sink("out", memory(sinks["out"]))
+    return pipeline, sinks
+
+
+def test_windows_over_windows_give_what_the_edge_gives(tmp_path: Path) -> None:
+    fill(tmp_path / "in", Random(3))
+    pipeline, wanted = chained(tmp_path / "in")
+    pipeline.run(state=tmp_path / "edge", bounded=True, parallelism=2, batch_rows=5, interval="5ms")
+    job, found = chained(tmp_path / "in")
+    MicroSpark(5).start(job.plan(), state=tmp_path / "spark", bounded=True, shards=3, rows_max=9, batch_rows=4).run()
+    assert shown(found) == shown(wanted)
+    assert len(shown(wanted)["out"]) > 1
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_batch_job_gives_what_the_edge_gives(kind: str, tmp_path: Path) -> None:
+    fill(tmp_path / "in", Random(7))
+    pipeline, sinks = made(tmp_path / "in", WINDOWS[kind])
+    pipeline.run(state=tmp_path / "edge", bounded=True)
+    job, found = made(tmp_path / "in", WINDOWS[kind])
+    MicroSpark(1).run_batch(job.plan(), job.functions, state=tmp_path / "batch", shards=2, batch_rows=6)
+    assert shown(found) == shown(sinks)
