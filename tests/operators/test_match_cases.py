@@ -277,6 +277,51 @@ def test_combinations_without_end_stay_below_the_limit():
     assert 0 < len(matches(pattern.within("1h"), word_of_many, skip="none", limit=50)) <= 50
 
 
+def test_a_match_that_is_longer_than_the_limit_is_given_as_long_as_it_was():
+    streak = Pattern("p").start("b", of("b"), one_or_more=True, consecutive=True, greedy=True)
+    found = matches(streak, "b0 b1 b2 b3 b4 b5 b6 b7 b8 b9 z", choose="preferred", limit=4)
+    assert found == ["b0 b1 b2 b3 b4", "b5 b6 b7 b8 b9"]
+
+
+def test_a_match_that_was_stored_with_the_rows_that_may_begin_the_next_goes_on_as_if_nothing_had_happened():
+    pattern = Pattern("p").start("a", of("a")).then("b", of("b")).then("c", of("c")).within("10us")
+    subtasks = Subtasks(make=lambda: MatchRows(step_of(pattern, {"f": "first(x)"}), STREAM), frame=frame)
+    subtasks.batch([("k", at, name, float(at)) for at, name in enumerate("aab")])
+    subtasks.watermark(5)
+    subtasks.restore(2)
+    subtasks.watermark(10)  # the first a has run out of time; the second goes on with the b that was held
+    subtasks.batch([("k", 10, "c", 1.0)])
+    subtasks.watermark(11)
+    assert [one["f"].to_list() for one in subtasks.out] == [[1.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("decimal(20,4)", Decimal("1.5")),
+        ("binary", b"\xff\x00"),
+        ("timestamp", EPOCH),
+        ("date", dt.date(1969, 12, 31)),
+        ("boolean", True),
+    ],
+)
+def test_keys_of_any_type_go_through_a_restore(kind, key):
+    schema = Schema.of({"k": kind, "ts": "timestamp", "x": "bigint"})
+    stream = StreamType(schema=schema, time=EventTime(column="ts"))
+    pattern = Pattern("p").start("a", "x = 1").then("b", "x = 2").within("1h")
+    step = match_step("m", p.Input("rows"), ("k",), pattern, {"one": "1", "n": "count(*)"}, MatchOptions())
+    operator = MatchRows(step, stream)
+    operator.on_batch(pl.DataFrame([(key, EPOCH, 1)], schema=schema.polars, orient="row"), late=False)
+    operator.on_watermark(1)
+    operator.on_barrier(BARRIER)
+    operator = restored(operator, MatchRows(step, stream), 1)
+    later = EPOCH + dt.timedelta(seconds=1)
+    operator.on_batch(pl.DataFrame([(key, later, 2)], schema=schema.polars, orient="row"), late=False)
+    (emit,) = operator.on_watermark(TIME_MAX_US)
+    assert emit.frame.rows() == [(key, 1, 2)]
+    assert emit.frame.schema["k"] == schema["k"].polars
+
+
 def test_beginnings_that_gave_way_do_not_run_out_of_time():
     pattern = Pattern("p").start("a", of("a")).then("c", of("c")).within("50us")
     assert timeouts(pattern, "a1 a2 a3", limit=1) == [(2, "a")]

@@ -42,7 +42,7 @@ EXPRESSIONS = [
     "q AND r", "q OR r", "NOT q", "q AND NOT r OR q", "a IS NULL", "i IS NOT NULL", "i IN (0, 1, NULL)", "a IN (0.0D, 1.5D)",
     "CASE WHEN q THEN a WHEN r THEN b END", "CASE WHEN q THEN i ELSE j END", "coalesce(a, b, 1.0D)", "coalesce(i, j)",
     "greatest(a, b)", "least(i, j)", "i + n > j", "i + a < b", "f > a", "f + f", "n + i", "a + 0.5D > b", "i / j > 1",
-    "upper(s) = u", "length(s) > n", "s || u", "s LIKE 'a%'", "t + INTERVAL '1' HOUR", "t > TIMESTAMP '2024-01-01 00:00:00Z'",
+    "upper(s) = u", "length(s) > n", "s || u", "s LIKE 'a%'", "t + INTERVAL '1' HOUR", "t - INTERVAL '90' SECOND", "t + INTERVAL '2' DAY", "t + INTERVAL '1' MONTH", "d + INTERVAL '2' DAY", "t - INTERVAL '1' HOUR < t", "t > TIMESTAMP '2024-01-01 00:00:00Z'",
     "hour(t) = n", "d < DATE '1970-01-01'", "m + 1", "m > 12.4", "m * m", "m = i", "CAST(i AS STRING)", "CAST(s AS DOUBLE)",
     "size(l)", "l[0]", "round(a, 1)", "floor(a)", "CAST(a AS BIGINT)", "CAST(n AS BIGINT) * 3", "TRUE AND q", "NULL OR q",
 ]  # fmt: skip

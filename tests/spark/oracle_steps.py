@@ -13,7 +13,7 @@ Made = Mapping[str, Callable[[list[Record]], Any]]
 
 
 class Sliding(Node):
-    """Windows by time that overlap, or leave gaps. A row counts for those of its windows that are open."""
+    """Windows by time that overlap, or leave gaps. A row counts for all of its windows, or is late."""
 
     def __init__(
         self,
@@ -35,11 +35,10 @@ class Sliding(Node):
         us = self._time(row)
         last = (us - self._offset_us) // self._slide_us * self._slide_us + self._offset_us
         starts = [start for start in range(last, last - self._size_us, -self._slide_us) if start + self._size_us > us]
-        still = [start for start in starts if start + self._size_us > self.us]
-        if late or (starts and not still):
+        if late or any(start + self._size_us <= self.us for start in starts):
             self.give_late(row)
             return
-        for start in still:
+        for start in starts:
             self._open.setdefault((start + self._size_us, key_of(row, self._keys)), []).append(row)
 
     def on_time(self, us: float) -> None:

@@ -99,6 +99,10 @@ class Model:
         self.held = {name: n for name, n in self.held.items() if name not in due}
         assert counts(self.runs.close(self.mark_us)) == due
 
+    def drain(self) -> None:
+        assert counts(self.runs.drain()) == self.held
+        self.held = {}
+
     def commit(self) -> None:
         self.refs = self.shelf.write(self.runs.freeze())
         self.saved = (dict(self.held), self.mark_us)
@@ -124,7 +128,7 @@ item = st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(-9, 9))
 def test_any_history_of_runs_is_that_of_a_dict(data: st.DataObject) -> None:
     model = Model()
     for _ in range(data.draw(st.integers(1, 15), label="calls")):
-        action = data.draw(st.sampled_from(["add", "add", "close", "commit", "give up", "merge", "crash"]))
+        action = data.draw(st.sampled_from(["add", "add", "close", "commit", "give up", "merge", "crash", "drain"]))
         if action == "add":
             model.add(data.draw(st.lists(item, max_size=12), label="rows"))
         elif action == "close":
@@ -135,11 +139,18 @@ def test_any_history_of_runs_is_that_of_a_dict(data: st.DataObject) -> None:
             model.runs.freeze()
         elif action == "crash":
             model.crash()
+        elif action == "drain":
+            model.drain()
         else:
+            drained = data.draw(st.booleans())
             ahead_us, more = data.draw(st.integers(0, 12)), data.draw(st.lists(item, max_size=3))
 
-            def during(ahead_us: int = ahead_us, more: list[tuple[int, int, int]] = more) -> None:
+            def during(
+                ahead_us: int = ahead_us, more: list[tuple[int, int, int]] = more, *, drained: bool = drained
+            ) -> None:
                 model.close(ahead_us)
+                if drained:
+                    model.drain()
                 model.add(more)
                 model.runs.freeze()
 

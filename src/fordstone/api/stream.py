@@ -74,7 +74,7 @@ class Stream(Joins):
         """Of a pattern with `within`: the beginnings whose time ran out."""
         port = p.Input(self._at.step, "timeout")
         if self._at.port != "main" or not self._pipeline.has(port):
-            raise PipelineError(f"step {self.name} has no time-outs; only match(...) of a pattern with .within(...) has.")
+            raise PipelineError(f"step {self.name} has no time-outs; only a match of a pattern with .within(...) has.")
         return Stream(self._pipeline, port)
 
     def final(self) -> Stream:

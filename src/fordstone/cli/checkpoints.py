@@ -173,7 +173,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from fordstone.checkpoint.disk import OsDisk
     from fordstone.checkpoint.merge import merge_checkpoint
     from fordstone.checkpoint.store import CheckpointStore
-    from fordstone.edge.engine import step_digests
+    from fordstone.edge.step_digest import step_digests
     from fordstone.model.stream import stream_types
     from fordstone.operators.factory import make_operator
     from fordstone.operators.setting import OperatorSetting

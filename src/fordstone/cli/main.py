@@ -17,6 +17,7 @@ from fordstone.cli.explain import explain
 from fordstone.cli.mistakes import FAILED, as_exit, show_bug
 from fordstone.cli.plan_interval import plan_interval
 from fordstone.cli.run import run
+from fordstone.cli.sql import sql
 from fordstone.cli.teaching import TaughtGroup
 
 HELP_CHARS_MAX: Final = 100
@@ -49,6 +50,7 @@ class Commands(TaughtGroup):
         "fordstone run cold_chain.py --bounded         read all there is, then end",
         "fordstone run cold_chain.py --state /var/fs   run on, until SIGINT or SIGTERM",
         "fordstone run cold_chain.py --on spark        the same on Spark",
+        "fordstone sql \"SELECT ...\" -s a='in/*.csv'    answer a query over files",
         "fordstone explain cold_chain.py               what would run, and what it guarantees",
         "fordstone checkpoints ls                      what is stored",
     ],
@@ -63,6 +65,7 @@ def cli() -> None:
 
 
 cli.add_command(run)
+cli.add_command(sql)
 cli.add_command(center)
 cli.add_command(explain)
 cli.add_command(checkpoints)

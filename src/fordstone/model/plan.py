@@ -294,7 +294,7 @@ class Match(_Keyed, frozen=True, tag="match", kw_only=True):
     all_rows: bool = False
     """A row for each row of a match, instead of one a match."""
     partial_matches_max: int = 10_000
-    """So many beginnings are kept a key at most; the oldest give way, and are counted."""
+    """So many beginnings, and rows that may begin others, are kept a key at most; the oldest give way, and are counted."""
     order: tuple[str, ...] = ()
     """Columns, behind the time, that rows are ordered by before all others."""
 

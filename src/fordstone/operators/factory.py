@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from fordstone.errors import PlanError
 from fordstone.model import plan as p
-from fordstone.model.aggregating import aggregates
 from fordstone.model.expression import parse_predicate
 from fordstone.model.schema import Schema
-from fordstone.model.smoothing import smoothed
 from fordstone.model.stream import exploded_columns, projection
-from fordstone.model.stream_type import StreamType
-from fordstone.model.windows import Tumbling
-from fordstone.operators.aggregate import Combine, RunningAggregate, WindowAggregate
 from fordstone.operators.deduplicate import make_deduplicate
-from fordstone.operators.ewma import Ewma
+from fordstone.operators.ewma import make_ewma
 from fordstone.operators.join import make_join, make_join_side
 from fordstone.operators.lookup import make_lookup, make_lookup_latest, make_lookup_side
 from fordstone.operators.match import make_match
 from fordstone.operators.operator import OP, ROW_ID, Operator
-from fordstone.operators.partial import Partials
 from fordstone.operators.process import make_process
 from fordstone.operators.rowwise import (
     ExplodeRows,
@@ -31,15 +24,16 @@ from fordstone.operators.rowwise import (
     Project,
 )
 from fordstone.operators.setting import Functions, OperatorSetting, resolve_function
+from fordstone.operators.windows import combines, make_aggregate, make_combiner
 
 
 def make_operator(step: p.Step, setting: OperatorSetting) -> Operator:
     """The operator of one subtask of a step. Each call gives a fresh one."""
     match step:
         case p.Aggregate():
-            return _aggregate(step, setting)
+            return make_aggregate(step, setting)
         case p.Ewma():
-            return _ewma(step, setting.types[step.input])
+            return make_ewma(step, setting)
         case p.Deduplicate():
             return make_deduplicate(step, setting)
         case p.Join():
@@ -60,7 +54,7 @@ def make_feeder(step: p.KeyedStep, index: int, setting: OperatorSetting) -> Oper
     """What runs before the shuffle into one input of a step, on the feeding side: stateless. None: rows go as they are."""
     match step:
         case p.Aggregate() if combines(step, setting.plan):
-            return Combine(partials_of(step, setting), drops_late=step.window is not None)
+            return make_combiner(step, setting)
         case p.Join():
             return make_join_side(step, index, setting)
         case p.LookupLatest():
@@ -72,25 +66,6 @@ def make_feeder(step: p.KeyedStep, index: int, setting: OperatorSetting) -> Oper
 def has_feeder(step: p.KeyedStep, plan: p.Plan) -> bool:
     """Whether something runs before the shuffle into a step."""
     return isinstance(step, p.Join | p.LookupLatest) or (isinstance(step, p.Aggregate) and combines(step, plan))
-
-
-def combines(step: p.Aggregate, plan: p.Plan) -> bool:
-    """Whether partial rows may be made before the shuffle: not where somebody wants the late rows as they came (rule 9)."""
-    return not any(stream.port == "late" for _, stream in plan.consumers(step.name))
-
-
-def partials_of(step: p.Aggregate, setting: OperatorSetting) -> Partials:
-    """How an aggregate step makes, merges and finishes partial rows."""
-    stream = setting.types[step.input]
-    return Partials(
-        step.keys,
-        aggregates(step, stream.schema),
-        stream.schema,
-        window=step.window if isinstance(step.window, Tumbling) else None,
-        time=stream.time,
-        step=step.name,
-        with_id=step.name in setting.with_ids,
-    )
 
 
 def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
@@ -114,20 +89,6 @@ def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
             return LetOut(schema, hidden=hidden)
         case _:
             return PassOn()
-
-
-def _aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
-    combined = combines(step, setting.plan)
-    partials = partials_of(step, setting)
-    if step.window is not None:
-        return WindowAggregate(partials, combined=combined)
-    return RunningAggregate(partials, combined=combined, at_barriers=setting.plan.guarantee == "exactly_once")
-
-
-def _ewma(step: p.Ewma, stream: StreamType) -> Operator:
-    if stream.time is None:
-        raise PlanError(f"step {step.name}: ewma needs event time, and {step.input} has none.")
-    return Ewma(step.keys, smoothed(step, stream.schema), stream.schema, alpha=step.alpha or 1.0, time=stream.time)
 
 
 def _function(step: p.Function, functions: Functions) -> Operator:

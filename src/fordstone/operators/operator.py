@@ -21,6 +21,8 @@ from fordstone.state.state import State
 
 MAIN: Final = "main"
 LATE: Final = "late"
+FINAL: Final = "final"
+"""Of windows with early results: the last word on each."""
 ROW_ID: Final = "__id"
 """The id that a row carries on its way to a sink that releases at once: the same on every replay (rule 13)."""
 OP: Final = "__op"

@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 from fordstone.connectors.file_settings import file_settings
 from fordstone.errors import ConfigError
 from fordstone.model import plan as p
+from fordstone.model.aggregating import aggregates
 from fordstone.model.stream import stream_types
 from fordstone.model.windows import Tumbling
 from fordstone.spark.file_pattern import refusal
@@ -185,6 +186,9 @@ def _stateful(plan: p.Plan, step: p.Step, *, streaming: bool) -> Iterator[Obstac
         return
     if any(stream.port == "late" for _, stream in plan.consumers(step.name)):
         yield stands("its late rows are wanted, and Spark drops them")
+    foreign = _foreign(plan, step)
+    if foreign is not None:
+        yield stands(f"{foreign} is an aggregate that Spark does not have in the same meaning")
     if step.window is None:
         return
     if not isinstance(step.window, Tumbling) or step.early_us is not None:
@@ -196,6 +200,12 @@ def _stateful(plan: p.Plan, step: p.Step, *, streaming: bool) -> Iterator[Obstac
         yield stands("Spark judges lateness by micro-batch and by the furthest file, and drops late rows", hard=False)
     else:
         yield stands("a batch job on Spark has no late rows: all count", hard=False)
+
+
+def _foreign(plan: p.Plan, step: p.Aggregate) -> str | None:
+    """An aggregate that only our own operators have, if there is one."""
+    calls = [call for found in aggregates(step, stream_types(plan)[step.input].schema) for call in found.calls]
+    return next((call.function for call in calls if call.declared is None or not call.declared.native), None)
 
 
 def _several(plan: p.Plan) -> Iterator[Obstacle]:

@@ -13,6 +13,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.connector import Source, SourceOptions
+from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import open_source
 from fordstone.edge.chain import Chain
 from fordstone.edge.dead_letters import DEAD_LETTERS, DeadLetters
@@ -60,6 +61,7 @@ class QuerySetting:
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
             functions=self.functions,
+            read_table=read_table,
             with_ids=steps_with_ids(plan),
         )
 

@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.edge.engine import step_digests
+from fordstone.edge.step_digest import step_digests
 from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
 from fordstone.spark.choice import sink_streams

@@ -36,7 +36,7 @@ class HostProcessor(StatefulProcessor):
         """Open the states."""
         stages = self._setting.stages()
         # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `sent_functions`).
-        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function)}
+        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
         operators = replace(self._setting.operators(stages), functions=functions)
         self._keys = shard_keys(self._setting.shards)
         self._shards = shards_of(self._keys)

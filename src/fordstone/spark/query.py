@@ -15,8 +15,8 @@ from fordstone.connectors import files
 from fordstone.connectors.connector import SinkStream
 from fordstone.edge.clock import SystemClock
 from fordstone.edge.dead_letters import DEAD_LETTERS
-from fordstone.edge.engine import step_digests
 from fordstone.edge.run import FAILPOINT_VARIABLE
+from fordstone.edge.step_digest import step_digests
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.model import plan as p
 from fordstone.model.manifest import Cut

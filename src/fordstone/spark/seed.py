@@ -15,8 +15,8 @@ import polars as pl
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.dead_letters import DEAD_LETTERS
-from fordstone.edge.engine import step_digests
 from fordstone.edge.recovery import check_plan
+from fordstone.edge.step_digest import step_digests
 from fordstone.errors import CheckpointError
 from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, Manifest

@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.state.timeline import Timeline
+from fordstone.state.timeline import NEVER_US, OpenRows, Timeline
 
 COALESCE_ROWS_MIN: Final = 256 * 1024
 """Fewer open rows than this are not worth folding."""
@@ -71,6 +71,14 @@ class Runs(Timeline):
     def scan(self) -> pl.DataFrame:
         """All rows, folded, in any order. Costs as much as the state is large."""
         return self._folded(self._live())
+
+    def drain(self) -> pl.DataFrame:
+        """Remove all rows and give them folded, in any order. A frame without columns if there never were rows."""
+        rows = self.scan()
+        self._pieces.reset([])
+        self._ordered, self._raw = [], OpenRows()
+        self._least_us = NEVER_US
+        return rows
 
     def _folded(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
         if frames:

@@ -154,6 +154,11 @@ class Timeline(State):
         """The pieces are the state."""
         return True
 
+    @property
+    def closed_us(self) -> int:
+        """The bound up to which rows have been given out, before a restore as well."""
+        return self._closed_us
+
     def size_bytes(self) -> int:
         """About how much memory the rows take, dead ones in living pieces included."""
         return self._raw.size_bytes + sum(piece.size_bytes() for piece in (*self._held(), *self._ordered))

@@ -34,6 +34,8 @@ IDLE_US: Final = 30_000
 """In the simulation's time."""
 LATENESS_S: Final = 4
 ALPHA: Final = 0.3
+WITHIN_S: Final = 9
+SINKS: Final = ("rows", "running", "windows", "late", "means", "overtaken", "firsts", "missed")
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -78,6 +80,8 @@ class Scenario:
     """Rows and partitions turn up while the pipeline runs; silent partitions fall idle."""
     smooths: bool
     """Rows are smoothed, too: a step that depends on their order."""
+    deduplicates: bool
+    """Rows that repeat another are dropped, too: a step that forgets keys by time."""
 
     @classmethod
     def of(
@@ -116,6 +120,7 @@ class Scenario:
             fills=rng.random() < 0.2,
             live=drawn_guarantee == "exactly_once" and drawn_shape != "loop" and rng.random() < 0.3,
             smooths=drawn_shape != "loop" and rng.random() < 0.4,
+            deduplicates=drawn_shape != "loop" and rng.random() < 0.4,
         )
 
     def rows(self) -> list[Row]:
@@ -145,7 +150,7 @@ class World:
 def build(scenario: Scenario) -> World:
     """The pipeline of a scenario, with its sources and sinks."""
     pipeline = Pipeline(f"sim-{scenario.shape}", guarantee=scenario.guarantee, mode=scenario.mode)
-    sinks = {name: MemorySink() for name in ("rows", "running", "windows", "late", "means", "overtaken")}
+    sinks = {name: MemorySink() for name in SINKS}
     sources = [_rows_of(partitions, live=scenario.live) for partitions in scenario.partitions]
     idle_after = f"{IDLE_US}us" if scenario.live else None
     streams = [
@@ -168,6 +173,11 @@ def build(scenario: Scenario) -> World:
         smooth.sink("means", memory(sinks["means"]))
         if scenario.live:
             smooth.late.sink("overtaken", memory(sinks["overtaken"]))
+    if scenario.deduplicates:
+        firsts = stream.deduplicate("n", "k", within=f"{WITHIN_S}s", name="first_by_k")
+        firsts.sink("firsts", memory(sinks["firsts"]))
+        if scenario.live:
+            firsts.late.sink("missed", memory(sinks["missed"]))
     return World(pipeline.plan(), sinks, sources)
 
 
@@ -235,6 +245,18 @@ def means_of(rows: Iterable[Row]) -> dict[int, float]:
         before = latest.get(row.k)
         latest[row.k] = row.id if before is None else ALPHA * row.id + (1 - ALPHA) * before
         found[row.id] = latest[row.k]
+    return found
+
+
+def firsts_of(rows: Iterable[Row]) -> Counter[int]:
+    """The ids of rows that none with the same `k` and `n` lies shortly before, except those that are left out themselves."""
+    kept: dict[tuple[int, int], int] = {}
+    found: Counter[int] = Counter()
+    for row in sorted(rows, key=lambda row: (row.second, row.id)):
+        before = kept.get((row.k, row.n))
+        if before is None or row.second - before >= WITHIN_S:
+            kept[row.k, row.n] = row.second
+            found[row.id] += 1
     return found
 
 

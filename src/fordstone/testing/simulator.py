@@ -23,7 +23,7 @@ from fordstone.edge.run import recovered_engine
 from fordstone.model.manifest import Manifest
 from fordstone.operators.partial import ROWS
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
-from fordstone.testing.scenario import Expected, Scenario, World, build, expect, means_of, passes, second_of
+from fordstone.testing.scenario import Expected, Scenario, World, build, expect, firsts_of, means_of, passes, second_of
 
 STEPS_MAX: Final = 60_000
 KEEP = 2
@@ -321,7 +321,7 @@ def _in_flight_counts(run: _Run, store: CheckpointStore, manifest: Manifest) -> 
     """Rows on their way to the counting step."""
     counts: Counter[int] = Counter()
     for log in manifest.channels:
-        if "-windows_by_k/" in log.channel or "-smooth_by_k/" in log.channel:
+        if any(f"-{step}/" in log.channel for step in ("windows_by_k", "smooth_by_k", "first_by_k")):
             continue
         for item in log.items:
             if item.run is None:
@@ -337,11 +337,7 @@ def _in_flight_counts(run: _Run, store: CheckpointStore, manifest: Manifest) -> 
 
 
 def _judge(scenario: Scenario, world: World, expected: Expected) -> None:
-    ids = (
-        Counter(world.sinks["rows"].rows()["id"].to_list())
-        if expected.ids or world.sinks["rows"].frames()
-        else Counter()
-    )
+    ids = _ids(world, "rows")
     running = _latest_counts(world)
     match scenario.guarantee:
         case "exactly_once":
@@ -350,6 +346,8 @@ def _judge(scenario: Scenario, world: World, expected: Expected) -> None:
             _judge_windows(scenario, world, expected)
             if scenario.smooths:
                 _judge_means(scenario, world, expected)
+            if scenario.deduplicates:
+                _judge_firsts(scenario, world, expected)
         case "at_least_once":
             missing = expected.ids.keys() - ids.keys()
             if missing:
@@ -382,23 +380,33 @@ def _judge_windows(scenario: Scenario, world: World, expected: Expected) -> None
         found[window] = (n, total)
     if scenario.live:
         # Which rows idleness overtook depends on when they turned up; but every row is in a window or late, once.
-        late = world.sinks["late"].rows()
-        total = sum(n for n, _ in found.values()) + late.height
+        total = sum(n for n, _ in found.values()) + world.sinks["late"].rows().height
         _equal("rows in windows and late", total, sum(expected.ids.values()))
         return
     _equal("windows", found, expected.windows)
     if scenario.late_sink:
-        late = world.sinks["late"].rows()
-        _equal("late rows", Counter(late["id"].to_list() if late.width else []), expected.late)
+        _equal("late rows", _ids(world, "late"), expected.late)
 
 
 def _judge_means(scenario: Scenario, world: World, expected: Expected) -> None:
-    rows, overtaken = world.sinks["means"].rows(), world.sinks["overtaken"].rows()
+    rows = world.sinks["means"].rows()
     found = dict(rows.select("id", "mean").iter_rows()) if rows.width else {}
     _equal("rows smoothed", rows.height, len(found))
-    late = Counter(overtaken["id"].to_list() if overtaken.width else []) if scenario.live else expected.late
+    late = _ids(world, "overtaken") if scenario.live else expected.late
     _equal("rows smoothed and late", Counter(found.keys()) + late, expected.ids)
     _equal("means", found, means_of(row for row in scenario.rows() if row.id in found))
+
+
+def _judge_firsts(scenario: Scenario, world: World, expected: Expected) -> None:
+    late = _ids(world, "missed") if scenario.live else expected.late
+    in_time = [row for row in scenario.rows() if passes(scenario.shape, row) and row.id not in late]
+    _equal("rows that are the first", _ids(world, "firsts"), firsts_of(in_time))
+
+
+def _ids(world: World, sink: str) -> Counter[int]:
+    """The ids of all rows that a sink has."""
+    rows = world.sinks[sink].rows()
+    return Counter(rows["id"].to_list() if rows.width else [])
 
 
 def _equal(what: str, got: object, wanted: object) -> None:

@@ -130,7 +130,7 @@ class _Matching:
         return text
 
     def _resolve(self, node: exp.Column) -> None:
-        table, inner = node.args.get("table"), node.args["this"]
+        table, inner, at = node.args.get("table"), node.args["this"], offset_of(node)
         (member,) = self._scope.members
         if table is not None:
             name = str(table.args["this"])
@@ -140,7 +140,9 @@ class _Matching:
                 node.set("table", None)
             else:
                 variables = ", ".join(self._variables.values())
-                raise self._fail(f"{name} is not in the pattern. Its variables are {variables}.", offset_of(node))
+                raise self._fail(f"{name} is not in the pattern. Its variables are {variables}.", at)
+        if not isinstance(inner, exp.Identifier | exp.Star):
+            raise self._fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
         if isinstance(inner, exp.Identifier):
             actual = str(inner.args["this"])
             node.set("this", _identifier(member.columns.get(actual, actual)))

@@ -17,7 +17,7 @@ from fordstone.api.sql.grouping import Item, grouped, has_aggregate
 from fordstone.api.sql.join import joined
 from fordstone.api.sql.match import matched
 from fordstone.api.sql.reading import read_query
-from fordstone.api.sql.scope import Member, Scope, column
+from fordstone.api.sql.scope import Member, Scope, column, column_name
 from fordstone.api.sql.syntax import Derived, Expr, Matched, Named, Query, Select, Star, Table, Windowed
 from fordstone.api.sql.windows import HELPERS, WINDOW_END, WINDOW_START
 from fordstone.api.stream import Stream
@@ -203,7 +203,7 @@ class _Builder:
         tree = scope.resolved(where.tree)
         if windowed is not None:
             for node in tree.find_all(exp.Column):
-                found = str(node.args["this"].args["this"])
+                found = column_name(node)
                 if found in {WINDOW_START, WINDOW_END} and found not in stream.schema:
                     raise self._fail(
                         f"WHERE looks at rows before they are in windows. Write {found} in HAVING.", offset_of(node)

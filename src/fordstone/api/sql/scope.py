@@ -42,7 +42,7 @@ class Scope:
         for node in list(tree.walk()):
             if isinstance(node, exp.Anonymous):
                 node.set("this", str(node.args["this"]).lower())
-            if isinstance(node, exp.Column) and isinstance(node.args["this"], exp.Identifier):
+            if isinstance(node, exp.Column) and not isinstance(node.args["this"], exp.Star):
                 self._resolve(node)
         return tree
 
@@ -60,6 +60,8 @@ class Scope:
         if node.args.get("db") is not None:
             raise self.fail("a column is written with the name of its stream at most: r.temp.", at)
         identifier, table = node.args["this"], node.args.get("table")
+        if not isinstance(identifier, exp.Identifier):
+            raise self.fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
         name = str(identifier.args["this"])
         if table is not None:
             columns = self.columns_of(str(table.args["this"]), at or 0)
@@ -92,7 +94,9 @@ def plain(text: str, name: str | None, columns: Iterable[str]) -> Scope:
 
 def column_name(tree: exp.Expr) -> str | None:
     """The name of a resolved tree that is a column and nothing else."""
-    return str(tree.args["this"].args["this"]) if isinstance(tree, exp.Column) else None
+    if not isinstance(tree, exp.Column) or not isinstance(tree.args["this"], exp.Identifier):
+        return None
+    return str(tree.args["this"].args["this"])
 
 
 def column(name: str) -> exp.Expr:

@@ -1,0 +1,249 @@
+"""Panes: the pieces of time that overlapping windows share, and how windows are put together from them.
+
+A pane is as long as the greatest common divisor of size and slide, so that every window is a whole number of panes. What
+is kept of a pane is one partial row a key. Three ways lead from panes to windows, and all give what merging the panes of
+each window gives:
+
+- *At once*: a row for each pane and window it is in, then one merge. For windows of few panes nothing is quicker.
+- *Subtracting*: the sum of the last window, plus the panes that come in, less those that leave. Only for aggregates that
+  give rows back exactly: counts, sums of integers (which wrap) and of decimals.
+- *Two stacks*: for all others. Nothing is ever taken back, so no rounding, NaN or infinity stays behind. The front stack has,
+  for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
+  back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
+
+Leaves to `sliding` which windows are due. All of this is derived from the panes and can be made anew at any moment.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import polars as pl
+
+from fordstone.model.windows import Sliding, panes
+from fordstone.operators.partial import END, ROWS
+
+FIRST: Final = "__first"
+"""The end of the first window that a pane is in."""
+LAST: Final = "__last"
+"""The end of the last window that a pane is in."""
+_Time = TypeVar("_Time", int, pl.Expr, pl.Series)
+Merge = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class PaneGrid:
+    """Which panes make up which windows. Panes and windows are both named by their ends."""
+
+    window: Sliding
+
+    @property
+    def pane_us(self) -> int:
+        """The length of a pane; of windows that do not overlap, the slide."""
+        return panes(self.window).size_us
+
+    @property
+    def panes_a_window(self) -> int:
+        """How many panes a window has, those in the same windows taken for one (`shared`)."""
+        return self.windows_a_pane * (1 if self.pane_us == self.window.slide_us else 2)
+
+    @property
+    def windows_a_pane(self) -> int:
+        """How many windows a pane is in, at most."""
+        return -(-self.window.size_us // self.window.slide_us)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether windows share panes."""
+        return self.window.slide_us < self.window.size_us
+
+    @property
+    def whole(self) -> bool:
+        """Whether a window ends with every pane: then a pane's end is the end of its first window."""
+        return self.overlaps and self.pane_us == self.window.slide_us
+
+    def window_at(self, bound_us: int) -> int:
+        """The last end of a window that is not after `bound_us`."""
+        phase_us = self._phase_us
+        return phase_us + (bound_us - phase_us) // self.window.slide_us * self.window.slide_us
+
+    def first(self, end: _Time) -> _Time:
+        """The end of the first window that holds a pane."""
+        if self.whole:
+            return end
+        if not self.overlaps:
+            return end - (self.window.slide_us - self.window.size_us)
+        slide_us, phase_us = self.window.slide_us, self._phase_us
+        return (end - phase_us + (slide_us - 1)) // slide_us * slide_us + phase_us
+
+    def last(self, end: _Time) -> _Time:
+        """The end of the last window that holds a pane."""
+        if not self.overlaps:
+            return self.first(end)
+        slide_us, phase_us = self.window.slide_us, self._phase_us
+        return (end + (self.window.size_us - self.pane_us - phase_us)) // slide_us * slide_us + phase_us
+
+    def shared(self, end: pl.Expr) -> pl.Expr:
+        """The end of the longest stretch of panes that are in the same windows as this one: it may stand for them all.
+
+        Where the slide divides the size that is the pane itself. Else it makes two panes a slide of what may be very many.
+        """
+        slide_us, offset_us = self.window.slide_us, self.window.offset_us
+        if self.whole or not self.overlaps:
+            return end
+        start = (end - offset_us + (slide_us - 1)) // slide_us * slide_us + offset_us
+        return pl.min_horizontal(self.first(end), start)
+
+    def in_window(self, at: pl.Expr) -> pl.Expr | None:
+        """Whether a time (in microseconds) lies in any window; None: all do."""
+        if self.window.slide_us <= self.window.size_us:
+            return None
+        since = at - self.window.offset_us
+        return since - since // self.window.slide_us * self.window.slide_us < self.window.size_us
+
+    @property
+    def _phase_us(self) -> int:
+        return (self.window.offset_us + self.window.size_us) % self.window.slide_us
+
+    def spread(self, rows: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
+        """Partial rows of panes, once for each window they are in that ends in (`after_us`, `until_us`]; END says which."""
+        ends = rows.get_column(END)
+        first, last = self.first(ends), self.last(ends)
+        copies = []
+        for index in range(self.windows_a_pane):
+            end = first + index * self.window.slide_us
+            found = (end > after_us) & (end <= until_us) & (end <= last)
+            copy = rows.with_columns(end.alias(END))
+            copies.append(copy if found.all() else copy.filter(found))
+        return pl.concat(copies)
+
+
+class PaneStore:
+    """Merged partial rows by pane, oldest first."""
+
+    def __init__(self, grid: PaneGrid, rows: pl.DataFrame) -> None:
+        """`rows`: one a key and pane; perhaps without columns, if there are none."""
+        self._grid = grid
+        self._ends: list[int] = []
+        self._frames: dict[int, pl.DataFrame] = {}
+        self.add(rows)
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Add panes that are not there yet."""
+        if not rows.height:
+            return
+        for frame in rows.partition_by(END, maintain_order=False):
+            end = int(frame.get_column(END)[0])
+            insort(self._ends, end)
+            self._frames[end] = frame
+
+    def between(self, after_us: int, until_us: int) -> list[pl.DataFrame]:
+        """The panes that end in (`after_us`, `until_us`]."""
+        ends = self._ends[bisect_right(self._ends, after_us) : bisect_right(self._ends, until_us)]
+        return [self._frames[end] for end in ends]
+
+    def forget(self, until_us: int) -> None:
+        """Drop the panes that end up to then."""
+        count = bisect_right(self._ends, until_us)
+        for end in self._ends[:count]:
+            del self._frames[end]
+        del self._ends[:count]
+
+    def windows(self, after_us: int, until_us: int) -> Iterator[int]:
+        """The ends in (`after_us`, `until_us`] of windows that hold a pane, in order. Costs what it gives."""
+        grid = self._grid
+        due_us = grid.window_at(after_us) + grid.window.slide_us
+        while (index := bisect_left(self._ends, due_us, key=grid.last)) < len(self._ends):
+            due_us = max(due_us, grid.first(self._ends[index]))
+            if due_us > until_us:
+                return
+            yield due_us
+            due_us += grid.window.slide_us
+
+
+class Slider(ABC):
+    """Puts together one window after the other."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge) -> None:
+        self._grid = grid
+        self._merge_rows = merge
+        self._at_us: int | None = None
+        """The end of the window that was given last."""
+
+    @abstractmethod
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
+        """One partial row a key that has rows in the window, `end_us` as their END.
+
+        Called with growing ends. Windows left out in between hold no pane. `until_us`: no window after this one will be
+        asked for; None: it may. The store has all panes of this window and of the one before.
+        """
+
+    def _merged(self, end_us: int, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
+        """All of them in one, as rows of the window that ends there."""
+        given = [frame for frame in frames if frame is not None and frame.height]
+        if not given:
+            return None
+        rows = pl.concat(given).with_columns(pl.lit(end_us, dtype=pl.Int64).alias(END))
+        return rows if len(given) == 1 else self._merge_rows(rows).select(rows.columns)
+
+
+class Subtracting(Slider):
+    """The last window plus what comes in, less what leaves."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge, *, key: Sequence[str]) -> None:
+        super().__init__(grid, merge)
+        self._taken_out = [(-pl.all().exclude(*key, END))]
+        self._totals: pl.DataFrame | None = None
+
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:  # noqa: ARG002 - nothing is made in advance
+        """As `Slider` says."""
+        size_us, at_us = self._grid.window.size_us, self._at_us
+        if at_us is None or at_us <= end_us - size_us:
+            frames: list[pl.DataFrame | None] = [*store.between(end_us - size_us, end_us)]
+        else:
+            leaving = [pane.with_columns(self._taken_out) for pane in store.between(at_us - size_us, end_us - size_us)]
+            frames = [self._totals, *store.between(at_us, end_us), *leaving]
+        totals = self._merged(end_us, frames)
+        if totals is None:
+            raise LookupError(f"the window that ends at {end_us} holds no pane")
+        self._totals, self._at_us = totals.filter(pl.col(ROWS) > 0), end_us
+        return self._totals
+
+
+class TwoStacks(Slider):
+    """Windows of the front stack, each with what is at the back."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge) -> None:
+        super().__init__(grid, merge)
+        self._front: list[pl.DataFrame | None] = []
+        """For the windows to come, the next one last: their panes up to the turning point, merged."""
+        self._back: pl.DataFrame | None = None
+        """The panes after the turning point, merged."""
+
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
+        """As `Slider` says."""
+        if self._at_us is None or end_us != self._at_us + self._grid.window.slide_us or not self._front:
+            self._turn(store, end_us, until_us)
+        else:
+            self._back = self._merged(end_us, [self._back, *store.between(self._at_us, end_us)])
+        self._at_us = end_us
+        found = self._merged(end_us, [self._front.pop(), self._back])
+        if found is None:
+            raise LookupError(f"the window that ends at {end_us} holds no pane")
+        return found
+
+    def _turn(self, store: PaneStore, end_us: int, until_us: int | None) -> None:
+        """Make the panes of this window the new front: for it, and for those to come that begin before it ends."""
+        size_us, slide_us = self._grid.window.size_us, self._grid.window.slide_us
+        last_us = end_us + (size_us - 1) // slide_us * slide_us
+        ends = range(end_us, (last_us if until_us is None else min(last_us, until_us)) + 1, slide_us)
+        self._front, self._back = [], None
+        merged, from_us = None, end_us
+        for window_us in reversed(ends):
+            merged = self._merged(end_us, [*store.between(window_us - size_us, from_us), merged])
+            from_us = window_us - size_us
+            self._front.append(merged)

@@ -1,0 +1,158 @@
+"""Which operator an aggregate step becomes: by its kind of window, and by whether it is fed with partial rows.
+
+Leaves to the operators what they do; `factory` comes here for every aggregate step.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import polars as pl
+
+from fordstone.errors import PlanError
+from fordstone.model import plan as p
+from fordstone.model import windows as w
+from fordstone.model.aggregate import AggregateCall
+from fordstone.model.aggregate_functions import inverts
+from fordstone.model.aggregating import aggregates
+from fordstone.model.stream_type import EventTime, StreamType
+from fordstone.operators.aggregate import Combine, RunningAggregate
+from fordstone.operators.count_window import CountAggregate
+from fordstone.operators.fragment import Fragments
+from fordstone.operators.operator import Operator
+from fordstone.operators.panes import PaneGrid
+from fordstone.operators.partial import Partials
+from fordstone.operators.session import SessionAggregate
+from fordstone.operators.setting import OperatorSetting
+from fordstone.operators.sliding import SlidingAggregate
+from fordstone.operators.window import WindowAggregate
+
+
+def make_aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+    """The keyed operator of an aggregate step."""
+    match step.window:
+        case None:
+            return _running(step, setting)
+        case w.Tumbling():
+            return _tumbling(step, setting)
+        case w.Sliding():
+            return _sliding(step, step.window, setting)
+        case w.Session():
+            return _session(step, step.window, setting)
+        case w.Count():
+            return _count(step, step.window, setting)
+        case _:
+            assert_never(step.window)
+
+
+def make_combiner(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+    """What makes partial rows before the shuffle, where `combines` says that it may."""
+    return Combine(
+        partials_of(step, setting),
+        drops_late=step.window is not None,
+        counted=_counted(step, setting.types[step.input]),
+    )
+
+
+def combines(step: p.Aggregate, plan: p.Plan) -> bool:
+    """Whether partial rows may be made before the shuffle (rule 9).
+
+    Not for sessions and counts, which need the rows themselves; nor where somebody wants the late rows as they came.
+    """
+    if isinstance(step.window, w.Session | w.Count):
+        return False
+    return not any(stream.port == "late" for _, stream in plan.consumers(step.name))
+
+
+def partials_of(step: p.Aggregate, setting: OperatorSetting) -> Partials:
+    """How an aggregate step makes, merges and finishes partial rows."""
+    stream = setting.types[step.input]
+    return Partials(
+        step.keys,
+        aggregates(step, stream.schema),
+        stream.schema,
+        window=_cut(step.window),
+        time=stream.time,
+        step=step.name,
+        with_id=step.name in setting.with_ids,
+        functions=setting.functions,
+    )
+
+
+def _cut(window: w.Window | None) -> w.Tumbling | None:
+    """What the time of a row decides about its partial row: its window, or the pane of its windows."""
+    match window:
+        case w.Tumbling():
+            return window
+        case w.Sliding():
+            return w.panes(window)
+        case None | w.Session() | w.Count():
+            return None
+        case _:
+            assert_never(window)
+
+
+def _running(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+    return RunningAggregate(
+        partials_of(step, setting),
+        combined=combines(step, setting.plan),
+        at_barriers=setting.plan.guarantee == "exactly_once",
+    )
+
+
+def _tumbling(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+    return WindowAggregate(partials_of(step, setting), combined=combines(step, setting.plan), early_us=step.early_us)
+
+
+def _sliding(step: p.Aggregate, window: w.Sliding, setting: OperatorSetting) -> Operator:
+    stream = setting.types[step.input]
+    calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
+    return SlidingAggregate(
+        partials_of(step, setting),
+        PaneGrid(window),
+        combined=combines(step, setting.plan),
+        inverts=all(_gives_back(call) for call in calls),
+        early_us=step.early_us,
+        counted=_counted(step, stream),
+    )
+
+
+def _gives_back(call: AggregateCall) -> bool:
+    """Whether rows can be taken out of an aggregate again, exactly. Users' own are not asked to."""
+    kind = None if call.argument is None else call.argument.type
+    return call.declared is not None and inverts(call.declared, kind)
+
+
+def _counted(step: p.Aggregate, stream: StreamType) -> pl.Expr | None:
+    """Which rows count at all; None: all do, because windows leave no gaps."""
+    if not isinstance(step.window, w.Sliding):
+        return None
+    time = _time(step, stream)
+    return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
+
+
+def _session(step: p.Aggregate, window: w.Session, setting: OperatorSetting) -> Operator:
+    return SessionAggregate(_fragments(step, setting), gap_us=window.gap_us)
+
+
+def _count(step: p.Aggregate, window: w.Count, setting: OperatorSetting) -> Operator:
+    return CountAggregate(_fragments(step, setting), window)
+
+
+def _fragments(step: p.Aggregate, setting: OperatorSetting) -> Fragments:
+    stream = setting.types[step.input]
+    return Fragments(
+        step.keys,
+        aggregates(step, stream.schema),
+        stream.schema,
+        time=_time(step, stream),
+        step=step.name,
+        with_id=step.name in setting.with_ids,
+        functions=setting.functions,
+    )
+
+
+def _time(step: p.Aggregate, stream: StreamType) -> EventTime:
+    if stream.time is None:
+        raise PlanError(f"step {step.name}: a window needs event time, and {step.input} has none.")
+    return stream.time
