@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from fordstone.model.aggregate import AGGREGATES
+from fordstone.model.aggregate_functions import AGGREGATES
 from fordstone.model.expression import parse
 from fordstone.model.functions import FUNCTIONS
 from fordstone.model.schema import Schema
@@ -34,9 +34,12 @@ def function_table() -> str:
 
 
 def aggregate_table() -> str:
-    """The aggregates."""
-    lines = ["| written | meaning |", "|---|---|"]
-    lines += [_row(_code(function.signature), function.about) for function in AGGREGATES.values()]
+    """The aggregates, with what may be done with their parts."""
+    inverts = {"always": "yes", "exact": "integers and decimals", "never": "no"}
+    lines = ["| written | meaning | mergeable | invertible |", "|---|---|---|---|"]
+    for function in AGGREGATES.values():
+        merges = "yes" if function.mergeable else "no"
+        lines.append(_row(_code(function.signature), function.about, merges, inverts[function.invertible]))
     return "\n".join(lines)
 
 
