@@ -233,3 +233,86 @@ def collected(column: str, time: Time) -> Callable[[list[Record]], Any]:
         return [row[column] for row in ordered if row[column] is not None]
 
     return found
+
+
+class HalfLife(Waiting):
+    """Means whose weights halve with time."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        keys: Sequence[str],
+        *,
+        half_life_us: int,
+        read: str,
+        new: str,
+        columns: Sequence[str],
+        time: Time,
+    ) -> None:
+        super().__init__(sources, [read, *(name for name in columns if name != read)], time)
+        self._keys, self._half_life_us, self._read, self._new = tuple(keys), half_life_us, read, new
+        self._sums: dict[tuple[Any, ...], tuple[float, float, int]] = {}
+
+    def take(self, row: Record) -> None:
+        key, value, us = key_of(row, self._keys), row[self._read], self._time(row)
+        if value is not None:
+            total, weights, before_us = self._sums.get(key, (0.0, 0.0, us))
+            kept = 0.5 ** ((us - before_us) / self._half_life_us)
+            self._sums[key] = (total * kept + float(value), weights * kept + 1, us)
+        found = self._sums.get(key)
+        self.give(row | {self._new: None if found is None else found[0] / found[1]})
+
+
+class Adjacent(Waiting):
+    """Two rows of a key right behind each other that fulfil a condition each; no row can fulfil both."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        keys: Sequence[str],
+        *,
+        first: Callable[[Record], bool],
+        second: Callable[[Record], bool],
+        pair: Callable[[Record, Record], Record],
+        columns: Sequence[str],
+        time: Time,
+    ) -> None:
+        super().__init__(sources, columns, time)
+        self._keys, self._first, self._second, self._pair = tuple(keys), first, second, pair
+        self._last: dict[tuple[Any, ...], Record] = {}
+
+    def take(self, row: Record) -> None:
+        key = key_of(row, self._keys)
+        before = self._last.get(key)
+        if before is not None and self._first(before) and self._second(row):
+            self.give(self._pair(before, row))
+        self._last[key] = row
+
+
+class Numbered(Waiting):
+    """Every row with its number in its key, and the number once more when a key has been silent for a while."""
+
+    def __init__(
+        self, sources: frozenset[str], key: str, *, silence_us: int, columns: Sequence[str], time: Time
+    ) -> None:
+        super().__init__(sources, columns, time)
+        self._key, self._silence_us = key, silence_us
+        self._counts: dict[Any, int] = {}
+        self._timers: dict[Any, int] = {}
+
+    def take(self, row: Record) -> None:
+        key, us = row[self._key], self._time(row)
+        if key in self._timers and self._timers[key] < us:
+            self._ring(key)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        self._timers[key] = us + self._silence_us
+        self.give({self._key: key, "number": self._counts[key], "at": time_of(us), "rang": False})
+
+    def on_time(self, us: float) -> None:
+        super().on_time(us)
+        for key in [key for key, at in self._timers.items() if at < us]:
+            self._ring(key)
+
+    def _ring(self, key: Any) -> None:
+        at = self._timers.pop(key)
+        self.give({self._key: key, "number": self._counts[key], "at": time_of(at), "rang": True})

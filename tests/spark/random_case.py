@@ -15,7 +15,17 @@ from tests.spark import oracle_steps as steps
 from tests.spark.oracle import Record
 from tests.spark.pipelines import SECOND, Aggregates, Case, SinkKind, Twin
 
-from fordstone import Pipeline, by_count, session, sliding
+from fordstone import (
+    Context,
+    KeyedFunction,
+    Pattern,
+    Pipeline,
+    Timer,
+    ValueState,
+    by_count,
+    session,
+    sliding,
+)
 from fordstone.connectors import ConnectorSpec
 
 
@@ -332,5 +342,62 @@ def _marked(side: int, row: Record) -> Iterable[Record]:
     return [row | {"side": side}]
 
 
-MORE: Final = (_sliding, _sessions, _counts, _first, _join)
+def _half_life(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
+    keys, half_life_s = rng.choice(((), ("k",), ("n",))), rng.choice((1, 7))
+    node = steps.HalfLife(
+        twin.node.sources,
+        keys,
+        half_life_us=half_life_s * SECOND,
+        read="id",
+        new="s",
+        columns=list(twin.stream.schema),
+        time=twin.us,
+    )
+    stream = twin.stream.group_by(*keys).ewma(half_life=f"{half_life_s}s", s="id")
+    twin.then(stream, node, time=twin.time, shift_us=twin.shift_us).sink(f"{name}_smooth")
+
+
+def _match(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
+    keys = rng.choice(((), ("k",), ("k",), ("n",)))
+    node = steps.Adjacent(
+        twin.node.sources,
+        keys,
+        first=lambda row: row["id"] % 3 == 0,
+        second=lambda row: row["id"] % 3 != 0,
+        pair=lambda one, other: {key: o.shown_key(one[key]) for key in keys} | {"one": one["id"], "other": other["id"]},
+        columns=["id", *(column for column in twin.stream.schema if column != "id")],
+        time=twin.us,
+    )
+    pattern = Pattern("adjacent").start("a", "id % 3 = 0").next("b", "id % 3 <> 0")
+    stream = twin.stream.group_by(*keys).match(pattern, measures={"one": "a.id", "other": "b.id"})
+    matched = twin.then(stream, node, time=None)
+    matched.sink(f"{name}_matches")
+    if rng.random() < 0.4:
+        matched.late_rows.sink(f"{name}_late")
+
+
+class CountAndWait(KeyedFunction):
+    """A user's function with state and a timer."""
+
+    seen = ValueState("bigint")
+
+    def process(self, row: Record, ctx: Context) -> Iterable[Record]:
+        number = self.seen.get(0) + 1
+        self.seen.set(number)
+        ctx.set_timer("silence", after="3s")
+        yield {"k": row["k"], "number": number, "at": ctx.time, "rang": False}
+
+    def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Record]:
+        yield {"k": ctx.key, "number": self.seen.get(), "at": timer.time, "rang": True}
+
+
+def _process(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
+    columns = list(twin.stream.schema)
+    node = steps.Numbered(twin.node.sources, "k", silence_us=3 * SECOND, columns=columns, time=twin.us)
+    schema = {"k": "string", "number": "bigint", "at": "timestamp", "rang": "boolean"}
+    stream = twin.stream.group_by("k").process(CountAndWait, schema=schema)
+    twin.then(stream, node, time=None).sink(f"{name}_numbers")
+
+
+MORE: Final = (_sliding, _sessions, _counts, _first, _join, _half_life, _match, _process)
 """Tails of streams that have a time."""

@@ -86,8 +86,7 @@ STARTING: Final = "starting Spark ..."
 @click.option(
     "--lateness",
     metavar="SPAN",
-    default="5s",
-    show_default=True,
+    show_default="1d; with --follow 5s",
     help="How far rows of a file may be out of order. Later ones are left out and counted.",
 )
 @click.option("--follow", is_flag=True, help="Go on as files grow and come, until Ctrl-C.")
@@ -183,7 +182,7 @@ def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
             format=options["form"],
             delimiter=options["delimiter"],
             time_unit=options["time_unit"],
-            lateness=options["lateness"],
+            lateness=_lateness(options),
             follow=options["follow"],
         ),
     )
@@ -263,13 +262,19 @@ def _summary(report: Report, output: Output, *, follow: bool) -> str:
     return f"{stopped}{wording.count(output.result.count(), 'row')} from {wording.count(progress.rows_in)} read in {wording.span(progress.elapsed_us)}"
 
 
+def _lateness(options: dict[str, Any]) -> str:
+    """Who asks about what is there wants all of it; who follows wants results soon."""
+    given: str | None = options["lateness"]
+    return given if given is not None else "5s" if options["follow"] else "1d"
+
+
 def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, Any]) -> list[str]:
     """What the person should know about the rows that are not in the result."""
     progress, found = report.progress, []
     if progress.rows_late:
         found.append(
-            f"{wording.count(progress.rows_late, 'row')} came more than {options['lateness']} out of order and "
-            f"{'is' if progress.rows_late == 1 else 'are'} not in the result. Allow more with --lateness, as in --lateness 1h."
+            f"{wording.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order and "
+            f"{'is' if progress.rows_late == 1 else 'are'} not in the result. Allow more with --lateness, as in --lateness 30d."
         )
     if progress.rows_rejected:
         found.append(

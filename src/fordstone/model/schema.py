@@ -138,7 +138,9 @@ class Schema(Mapping[str, DataType]):
             if name.startswith(RESERVED_PREFIX):
                 raise SchemaError(f"column {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved.")
             if name == "*" or (name.startswith("^") and name.endswith("$")):
-                raise SchemaError(f"column {name!r}: Polars would take this name for a pattern of names. Choose another.")
+                raise SchemaError(
+                    f"column {name!r}: Polars would take this name for a pattern of names. Choose another."
+                )
             fields.append((name, kind if isinstance(kind, DataType) else DataType.parse(kind)))
         if not fields:
             raise SchemaError("a schema has at least one column.")

@@ -111,8 +111,6 @@ class MatchRows(Operator):
         gone = [key for key in keys if not self._is_kept(key)]
         if gone:
             self._table.delete(self._keys(gone))
-            for key in gone:
-                self._open.pop(key, None)
         return []
 
     def states(self) -> Mapping[str, State]:
@@ -185,6 +183,8 @@ class MatchRows(Operator):
             self._pushed += 1
             self._due.add(key)
             heapq.heappush(self._deadlines, (deadline_us, self._pushed, key))
+        if not self._is_kept(key):
+            self._open.pop(key, None)
         for one in found:
             yield key, one
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
 from sqlglot import exp
 
@@ -116,7 +116,7 @@ class _Builder:
             below, inner = self._table(table.table, names)
             stream = matched(below, Scope(text=self._text, members=(inner,)), table)
             return stream, _member(alias or inner.name, stream)
-        raise AssertionError(table)
+        assert_never(table)
 
     def _stream(self, table: Named, names: Names) -> Stream:
         found = names.get(table.name.text)
