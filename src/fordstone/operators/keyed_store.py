@@ -67,6 +67,23 @@ class KeyTable(Table):
         """The key columns by which rows belong to key groups."""
         return self._group_key
 
+    def older(self, column: str, bound_us: int) -> pl.DataFrame | None:
+        """The keys of rows with a time up to a bound; None: there are none. Costs nothing when none can be.
+
+        Else the times of all rows are looked at, and nothing else of them: this is asked at every watermark.
+        """
+        if not len(self) or bound_us < self.least_us:
+            return None
+        slots = self._index.live_slots()
+        times = next(values for values in self._values if values.name == column).get(slots)
+        due = (times <= bound_us).fill_null(value=False)
+        least_us: Any = times.filter(~due).min()
+        self.least_us = NEVER_US if least_us is None else least_us
+        found = slots[due.to_numpy()]
+        if not found.size:
+            return None
+        return pl.DataFrame([own.get(found) for own in self._index.columns if own.name in self._group_key])
+
 
 class KeyedStore:
     """The entries of all keys of one operator."""
@@ -85,6 +102,8 @@ class KeyedStore:
         self._entries: dict[Key, Entry] = {}
         self.touched: dict[Key, Entry] = {}
         """Entries that may have changed since they were last written back."""
+        self._unlooked: dict[Key, Entry] = {}
+        """Those whose event timers may have changed since these were last written back: that is at every watermark."""
 
     def states(self) -> dict[str, State]:
         """The tables by name."""
@@ -114,6 +133,7 @@ class KeyedStore:
             self._read([names[place] for place in missing], wanted.select(self._key))
         found = [known[key] for key in names]
         self.touched.update(zip(names, found, strict=True))
+        self._unlooked.update(zip(names, found, strict=True))
         return found
 
     def _tuples(self, keys: pl.DataFrame) -> list[Key]:
@@ -139,15 +159,21 @@ class KeyedStore:
                 setattr(made[place], attribute, Timers(row[_NAMES], row[_ATS], row[_SETS]))
         self._entries.update(zip(names, made, strict=True))
 
-    def let_go(self) -> None:
-        """Let go of entries if there are many, except where something counts from the next barrier on."""
-        if len(self._entries) <= ENTRIES_MAX or any(kind.by_clock and kind.ttl_us is not None for kind in self._kinds):
+    def let_go(self, *, settled: bool = False) -> None:
+        """Let go of entries if there are many, except where something counts from the next barrier on.
+
+        `settled`: the barrier is here, so that nothing does.
+        """
+        if len(self._entries) <= ENTRIES_MAX:
+            return
+        if not settled and any(kind.by_clock and kind.ttl_us is not None for kind in self._kinds):
             return
         self.write_back()
         self._entries = {
             key: entry for key, entry in self._entries.items() if entry.clocks is not None and entry.clocks.after_us
         }
         self.touched = dict(self._entries)
+        self._unlooked = dict(self._entries)
 
     # What is due.
 
@@ -155,7 +181,7 @@ class KeyedStore:
         """The keys with a timer below a time, or (by the clock) up to it. None: there are none."""
         table = self._clocks if by_clock else self._timers
         self._write_timers(table, "clocks" if by_clock else "timers")
-        return self._older(table, _LEAST, bound_us if by_clock else bound_us - 1)
+        return table.older(_LEAST, bound_us if by_clock else bound_us - 1)
 
     def forget(self, now_us: int, *, by_clock: bool, before_us: int | None) -> None:
         """Drop what has outlived its ttl. `before_us`: when that was last done; None: look whether something is due.
@@ -170,21 +196,10 @@ class KeyedStore:
                 continue
             self.write_back()
             until_us = now_us - kind.ttl_us
-            keys = self._older(table, _AT, until_us)
+            keys = table.older(_AT, until_us)
             if keys is not None:
                 for entry in self.entries(keys.unique()):
                     entry.cells[place].drop(until_us)
-
-    def _older(self, table: KeyTable, column: str, bound_us: int) -> pl.DataFrame | None:
-        """The keys of rows with a time up to a bound. All rows are looked at only when there may be some."""
-        if not len(table) or bound_us < table.least_us:
-            return None
-        rows = table.scan()
-        times = rows.get_column(column)
-        due = (times <= bound_us).fill_null(value=False)
-        least_us: Any = times.filter(~due).min()
-        table.least_us = NEVER_US if least_us is None else least_us
-        return rows.filter(due).select(self._key) if due.any() else None
 
     # Back into the tables.
 
@@ -266,7 +281,8 @@ class KeyedStore:
     def _write_timers(self, table: KeyTable, attribute: str) -> None:
         kept: list[tuple[Key, Timers]] = []
         gone: list[Key] = []
-        for entry in self.touched.values():
+        by_clock = table is self._clocks
+        for entry in (self.touched if by_clock else self._unlooked).values():
             timers: Timers | None = getattr(entry, attribute)
             if timers is None or not timers.changed:
                 continue
@@ -275,6 +291,8 @@ class KeyedStore:
                 kept.append((entry.key, timers))
             else:
                 gone.append(entry.key)
+        if not by_clock:
+            self._unlooked = {}
         columns: dict[str, list[Any]] = {
             _NAMES: [list(timers.at_us) for _, timers in kept],
             _ATS: [list(timers.at_us.values()) for _, timers in kept],

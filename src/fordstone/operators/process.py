@@ -174,7 +174,7 @@ class Process(Operator):
         if self._setting.time is None:
             self._store.forget(moment.now_us, by_clock=True, before_us=None)
         self._store.write_back()
-        self._store.let_go()
+        self._store.let_go(settled=True)
         return emits
 
     # Rows and timers.

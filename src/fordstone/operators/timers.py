@@ -12,6 +12,8 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 NEVER_US: Final = 2**63 - 1
+STALE_MAX: Final = 32
+"""So many timers that were set anew or taken back may stay in the order of times, beside as many as there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,10 @@ class Timers:
         self.set_us[name] = now_us
         self.changed = True
         heappush(self._heap, (at_us, name))
+        if len(self._heap) > 2 * len(self.at_us) + STALE_MAX:
+            # One that is set anew again and again, behind another that stays, would leave all its times there.
+            self._heap = [(at_us, name) for name, at_us in self.at_us.items()]
+            heapify(self._heap)
 
     def set_after(self, name: str, span_us: int, now_us: int) -> None:
         """Set a timer that counts from the next barrier on."""
