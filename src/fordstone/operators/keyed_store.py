@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -307,9 +308,7 @@ class KeyedStore:
             return
         schema = table.schema
         own = {name: [key[index] for key in keys] for index, name in enumerate(self._key)}
-        frame = pl.DataFrame(
-            [pl.Series(name, values, dtype=schema[name], strict=True) for name, values in (own | columns).items()]
-        )
+        frame = pl.DataFrame([_series(name, values, schema[name]) for name, values in (own | columns).items()])
         table.put(frame)
         for column in (_AT, _LEAST):
             if column in columns:
@@ -334,6 +333,23 @@ _TIMERS: Final[dict[str, pl.DataType]] = {
     _SETS: pl.List(pl.Int64()),
     _LEAST: pl.Int64(),
 }
+
+
+def _series(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
+    """A column of Python objects."""
+    if not isinstance(dtype, pl.List):
+        return pl.Series(name, values, dtype=dtype, strict=True)
+    # Polars makes a series of its own of every list, which takes ten times as long as to make one of all and to cut it.
+    flat = _series(name, list(chain.from_iterable(values)), dtype.inner)  # type: ignore[arg-type]  # a type, not a class
+    sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    if (sizes == 1).all() and not flat.dtype.is_nested():
+        return flat.reshape((-1, 1)).arr.to_list()
+    owners = pl.Series(_CHUNK, np.repeat(np.arange(sizes.size), sizes)).set_sorted()
+    lists = pl.DataFrame([owners, flat]).group_by(_CHUNK, maintain_order=True).agg(name).get_column(name)
+    if lists.len() == sizes.size:
+        return lists
+    places = pl.Series(np.cumsum(sizes > 0) - 1).zip_with(pl.Series(sizes > 0), pl.Series([None], dtype=pl.Int64))
+    return lists.gather(places).fill_null(pl.Series([[]], dtype=dtype))
 
 
 def _values(kind: CellKind, table: KeyTable, keys: pl.DataFrame) -> Sequence[Cell]:
