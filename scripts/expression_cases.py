@@ -215,6 +215,31 @@ def _text() -> Group:
     )  # fmt: skip
 
 
+def _more_text() -> Group:
+    """Searching, cutting, filling up, and regular expressions that replace and extract."""
+    rows = [
+        ("abc", "b", 2), ("abcabc", "bc", 1), ("", "", 0), ("a", "", -1), ("", "a", 3), ("héllo wörld", "ö", 5), ("日本語テキスト", "語", 3), ("a😀b😀", "😀", 2), ("e\u0301a\u0301x", "\u0301", 4),
+        ("ABC", "abc", 100), ("line\n", "e", 2**31 - 1), ("line\r\n", "\n", -(2**31)), ("a1b22c333", "22", 4), ("  both  ", " ", 6), ("key=value; k2=v2", "=", 7), ("100%", "%", None), ("$5.00 \\ 7", "\\", 3), (None, "a", 1),
+        ("abc", None, 1), ("ΑΣ", "Σ", 1), ("İstanbul", "i", 2), ("x\u2028", "x", 1), ("aaa", "aa", 2), ("2024-05-06", "-", 4), ("ß", "SS", 1), ("K", "k", 1), ("a\n\n", "\n", 1), (".*", ".", 1), (None, None, None), ("\r\n", "\r", 1),
+    ]  # fmt: skip
+    return Group(
+        "more text",
+        {"s": "string", "t": "string", "n": "int"},
+        list(rows),
+        [
+            "instr(s, t)", "instr(s, 'b')", "instr(s, '')", "instr('abcabc', t)", "instr(n, 0)", "instr(s, NULL)", "instr(t, s)", "instr(upper(s), upper(t))",
+            *(f"{name}({args})" for name in ("startswith", "endswith", "contains") for args in ("s, t", "s, 'a'", "s, ''", "'abc', t", "n, 1", "s, NULL", "NULL, t", "lower(s), lower(t)")),
+            *(f"{name}({args})" for name in ("left", "right") for args in ("s, n", "s, 2", "s, 0", "s, -1", "s, 2147483647", "n, 2", "'日本語', n", "s, NULL", "NULL, n", "lower(s), n + 1", "s, CAST(n AS BIGINT)")),
+            *(f"{name}({args})" for name in ("lpad", "rpad") for args in ("s, 5", "s, 5, '*'", "s, 12, '日本'", "s, 7, 'xyz'", "s, 0, 'x'", "s, -3, 'x'", "s, 3, ''", "s, 12, ''", "n, 11, '0'", "NULL, 3", "upper(s), 4, '😀é'", "'x', 3")),
+            "concat_ws(',', s, t)", "concat_ws('', s, t, n)", "concat_ws(' é ', s, NULL, n, 1.50)", "concat_ws(',', NULL)", "concat_ws(',', s)", "concat_ws('x', n > 2, t)", "concat_ws('-', lower(s), upper(t))",
+            "reverse(s)", "reverse(t)", "reverse(n)", "reverse(lower(s))", "reverse(NULL)", "reverse('abc')",
+            "s ILIKE 'A%'", "s ILIKE '%B%'", "s NOT ILIKE '_BC'", "s ILIKE 'ας'", "s ILIKE 'ΑΣ'", "s ILIKE '%Ö%'", "s ILIKE '100!%' ESCAPE '!'", "s ILIKE 'İ%'", "s ILIKE 'k'", "s ILIKE 'SS'", "n ILIKE '2%'", "NULL ILIKE 'a'",
+            "regexp_replace(s, 'b', 'x')", "regexp_replace(s, '[0-9]+', '#')", "regexp_replace(s, '([a-z])([0-9])', '$2$1')", "regexp_replace(s, '(\\\\w)(\\\\d)?', '<$1|$2>')", "regexp_replace(s, 'a', '\\\\$\\\\\\\\')", "regexp_replace(s, 'b', '$0$0')", "regexp_replace(s, '(b)', '$11')", "regexp_replace(s, '\\\\s+\\\\z', '')", "regexp_replace(s, '[a-z]$', '!')", "regexp_replace(s, 'c$|a', '!')", "regexp_replace(s, '(a)|[b-z]$', '!')", "regexp_replace(s, '^a', '')", "regexp_replace(s, '.', '.')", "regexp_replace(s, '(?i)B', 'é')", "regexp_replace(s, '😀', '$0日')", "regexp_replace(s, '(?:x|e)\\\\Z', '!')", "regexp_replace(s, '\\\\n\\\\z', '')", "regexp_replace(n, '1', '2')", "regexp_replace(s, 'a+?', 'b')", "regexp_replace(s, 'a{2}', 'b')", "regexp_replace(s, '[^\\\\p{L}]', '')", "regexp_replace(upper(s), 'A(B)?', '[$1]')", "regexp_replace('abc', 'b', 'x')", "regexp_replace(NULL, 'b', 'x')", "regexp_replace(s, '(?<name>b)(c)', '$2$1')",
+            "regexp_extract(s, '([a-z]+)')", "regexp_extract(s, '[a-z]+', 0)", "regexp_extract(s, '([a-z])([0-9]+)', 2)", "regexp_extract(s, '(x)|(b)', 1)", "regexp_extract(s, '(x)|(b)', 2)", "regexp_extract(s, '(\\\\d+)-(\\\\d+)(-\\\\d+)?', 3)", "regexp_extract(s, '(\\\\w)$', 1)", "regexp_extract(s, '$|(.)', 1)", "regexp_extract(s, '(a*)', 1)", "regexp_extract(s, '(a|b)+', 1)", "regexp_extract(s, '(?:(a)|b|c)+', 1)", "regexp_extract(s, '\\\\bw(.)', 1)", "regexp_extract(s, '(\\\\w+)=(\\\\w+)', 2)", "regexp_extract(n, '([0-9])', 1)", "regexp_extract(s, '', 0)", "regexp_extract(lower(s), '(.)(.)', 2)", "regexp_extract(NULL, '(.)')", "regexp_extract('ab', '(.)')", "regexp_extract(s, '(([a-z])[0-9])', 2)", "regexp_extract(s, '(.)?b', 1)", "regexp_extract(s, '(a?)?b', 1)",
+        ],
+    )  # fmt: skip
+
+
 def _numbers_in_text() -> Group:
     texts = [
         "0", "1", "-1", "+5", "12", " 12 ", "\t12\n", "12.7", "-12.7", ".5", "5.", ".", "-", "+", "", " ", "1.5.2", "1.a", "-.5", "00012", "1e3", "1E-3", "1e", "1e+3", "5e-3", "4.9e-3",
@@ -328,6 +353,8 @@ def _times() -> Group:
             *(f"{part}(ts)" for part in parts), *(f"{part}(d)" for part in parts),
             *(f"extract({part} FROM ts)" for part in ["YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DOW", "DAYOFWEEK", "DOY", "HOUR", "MINUTE"]), "extract(day FROM d)",
             *(f"ts {op} {span}" for span in spans for op in "+-"), *(f"d {op} {span}" for span in spans for op in "+-"), "INTERVAL '1' DAY + ts", "INTERVAL '1' MONTH + d", "ts + (INTERVAL '1' HOUR + INTERVAL '1' MINUTE)", "ts + INTERVAL '1' MONTH - INTERVAL '1' DAY", "ts + -(INTERVAL '1' DAY)",
+            *(f"{name}({args})" for name in ("date_add", "date_sub") for args in ("d, n", "d, 1", "ts, n", "'2024-02-28', n", "d, CAST(n AS TINYINT)", "d, -2147483648", "d, NULL", "NULL, n", "d, n + 1")),
+            *(f"{name}({args})" for name in ("datediff", "date_diff") for args in ("d, u", "ts, d", "d, '2024-02-28'", "d, NULL", "date_add(d, n), d", "DATE '2024-03-01', d")),
             "d + n", "d - n", "d + 1", "n + d",
             *(f"ts {op} u" for op in ("=", "<>", "<", "<=", ">", ">=", "<=>")), "ts = d", "d < ts", "ts > '2020-01-01'", "d = '2020-01-01'", "d >= DATE '2020-01-01'", "ts < TIMESTAMP '2020-01-01 00:00:00'", "ts BETWEEN TIMESTAMP '1970-01-01 00:00:00' AND TIMESTAMP '2020-01-01 00:00:00+02:00'", "d IN (DATE '1970-01-01', DATE '2020-01-01')",
             "greatest(ts, u)", "least(ts, u)", "coalesce(ts, d)", "coalesce(d, ts, u)", "nullif(ts, u)", "IF(ts > u, ts, u)", "CAST(ts AS DATE)", "CAST(d AS TIMESTAMP)", "CAST(ts AS STRING)", "CAST(d AS STRING)", "CAST(ts AS BIGINT)", "CAST(ts AS INT)", "CAST(ts AS TINYINT)", "CAST(ts AS DOUBLE)", "CAST(ts AS FLOAT)", "CAST(ts AS BOOLEAN)", "CAST(ts AS DECIMAL(20,6))", "CAST(ts AS DECIMAL(10,0))",
@@ -413,15 +440,72 @@ def _try_casts() -> Group:
     )  # fmt: skip
 
 
+def _hashes() -> Group:
+    def in_turn(values: list[object]) -> list[object]:
+        return [values[at % len(values)] for at in range(77)]
+
+    long = "The quick brown fox jumps over the lazy dog; 敏捷的棕色狐狸跳过懒狗 😀 é. " * 3
+    texts: list[object] = [
+        "",
+        "a",
+        "é",
+        "日本語",
+        "a😀",
+        "\x00",
+        "\uffff",
+        None,
+        *(long[:length] for length in range(2, 70)),
+        long,
+    ]
+    wide = ["0", "1", "-1", "127", "128", "-128", "-129", "255", "256", "32767", "32768", "-32768", "-32769", "9223372036854775807", "-9223372036854775808", "9223372036854775808", "-9223372036854775809", "18446744073709551615", "18446744073709551616", "-18446744073709551616", "99999999999999999999999999999999999999", "-99999999999999999999999999999999999999", "170141183460469231731687303715884105", None]  # fmt: skip
+    columns: dict[str, tuple[str, list[object]]] = {
+        "a": ("boolean", [True, False, None]),
+        "b": ("tinyint", [0, 1, -1, 127, -128, None]),
+        "h": ("smallint", [0, 1, -1, 32767, -32768, None]),
+        "i": ("int", [0, 1, -1, 42, 2**31 - 1, -(2**31), None]),
+        "l": ("bigint", [0, 1, -1, 2**32, 2**63 - 1, -(2**63), None]),
+        "f": ("float", [0.0, -0.0, 1.5, NAN, INF, -INF, 3.4028234663852886e38, None]),
+        "x": ("double", [0.0, -0.0, 1.5, NAN, INF, -INF, 1e300, 5e-324, -2.5, None]),
+        "p": ("decimal(10,2)", [Decimal("0.00"), Decimal("1.50"), Decimal("-99999999.99"), Decimal("99999999.99"), None]),
+        "o": ("decimal(18,18)", [Decimal("0.999999999999999999"), Decimal("-0.999999999999999999"), Decimal(0), None]),
+        "q": ("decimal(19,3)", [Decimal("9999999999999999.999"), Decimal("-9999999999999999.999"), Decimal("0.001"), Decimal("-0.128"), None]),
+        "w": ("decimal(38,0)", [Decimal(text) if text else None for text in wide]),
+        "s": ("string", texts),
+        "y": ("binary", [text.encode()[1:] if isinstance(text, str) else None for text in texts]),
+        "d": ("date", [0, 1, -1, 19_723, -719_162, 2_932_896, None]),
+        "ts": ("timestamp", [0, 1, -1, 1_577_836_800_123_456, 2**63 - 1, -(2**63), None]),
+        "ai": ("array<int>", [[], [1], [1, 2, 3], [None], [None, 1, None, 2], None]),
+        "at": ("array<string>", [[], [""], ["a", "日本語", None, "é"], [long, "b"], [None], None]),
+        "ax": ("array<double>", [[], [0.0, -0.0, NAN], [1.5, None], None]),
+        "aw": ("array<decimal(20,2)>", [[Decimal("1.50"), None, Decimal("-0.01")], [], None, [Decimal("999999999999999999.99")]]),
+        "aa": ("array<array<string>>", [[["a", None], None, [], ["b", "c"]], [], [[]], [["d"]], None]),
+    }  # fmt: skip
+    arguments = [
+        *columns, *(f"{name}, {name}" for name in columns), ", ".join(columns), "i, s, x", "s, i", "ai, at, s", "1", "1L", "1Y", "1S", "1.5", "1.5D", "1.5F", "-0.0D", "-0.0F", "'é'", "''", "TRUE", "NULL", "NULL, i", "i, NULL, 'x'", "X'00FF'", "DATE '2024-05-06'",
+        "TIMESTAMP '2024-05-06 07:08:09'", "split('a b', ' ')", "123456789012345678901234.5", "-x", "sqrt(x)", "-f", "sqrt(CAST(f AS DOUBLE))", "x * 0", "i + 1, lower(s)", "coalesce(i, 1)", "CAST(i AS BIGINT)", "CASE WHEN a THEN s END", "i = 1", "split(s, ' ')", "p + 1", "q * 2", "CAST(NULL AS STRING), 1", "concat(s, s)", "CAST(NULL AS ARRAY<INT>), i",
+    ]  # fmt: skip
+    return Group(
+        "hashes",
+        {name: kind for name, (kind, _) in columns.items()},
+        list(zip(*(in_turn(values) for _, values in columns.values()), strict=True)),
+        [
+            *(f"{name}({args})" for name in ("hash", "xxhash64") for args in arguments),
+            "abs(hash(s)) % 16", "hash(hash(i), xxhash64(l))", "xxhash64(s) % 128", "CASE WHEN a THEN hash(s) ELSE xxhash64(s) END",
+        ],
+    )  # fmt: skip
+
+
 GROUPS = [
     _logic(),
     _integers(),
     _floats(),
     _decimals(),
     _text(),
+    _more_text(),
     _numbers_in_text(),
     _times(),
     _times_in_text(),
     _far_times(),
     _try_casts(),
+    _hashes(),
 ]

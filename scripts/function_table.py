@@ -1,4 +1,4 @@
-"""Write the tables of functions and aggregates in docs/reference/expressions.md from the tables in the code.
+"""Write the tables of functions, forms and aggregates, and the list of differences, in docs/reference/expressions.md from the tables in the code.
 
     python scripts/function_table.py            # rewrite the page
     python scripts/function_table.py --check    # only say whether it is up to date
@@ -16,7 +16,7 @@ import polars as pl
 
 from fordstone.model.aggregate_functions import AGGREGATES
 from fordstone.model.expression import parse
-from fordstone.model.functions import FUNCTIONS
+from fordstone.model.functions import DIFFERENCES, FORMS, FUNCTIONS
 from fordstone.model.schema import Schema
 from fordstone.operators.lowering import to_polars
 
@@ -31,6 +31,23 @@ def function_table() -> str:
         result = result_of(function.example)
         lines.append(_row(_code(function.signature), function.about, _code(function.example), _code(result)))
     return "\n".join(lines)
+
+
+def form_table() -> str:
+    """What has a grammar of its own, with what each example gives."""
+    lines = ["| written | meaning | example | gives |", "|---|---|---|---|"]
+    for signature, about, example in FORMS:
+        lines.append(_row(_code(signature), about, _code(example), _code(result_of(example))))
+    return "\n".join(lines)
+
+
+def difference_list() -> str:
+    """Where Spark is laxer, or gives something else."""
+    return "\n".join(f"- {_without_markup(difference)}" for difference in DIFFERENCES)
+
+
+def _without_markup(text: str) -> str:
+    return "".join(f"\\{char}" if char in "\\*|" else char for char in text)
 
 
 def aggregate_table() -> str:
@@ -71,13 +88,19 @@ def _row(*cells: str) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """The page with both tables as they should be."""
-    for name, table in (("functions", function_table()), ("aggregates", aggregate_table())):
+    """The page with everything that is made here as it should be."""
+    made = {
+        "functions": function_table(),
+        "forms": form_table(),
+        "differences": difference_list(),
+        "aggregates": aggregate_table(),
+    }
+    for name, table in made.items():
         begin, end = f"<!-- {name}: made by scripts/function_table.py -->", f"<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
-            sys.exit(f"{PAGE.name} has no place for the table of {name}: it stands between '{begin}' and '{end}'.")
+            sys.exit(f"{PAGE.name} has no place for the {name}: it stands between '{begin}' and '{end}'.")
         page = f"{before}{begin}\n\n{table}\n\n{end}{after}"
     return page
 

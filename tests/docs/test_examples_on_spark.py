@@ -25,6 +25,7 @@ from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
+from fordstone.spark.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,6 +146,9 @@ def _check_file(
         patch.setattr(sys, "path", [*sys.path])
         before = set(sys.modules)
         pipeline = load_pipeline(str(file))
+        if pipeline.functions:
+            # As the command line does.
+            ship(spark, file, folder)
         try:
             check_on_both(pipeline.plan(), pipeline.functions, spark, folder)
         finally:

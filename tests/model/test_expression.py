@@ -15,7 +15,7 @@ from sqlglot import exp
 from fordstone.errors import ExpressionError
 from fordstone.model.expression import Expression, expand, parse, parse_many, parse_predicate
 from fordstone.model.functions import ALIASES, FORMS, FUNCTIONS
-from fordstone.model.patterns import like_regex, rust_regex
+from fordstone.model.patterns import extracting, like_regex, replacing, rust_regex
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.term import Literal, quoted_text, render
 
@@ -96,6 +96,11 @@ def test_a_column_keeps_its_name_and_another_expression_is_called_by_its_text() 
         ("n -- a comment", "n"),
         ("date_trunc('MON', ts)", "date_trunc('month', ts)"),
         ("words[0]", "words[0]"),
+        ("device ILIKE 'A!_%' ESCAPE '!'", "lower(device) LIKE 'a!_%' ESCAPE '!'"),
+        ("n not ilike '1%'", "NOT lower(n) LIKE '1%'"),
+        ("LEFT(device, 2)", "left(device, 2)"),
+        ("date_diff(d, ts)", "datediff(d, ts)"),
+        ("HASH(n, words, NULL)", "hash(n, words, NULL)"),
     ],
 )  # fmt: skip
 def test_the_canonical_text_is_plain_and_reads_back(text: str, canonical: str) -> None:
@@ -115,7 +120,7 @@ def test_the_canonical_text_is_plain_and_reads_back(text: str, canonical: str) -
         ("n + 1", "int"), ("n + big", "bigint"), ("n + temp", "double"), ("big + f", "float"), ("n / 2", "double"), ("f / f", "double"), ("n % big", "bigint"), ("n + 1.5", "decimal(12,1)"),
         ("price * 2", "decimal(12,2)"), ("price / 3", "decimal(14,6)"), ("price + temp", "double"), ("coalesce(n, price)", "decimal(12,2)"), ("coalesce(n, device)", "string"),
         ("greatest(n, temp)", "double"), ("floor(temp)", "bigint"), ("floor(price)", "decimal(9,0)"), ("round(price, 1)", "decimal(10,1)"), ("round(n)", "int"), ("length(device)", "int"), ("split(device, ' ')", "array<string>"),
-        ("d + 1", "date"), ("d + INTERVAL '1' DAY", "date"), ("d + INTERVAL '24' HOUR", "timestamp"), ("coalesce(d, ts)", "timestamp"), ("unix_micros(ts)", "bigint"), ("CASE WHEN ok THEN 1 ELSE 2L END", "bigint"),
+        ("d + 1", "date"), ("d + INTERVAL '1' DAY", "date"), ("d + INTERVAL '24' HOUR", "timestamp"), ("coalesce(d, ts)", "timestamp"), ("unix_micros(ts)", "bigint"), ("hash(raw)", "int"), ("xxhash64(n, words)", "bigint"), ("date_add(ts, 1)", "date"), ("datediff(ts, d)", "int"), ("instr(device, 'a')", "int"), ("CASE WHEN ok THEN 1 ELSE 2L END", "bigint"),
     ],
 )  # fmt: skip
 def test_types_are_those_of_spark(text: str, kind: str) -> None:
@@ -174,7 +179,34 @@ def test_types_are_those_of_spark(text: str, kind: str) -> None:
         ("extract(century FROM ts)", "century", "cannot be extracted"),
         ("price * CAST(1 AS DECIMAL(38,10))", "price", "a decimal has 38"),
         ("-CAST(1 AS DECIMAL(38,0))", "1", "narrower"),
-        ("n ilike 'a'", "n", "not supported"),
+        ("device ilike device", "device", "string literal"),
+        ("split(device, 'a$')", "'a$'", "'$' or '\\Z' in a separator"),
+        ("regexp_replace(device, 'a*', 'b')", "'a*'", "must not be empty"),
+        ("regexp_replace(device, '', 'b')", "''", "must not be empty"),
+        ("regexp_replace(device, '\\\\bx?', 'b')", "'\\\\bx?'", "must not be empty"),
+        ("regexp_replace(device, '\\\\s$', '')", "'\\\\s$'", "can match a line break"),
+        ("regexp_replace(device, '(a*)+b', '$1')", "'(a*)+b'", "a repeated group that can be empty"),
+        ("regexp_replace(device, 'a$', '$0')", "'a$'", "beside group 0"),
+        ("regexp_replace(device, '(a$)', '$1')", "'(a$)'", "in group 1"),
+        ("regexp_replace(device, 'a', '$1')", "'$1'", "has no group 1"),
+        ("regexp_replace(device, 'a', '$')", "'$'", "a dollar sign is"),
+        ("regexp_replace(device, '(?<x>a)', '${x}')", "'${x}'", "the number of a group"),
+        ("regexp_replace(device, 'a', '\\\\')", "'\\\\'", "before nothing"),
+        ("regexp_replace(device, device, 'a')", "device, 'a'", "string literal"),
+        ("regexp_extract(device, 'a')", "'a'", "has no group 1"),
+        ("regexp_extract(device, '(a)', 2)", "2", "has no group 2"),
+        ("regexp_extract(device, '(a)', -1)", "1", "has no group -1"),
+        ("regexp_extract(device, 'a$', 0)", "'a$'", "beside group 0"),
+        ("regexp_extract(device, 'a(?=b)', 0)", "'a(?=b)'", "not supported"),
+        ("lpad(device, n)", "n)", "whole number written out"),
+        ("lpad(device, 10001)", "10001", "at most 10000"),
+        ("rpad(device, 3, device)", "device)", "string literal"),
+        ("concat_ws(device, n)", "device", "string literal"),
+        ("concat_ws(',', words)", "words", "text is needed"),
+        ("date_add(d, big)", "big", "must be an int"),
+        ("datediff(n, d)", "n", "date is needed"),
+        ("hash()", "hash", "called with 0 arguments"),
+        ("hash(n, INTERVAL '1' DAY)", "'1'", "no hash"),
         ("n & 1", "n", "not supported"),
         ("", "", "empty"),
         ("  ", "", "empty"),
@@ -292,6 +324,8 @@ def test_a_like_pattern_and_a_regular_expression_keep_javas_meaning() -> None:
     assert like_regex("a.%_!%", "!") == r"(?s)\A(?:a\..*.%)\z"
     assert rust_regex(r"\d") == "[0-9]"
     assert rust_regex("(?i)k") == "[kK]"
+    assert replacing(r"(a)(b)", r"$2\$$1x") == ("(?P<group1>a)(?P<group2>b)", "${group2}$$${group1}x")
+    assert extracting("(a)$|(b)", 2)[1] == 3  # what $ lets pass is a group of its own
 
 
 def test_importing_expressions_loads_neither_rich_nor_numpy() -> None:

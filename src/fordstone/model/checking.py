@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError, SchemaError
 from fordstone.model import constants
-from fordstone.model.coercion import NULL, ClashError, castable, try_castable
+from fordstone.model.coercion import NULL, STRING, ClashError, castable, try_castable
 from fordstone.model.dialect import DIALECT, offset_of
 from fordstone.model.functions import ALIASES, FUNCTIONS, SYNTAX
 from fordstone.model.schema import DataType, Schema
@@ -47,7 +47,7 @@ _BINARY: Final[dict[type[exp.Expr], str]] = {
 }
 _PREDICATES: Final = (
     exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Is, exp.In, exp.Between,
-    exp.Like, exp.RegexpLike, exp.Escape,
+    exp.Like, exp.ILike, exp.RegexpLike, exp.Escape,
 )  # fmt: skip
 _LOOSE: Final = (*_PREDICATES, exp.Not, exp.And, exp.Or)
 _TYPE_NAMES: Final = frozenset(
@@ -174,11 +174,16 @@ class Checker:
         like = node
         if isinstance(node, exp.Escape):
             like, escape = node.args["this"], [node.args["expression"]]
-        if not isinstance(like, exp.Like):
+        if not isinstance(like, exp.Like | exp.ILike):
             raise self._refuse(like)
         args = [like.args["this"], like.args["expression"]]
         self._no_loose_operand(*args)
-        found = self.call("like", [*args, *escape], node)
+        terms = [self.check(arg) for arg in (*args, *escape)]
+        if isinstance(like, exp.ILike):
+            terms[0] = self.resolve("lower", terms[:1], node, args)
+            if isinstance(pattern := terms[1], Literal) and isinstance(pattern.value, str):
+                terms[1] = Literal(pattern.value.lower(), STRING)
+        found = self.resolve("like", terms, node, [*args, *escape])
         return self.resolve("not", [found], node) if like.args.get("negate") else found
 
     def _rlike(self, node: exp.Expr) -> Term:
@@ -377,6 +382,7 @@ _METHODS: Final[dict[type[exp.Expr], str]] = {
     exp.In: "_in",
     exp.Between: "_between",
     exp.Like: "_like",
+    exp.ILike: "_like",
     exp.Escape: "_like",
     exp.RegexpLike: "_rlike",
     exp.Case: "_case",

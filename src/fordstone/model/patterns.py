@@ -18,7 +18,8 @@ from fordstone.model.coercion import ClashError
 
 _META: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~\s]")
 _LINE_ENDS: Final = r"\n\r\x{85}\x{2028}\x{2029}"
-_LAST_LINE_END: Final = rf"(?:\r\n|[{_LINE_ENDS}])?\z"
+_LINE_END: Final = rf"\r\n|[{_LINE_ENDS}]"
+_LINE_END_TEXTS: Final = ("\n", "\r\n", "\r", "\x85", "\u2028", "\u2029")
 _CLASSES: Final = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0B\f\r\x20"}
 _POSIX: Final = {
     "Alpha": "A-Za-z", "Digit": "0-9", "Alnum": "0-9A-Za-z", "Upper": "A-Z", "Lower": "a-z", "XDigit": "0-9A-Fa-f",
@@ -75,14 +76,69 @@ def plain_text(pattern: str) -> str | None:
 
 def check_separator(pattern: str) -> None:
     """Raise `ClashError` if the pattern can match nothing at all, so that it cannot separate (other than '' itself)."""
-    regex, plain, zero_width = _read(pattern)
-    if plain is None and (zero_width or pl.Series([""]).str.contains(regex).item()):
+    regex, plain, reader = _read(pattern)
+    if plain is None and _can_be_empty(regex, reader):
         raise ClashError(f"the pattern {pattern!r} can match an empty text; a separator must not.")
+    if reader.ends:
+        raise reader.refuse("a '$' or '\\Z' in a separator (\\z would be)")
+
+
+def replacing(pattern: str, by: str) -> tuple[str, str]:
+    """The regular expression and the replacement for Rust that do what Java would do with these.
+
+    Raises:
+        ClashError: if one of them is malformed or cannot be expressed; of both engines, one would replace something else.
+    """
+    regex, _, reader = _read(pattern, capturing=True)
+    if _can_be_empty(regex, reader):
+        # Java replaces an empty match right after another one, Rust passes over it.
+        raise ClashError(f"the pattern {pattern!r} can match an empty text; what is replaced must not be empty.", 1)
+    if reader.ends and pl.Series(_LINE_END_TEXTS).str.contains(regex).any():
+        # Java would go on and match once more what `$` let pass.
+        raise ClashError(f"the pattern {pattern!r} has '$' and can match a line break before it; write '\\z'.", 1)
+    out, at = [], 0
+    while at < len(by):
+        char, following = by[at], by[at + 1 : at + 2]
+        at += 1
+        if char == "\\":
+            if not following:
+                raise ClashError("the replacement ends with a backslash that stands before nothing.", 2)
+            at += 1
+            out.append(following.replace("$", "$$"))
+        elif char != "$":
+            out.append(char)
+        else:
+            if not (following.isascii() and following.isdigit()):
+                raise ClashError("in a replacement, $ stands before the number of a group; a dollar sign is \\$.", 2)
+            number, at = int(following), at + 1
+            while (
+                (digit := by[at : at + 1]).isascii() and digit.isdigit() and number * 10 + int(digit) <= reader.groups
+            ):
+                number, at = number * 10 + int(digit), at + 1
+            reader.check_group(number, 2)
+            out.append(f"${{{f'group{number}' if number else 0}}}")
+    # What `$` let pass at the end is not part of Java's match, and is put back.
+    return regex, "".join([*out, *(f"${{{name}}}" for name in reader.opened if name.startswith("end"))])
+
+
+def extracting(pattern: str, group: int) -> tuple[str, int]:
+    """The regular expression for Rust, and the number that the group has in it.
+
+    Raises:
+        ClashError: if the pattern is malformed or cannot be expressed, or there is no such group.
+    """
+    regex, _, reader = _read(pattern, capturing=True)
+    reader.check_group(group, 2)
+    return regex, reader.opened.index(f"group{group}") + 1 if group else 0
+
+
+def _can_be_empty(regex: str, reader: _Reader) -> bool:
+    return reader.zero_width or bool(pl.Series([""]).str.contains(regex).item())
 
 
 @lru_cache(maxsize=256)
-def _read(pattern: str) -> tuple[str, str | None, bool]:
-    reader = _Reader(pattern)
+def _read(pattern: str, *, capturing: bool = False) -> tuple[str, str | None, _Reader]:
+    reader = _Reader(pattern, capturing=capturing)
     out = reader.alternatives()
     if reader.at < len(pattern):
         raise ClashError(f"the pattern {pattern!r} has a ')' too many.")
@@ -90,7 +146,7 @@ def _read(pattern: str) -> tuple[str, str | None, bool]:
         pl.Series([""]).str.contains(out)
     except pl.exceptions.ComputeError:
         raise ClashError(f"the pattern {pattern!r} is not a regular expression that the edge can run.") from None
-    return out, "".join(reader.plain) if reader.plain is not None else None, reader.zero_width
+    return out, "".join(reader.plain) if reader.plain is not None else None, reader
 
 
 def _escaped(char: str) -> str:
@@ -103,10 +159,21 @@ def _both_cases(char: str) -> str:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads Java's syntax from left to right and writes Rust's."""
+    """Reads Java's syntax from left to right and writes Rust's.
+
+    If `capturing`, groups get names: `group1` and so on, and `end1` for what `$` lets pass at the end of the text, which is
+    a part of Rust's match and none of Java's. `opened` has them in their order.
+    """
 
     pattern: str
     at: int = 0
+    capturing: bool = False
+    groups: int = 0
+    ends: int = 0
+    opened: list[str] = field(default_factory=list)
+    within: list[int] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+    """Groups that `$` stands in; all of the pattern is group 0."""
     any_case: bool = False
     dot_all: bool = False
     plain: list[str] | None = field(default_factory=list)
@@ -114,6 +181,14 @@ class _Reader:
 
     def refuse(self, what: str) -> ClashError:
         return ClashError(f"the pattern {self.pattern!r} has {what}, which is not supported.")
+
+    def check_group(self, number: int, argument: int) -> None:
+        """Raise `ClashError` if there is no such group, or Java's would be another text than Rust's."""
+        if not 0 <= number <= self.groups:
+            raise ClashError(f"the pattern {self.pattern!r} has no group {number}; it has {self.groups}.", argument)
+        if number in self.ended:
+            what = f"in group {number}" if number else "beside group 0, which is the whole match"
+            raise self.refuse(f"a '$' or '\\Z' {what} (\\z would be)")
 
     def alternatives(self) -> str:
         outside = (self.any_case, self.dot_all)
@@ -142,6 +217,8 @@ class _Reader:
             self.at += 1
         elif following in {"*", "{"}:
             raise self.refuse("one repetition after another")
+        if "(?P<" in atom and found[0] != "?" and pl.Series([""]).str.contains(atom).item():
+            raise self.refuse("a repeated group that can be empty")
         return f"(?:{atom}){found[0]}{'?' if following == '?' else ''}"
 
     def _atom(self) -> str:
@@ -156,10 +233,18 @@ class _Reader:
         if char in ".^$":
             self.plain = None
             dot = "(?s:.)" if self.dot_all else f"[^{_LINE_ENDS}]"
-            return {".": dot, "^": r"\A", "$": _LAST_LINE_END}[char]
+            return self._line_end() if char == "$" else {".": dot, "^": r"\A"}[char]
         if char in "*+?{":
             raise self.refuse(f"{char!r} with nothing to repeat before it")
         return self._literal(char)
+
+    def _line_end(self) -> str:
+        self.ends += 1
+        if not self.capturing:
+            return rf"(?:{_LINE_END})?\z"
+        self.ended.update([0, *self.within])
+        self.opened.append(f"end{self.ends}")
+        return rf"(?P<end{self.ends}>(?:{_LINE_END})?)\z"
 
     def _literal(self, char: str) -> str:
         if self.plain is not None:
@@ -170,14 +255,19 @@ class _Reader:
         self.plain = None
         if (flags := _FLAGS.match(self.pattern, self.at)) is not None and flags[0] != "(?)":
             return self._flags(flags)
-        opened = "("
         if (named := _NAMED.match(self.pattern, self.at)) is not None:
             self.at = named.end()
         elif self.pattern.startswith("(?", self.at):
             raise self.refuse("a group that begins with '(?'")
         else:
             self.at += 1
-        return opened + self.alternatives() + self._close()
+        self.groups += 1
+        self.within.append(self.groups)
+        opened = f"(?P<group{self.groups}>" if self.capturing else "("
+        self.opened.append(f"group{self.groups}")
+        found = opened + self.alternatives() + self._close()
+        self.within.pop()
+        return found
 
     def _flags(self, flags: re.Match[str]) -> str:
         outside = (self.any_case, self.dot_all)
@@ -201,7 +291,7 @@ class _Reader:
         if letter in {"A", "z", "Z", "b"} and letter:
             self.plain, self.at = None, self.at + 2
             self.zero_width = self.zero_width or letter == "b"
-            return {"A": r"\A", "z": r"\z", "Z": _LAST_LINE_END, "b": r"(?-u:\b)"}[letter]
+            return self._line_end() if letter == "Z" else {"A": r"\A", "z": r"\z", "b": r"(?-u:\b)"}[letter]
         if (members := self._shorthand()) is not None:
             self.plain = None
             return members

@@ -25,13 +25,14 @@ from fordstone.model.coercion import (
     comparable,
     text_of,
 )
-from fordstone.model.patterns import check_like, check_separator, plain_text, rust_regex
+from fordstone.model.patterns import check_like, check_separator, extracting, plain_text, replacing, rust_regex
 from fordstone.model.schema import DECIMAL_DIGITS_MAX, DataType
 from fordstone.model.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term, cast
 
 Resolved = tuple[tuple[Term, ...], DataType]
 _JAVA_DIGITS: Final = 34
 """Scala's decimals are rounded to so many digits when negated, and Spark stops the query if the result does not fit."""
+_PADDED_CHARS_MAX: Final = 10_000
 _SPANS: Final = frozenset({DAY_TIME, DAYS, YEAR_MONTH})
 Rule = Callable[[Sequence[Term]], Resolved]
 
@@ -205,11 +206,11 @@ def separated(args: Sequence[Term]) -> Resolved:
     return out
 
 
-def _checked(check: Callable[[str], object], pattern: str) -> None:
+def _checked(check: Callable[[str], object], pattern: str, last: int = 2) -> None:
     try:
         check(pattern)
     except ClashError as clash:
-        raise ClashError(clash.message, 1) from None
+        raise ClashError(clash.message, min(clash.argument or 1, last)) from None
 
 
 def split_part(args: Sequence[Term]) -> Resolved:
@@ -226,6 +227,47 @@ def replaced(args: Sequence[Term]) -> Resolved:
     for at in range(1, len(args)):
         _known(args, at)
     return takes(STRING, STRING, STRING, STRING)(args)
+
+
+def substituted(args: Sequence[Term]) -> Resolved:
+    """Text, a regular expression and what to put in the place of matches, the latter two written out."""
+    by = _known(args, 2)
+    _checked(lambda pattern: replacing(pattern, by), _known(args, 1))
+    return takes(STRING, STRING, STRING, STRING)(args)
+
+
+def extracted(args: Sequence[Term]) -> Resolved:
+    """Text, a regular expression and perhaps the number of a group, the latter two written out."""
+    group = _whole(args, 2) if len(args) > 2 else 1  # noqa: PLR2004 - the group is the third
+    _checked(lambda pattern: extracting(pattern, group), _known(args, 1), len(args) - 1)
+    return takes(STRING, STRING, STRING, INT)(args)
+
+
+def padded(args: Sequence[Term]) -> Resolved:
+    """Text, a length and perhaps what to fill up with, the latter two written out."""
+    if _whole(args, 1) > _PADDED_CHARS_MAX:
+        raise ClashError(f"text is filled up to at most {_PADDED_CHARS_MAX} characters.", 1)
+    for at in range(2, len(args)):
+        _known(args, at)
+    return takes(STRING, STRING, INT, STRING)(args)
+
+
+def joined(args: Sequence[Term]) -> Resolved:
+    """A separator, written out, and any number of values, all written out as text."""
+    _known(args, 0)
+    return texts(args)
+
+
+def hashed(result: DataType) -> Rule:
+    """Values of any type, each hashed as what it is."""
+
+    def rule(args: Sequence[Term]) -> Resolved:
+        for at, arg in enumerate(args):
+            if arg.type in _SPANS:
+                raise ClashError("an interval is not a value of its own and has no hash.", at)
+        return tuple(args), result
+
+    return rule
 
 
 def _whole(args: Sequence[Term], at: int) -> int:
@@ -328,6 +370,13 @@ def moment(kind: DataType) -> Rule:
         return (cast(args[0], kind),), kind
 
     return rule
+
+
+def days_moved(args: Sequence[Term]) -> Resolved:
+    """A date and a number of days that is no bigint."""
+    if args[1].type == BIGINT:
+        raise ClashError("the days must be an int; write CAST(... AS INT).", 1)
+    return takes(DATE, DATE, INT)(args)
 
 
 def texts(args: Sequence[Term]) -> Resolved:

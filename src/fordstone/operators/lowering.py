@@ -19,6 +19,7 @@ from fordstone.model.schema import DataType, Schema
 from fordstone.model.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term
 from fordstone.operators import lowering_cast as casts
 from fordstone.operators import lowering_decimal as decimal
+from fordstone.operators import lowering_hash as hashes
 from fordstone.operators import lowering_numbers as numbers
 from fordstone.operators import lowering_text as text
 from fordstone.operators import lowering_time as time
@@ -242,7 +243,8 @@ _ONCE: Final = frozenset(
         "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "coalesce", "case", "cast",
         "try_cast", "concat", "lower", "upper", "length", "replace", "like", "rlike", "size", "negative", "abs", "sqrt", "exp",
         "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
-        "ceil", "round", "log2", "log10",
+        "ceil", "round", "log2", "log10", "regexp_replace", "startswith", "endswith", "contains", "concat_ws", "reverse", "hash",
+        "xxhash64", "date_add", "date_sub", "datediff",
     }
 )  # fmt: skip
 """Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""
@@ -274,6 +276,20 @@ LOWERED: Final[dict[str, Lowered]] = {
     "split_part": text.split_part,
     "like": text.like,
     "rlike": text.rlike,
+    "regexp_replace": text.regexp_replace,
+    "regexp_extract": text.regexp_extract,
+    "instr": lambda _, args: text.instr(args),
+    "startswith": lambda _, args: args[0].str.starts_with(args[1]),
+    "endswith": lambda _, args: args[0].str.ends_with(args[1]),
+    "contains": lambda _, args: args[0].str.contains(args[1], literal=True),
+    "left": lambda _, args: text.substring([args[0], pl.lit(1), args[1]]),
+    "right": lambda _, args: text.right(args),
+    "lpad": text.pad,
+    "rpad": text.pad,
+    "concat_ws": text.concat_ws,
+    "reverse": lambda _, args: text.reverse(args[0]),
+    "hash": hashes.murmur,
+    "xxhash64": hashes.xxhash64,
     "size": lambda _, args: args[0].list.len().cast(pl.Int32).fill_null(-1),
     "element": _element,
     "abs": _abs,
@@ -290,6 +306,9 @@ LOWERED: Final[dict[str, Lowered]] = {
     "isnan": lambda _, args: args[0].is_nan().fill_null(value=False),
     "date_trunc": _unit,
     **{name: (lambda call, args: time.part(call.function, args[0])) for name in _DATE_PARTS},
+    "date_add": lambda _, args: time.shift_days(args[0], args[1]),
+    "date_sub": lambda _, args: time.shift_days(args[0], -args[1]),
+    "datediff": lambda _, args: time.days_between(args[0], args[1]),
     "to_timestamp": lambda _, args: args[0],  # the argument is cast by its rule
     "to_date": lambda _, args: args[0],
     "unix_micros": lambda _, args: time.micros(args[0]),

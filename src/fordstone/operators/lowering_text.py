@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.coercion import text_of
-from fordstone.model.patterns import like_regex, plain_text, rust_regex
+from fordstone.model.patterns import extracting, like_regex, plain_text, replacing, rust_regex
 from fordstone.model.term import Call, Literal
 
 _LENGTH_MAX: Final = 2**31 - 1
@@ -94,3 +94,57 @@ def like(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 def rlike(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """Whether the regular expression is found."""
     return args[0].str.contains(rust_regex(text_of(call.args[1])))
+
+
+def regexp_replace(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Every match of a regular expression replaced."""
+    return args[0].str.replace_all(*replacing(text_of(call.args[1]), text_of(call.args[2])))
+
+
+def regexp_extract(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """A group of the first match; empty if there is no match, or the group has no part in it."""
+    regex, group = extracting(text_of(call.args[1]), _number(call, 2, 1))
+    return pl.when(args[0].is_not_null()).then(args[0].str.extract(regex, group).fill_null(""))
+
+
+def _number(call: Call, at: int, default: int) -> int:
+    """The whole number that is written out as an argument."""
+    found = call.args[at] if at < len(call.args) else None
+    return found.value if isinstance(found, Literal) and isinstance(found.value, int) else default
+
+
+def instr(args: Sequence[pl.Expr]) -> pl.Expr:
+    """The first place, counted in characters from 1, or 0."""
+    text, what = args
+    place = text.str.find(what, literal=True)  # in bytes
+    before = text.cast(pl.Binary).bin.head(place).cast(pl.String).str.len_chars().cast(pl.Int32)
+    return pl.when(text.is_not_null() & what.is_not_null()).then(pl.when(place.is_null()).then(0).otherwise(before + 1))
+
+
+def right(args: Sequence[pl.Expr]) -> pl.Expr:
+    """The last characters."""
+    count = args[1].cast(pl.Int64)
+    found = substring([args[0], -count])
+    return pl.when(args[0].is_not_null() & (count <= 0)).then(pl.lit("")).otherwise(found)
+
+
+def pad(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """Filled up to a length that is written out, or cut off to it."""
+    size = max(_number(call, 1, 0), 0)
+    by = text_of(call.args[2]) if len(call.args) > 2 else " "  # noqa: PLR2004 - the filling is the third
+    cut = args[0].str.slice(0, size)
+    if not by:
+        return cut
+    missing = (size - args[0].str.len_chars().cast(pl.Int64)).clip(lower_bound=0)
+    filling = pl.lit((by * (size // len(by) + 1))[:size]).str.slice(0, missing)
+    return pl.concat_str([filling, cut] if call.function == "lpad" else [cut, filling])
+
+
+def concat_ws(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    """The texts joined with a separator that is written out; nulls are passed over."""
+    return pl.concat_str(args[1:], separator=text_of(call.args[0]), ignore_nulls=True)
+
+
+def reverse(text: pl.Expr) -> pl.Expr:
+    """The characters from the last to the first; Polars would keep marks behind the letter that they belong to."""
+    return text.str.split("").list.reverse().list.join("")

@@ -116,6 +116,16 @@ def shift(value: pl.Expr, by: pl.Expr, kind: DataType, *, whole_days: bool) -> p
     return date(days(value) + (by if not whole_days else by // DAY_US))
 
 
+def shift_days(value: pl.Expr, by: pl.Expr) -> pl.Expr:
+    """A date moved by days; it wraps, as the int that it is."""
+    return (value.cast(pl.Int32) + by).cast(pl.Date)
+
+
+def days_between(end: pl.Expr, start: pl.Expr) -> pl.Expr:
+    """The days from `start` to `end`; the int wraps."""
+    return end.cast(pl.Int32) - start.cast(pl.Int32)
+
+
 def part(name: str, value: pl.Expr) -> pl.Expr:
     """A part of a date or timestamp, as an int."""
     match name:

@@ -1,7 +1,7 @@
-"""The 64-bit xxHash (XXH64, seed 0) of many byte strings at once, in NumPy.
+"""The 64-bit xxHash (XXH64) of many byte strings at once, in NumPy.
 
-Used for what is stored (`key_group`), so the result is fixed by the published algorithm; tests compare it with the
-reference implementation. All arithmetic is modulo 2**64.
+Used for what is stored (`key_group`, with seed 0) and for the function xxhash64, so the result is fixed by the published
+algorithm; tests compare it with the reference implementation. All arithmetic is modulo 2**64.
 """
 
 from __future__ import annotations
@@ -82,18 +82,31 @@ def hash_tagged_words(tag: int, words: Words) -> Words:
     return _finished(_with_byte(mixed, words >> np.uint64(56)))
 
 
-def hash_segments(buffer: Bytes, starts: Lengths, lengths: Lengths) -> Words:
-    """The hash of each `buffer[start : start + length]`. `buffer` has `PADDING_BYTES` to spare at its end."""
+def hash_words(words: Words, seeds: Words) -> Words:
+    """The hash of the 8 bytes of each word in little-endian order, from a seed of its own."""
+    return _finished(_with_word(seeds + (_P5 + np.uint64(_LANE)), words))
+
+
+def hash_halves(halves: npt.NDArray[np.uint32], seeds: Words) -> Words:
+    """The hash of the 4 bytes of each half word in little-endian order, from a seed of its own."""
+    return _finished(_with_half(seeds + (_P5 + np.uint64(_HALF)), halves.astype(np.uint64)))
+
+
+def hash_segments(buffer: Bytes, starts: Lengths, lengths: Lengths, seeds: Words | None = None) -> Words:
+    """The hash of each `buffer[start : start + length]`, from seed 0 or a seed of its own.
+
+    `buffer` has `PADDING_BYTES` to spare at its end.
+    """
     # Unaligned words at any byte: views with a stride of one byte.
     size = buffer.size - PADDING_BYTES + 1
     words: Words = np.ndarray((size,), dtype="<u8", buffer=buffer, strides=(1,))
     halves = np.ndarray((size,), dtype="<u4", buffer=buffer, strides=(1,))
-    hashes = np.full(starts.size, _P5, dtype=np.uint64)
+    hashes = np.full(starts.size, _P5, dtype=np.uint64) if seeds is None else seeds + _P5
     at = starts.copy()
     ends = starts + lengths
     long = np.flatnonzero(lengths >= _STRIPE)
     if long.size:
-        hashes[long], at[long] = _stripes(words, starts[long], lengths[long])
+        hashes[long], at[long] = _stripes(words, starts[long], lengths[long], None if seeds is None else seeds[long])
     hashes += lengths.view(np.uint64)
     for width in (_LANE, _LANE, _LANE, _HALF, 1, 1, 1):
         rows = np.flatnonzero(ends - at >= width)
@@ -117,12 +130,14 @@ def hash_segments(buffer: Bytes, starts: Lengths, lengths: Lengths) -> Words:
     return _finished(hashes)
 
 
-def _stripes(words: Words, starts: Lengths, lengths: Lengths) -> tuple[Words, Lengths]:
+def _stripes(words: Words, starts: Lengths, lengths: Lengths, seeds: Words | None) -> tuple[Words, Lengths]:
     """Take in all whole stripes of byte strings that have one; gives the hashes so far and where the rest begins."""
     counts = lengths // _STRIPE
     with np.errstate(over="ignore"):
-        seeds = (_P1 + _P2, _P2, np.uint64(0), np.uint64(0) - _P1)
-    lanes = [np.full(starts.size, seed, dtype=np.uint64) for seed in seeds]
+        begin = (_P1 + _P2, _P2, np.uint64(0), np.uint64(0) - _P1)
+    lanes = [np.full(starts.size, lane, dtype=np.uint64) for lane in begin]
+    if seeds is not None:
+        lanes = [lane + seeds for lane in lanes]
     rows = np.arange(starts.size)
     for stripe in range(int(counts.max())):
         rows = rows[counts[rows] > stripe]
