@@ -153,7 +153,7 @@ Build = Callable[[Stream, Stream], Any]
         (lambda a, b: a.join(b, on="nope", between=BETWEEN), SchemaError, r"step join: on \(the left side\): there is no column 'nope'"),
         (lambda a, b: a.join(b, on={"device": "nope"}, between=BETWEEN), SchemaError, r"on \(the right side\): there is no"),
         (lambda a, b: a.join(b, on=[], between=BETWEEN), SchemaError, "on= names no column"),
-        (lambda a, b: a.join(b, on=["device", "device"], between=BETWEEN), SchemaError, "of the left side twice"),
+        (lambda a, b: a.join(b, on=["device", "device"], between=BETWEEN), SchemaError, "left side. names a column twice"),
         (lambda a, b: a.join(b, on=5, between=BETWEEN), PipelineError, "on=5 does not name columns"),
         (lambda a, b: a.join(b, on={"device": "temp"}, between=BETWEEN), SchemaError, r"'device' has type string .* 'temp' has type double"),
         (lambda a, b: a.join(b, on="device", between=BETWEEN, suffix=""), SchemaError, "'ts' would become 'ts', which is there already"),

@@ -134,6 +134,9 @@ def test_running_results_cannot_be_aggregated_but_may_be_filtered_and_selected(r
     ("mistake", "says"),
     [
         (lambda s: s.group_by("nothing").agg(n="count(*)"), "no column 'nothing'"),
+        (lambda s: s.group_by("device", "device").agg(n="count(*)"), "group_by names a column twice: device, device"),
+        (lambda s: s.group_by("device", "device").ewma(slow="temp", alpha=0.5), "names a column twice"),
+        (lambda s: s.deduplicate("device", "device", within="1s"), "deduplicate names a column twice"),
         (lambda s: s.group_by("device").agg(), "at least one aggregate"),
         (lambda s: s.group_by("device").agg(device="count(*)"), "given twice"),
         (lambda s: s.group_by("device").agg(n="temp"), "stands outside of an aggregate"),

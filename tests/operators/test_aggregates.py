@@ -312,3 +312,11 @@ def test_an_own_aggregate_must_give_every_state_column() -> None:
         PlanError, match=r"add gives an expression for each column of state \(seen, total, weight\), but gave total"
     ):
         own(Forgetful, "x", "x", "s").of_rows(frame_of([dict.fromkeys(SCHEMA) | {"k": 1, "ts": START}]))
+
+
+@pytest.mark.parametrize("zeros", [[0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0]])
+def test_the_least_and_the_greatest_have_no_negative_zero_whichever_zero_came_first(zeros):
+    partials = partials_of({"lo": "min(x)", "hi": "max(x)"})
+    rows = [dict.fromkeys(SCHEMA) | {"k": 1, "ts": START, "x": x} for x in zeros]
+    found = partials.finish(partials.merge(pl.concat([partials.of_rows(frame_of([row])) for row in rows])))
+    assert [math.copysign(1, found.row(0, named=True)[name]) for name in ("lo", "hi")] == [1, 1]

@@ -13,7 +13,7 @@ from fordstone.model.schema import DataType
 from fordstone.operators import state_cells
 from fordstone.operators.keyed_store import KeyedStore
 from fordstone.operators.state_cells import CellKind, Scene
-from fordstone.operators.state_values import coercion
+from fordstone.operators.state_values import coercion, series_of
 from fordstone.state.piece import Piece
 
 TTL_US = 6
@@ -144,3 +144,21 @@ def test_what_is_empty_takes_no_room():
     kept.entries(KEYS)
     kept.write_back()
     assert len(first) == len(second) == 0  # type: ignore[arg-type]  # tables
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(
+        [
+            (pl.List(pl.Int64()), [1, 2, None]),
+            (pl.List(pl.String()), ["a", "é", ""]),
+            (pl.List(pl.List(pl.Float64())), [[], [1.5, None], [2.0]]),
+        ]
+    ),
+    picked=st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=6),
+)
+def test_columns_of_lists_are_made_as_polars_would(kind, picked):
+    dtype, choice = kind
+    values = [[choice[number] for number in numbers] for numbers in picked]
+    found = series_of("x", values, dtype)
+    assert (found.name, found.dtype, found.to_list()) == ("x", dtype, values)

@@ -337,5 +337,48 @@ def test_a_pane_knows_its_windows(window, time):
 def test_windows_without_panes_are_passed_over_however_many_there_are():
     grid = PaneGrid(Sliding(20, 10))
     store = PaneStore(grid, pl.DataFrame({END: [10, 10**17]}))
-    assert list(store.windows(TIME_MIN_US, TIME_MAX_US)) == [10, 20, 10**17, 10**17 + 10]
-    assert list(store.windows(10, 10**17)) == [20, 10**17]
+    assert list(store.windows(TIME_MIN_US, TIME_MAX_US)) == [(10, 20), (10**17, 10**17 + 10)]
+    assert list(store.windows(10, 10**17)) == [(20, 20), (10**17, 10**17)]
+
+
+@given(
+    window=windows,
+    times=st.lists(st.integers(-50, 50), min_size=1, max_size=8),
+    bounds=st.tuples(*[st.integers(-70, 70)] * 2),
+)
+def test_windows_that_hold_the_same_panes_are_named_together(window, times, bounds):
+    grid = PaneGrid(window)
+    ends = {time: windows_of(time, window) for time in times}
+    if not grid.overlaps or not any(ends.values()):
+        return
+    panes = {
+        (time - window.offset_us) // grid.pane_us * grid.pane_us + window.offset_us + grid.pane_us for time in times
+    }
+    after_us, until_us = min(bounds), max(bounds)
+    found = list(PaneStore(grid, pl.DataFrame({END: sorted(panes)})).windows(after_us, until_us))
+    named = [end for first, last in found for end in range(first, last + 1, window.slide_us)]
+    assert named == sorted({end for one in ends.values() for end in one if after_us < end <= until_us})
+    for first, last in found:
+        held = [{time for time in times if end in ends[time]} for end in range(first, last + 1, window.slide_us)]
+        assert all(one == held[0] for one in held)
+
+
+@pytest.mark.parametrize("aggregates", [EXACT, ANY])
+def test_many_windows_with_few_panes_cost_what_changes_and_not_a_merge_each(aggregates):
+    window = Sliding(50_000, 1)
+    operator = operator_of(window, aggregates)
+    merged: list[int] = []
+    count_merged(operator, merged)
+    operator.on_batch(frame([one("a", 0), one("b", 10), one("a", 20_000)]), late=False)
+    emits = operator.on_watermark(TIME_MAX_US)
+    assert sum(emit.frame.height for emit in emits) == 50_000 + 50_000 + 20_000
+    assert len(emits) < 100
+    assert len(merged) < 20
+
+
+def test_early_results_of_panes_in_very_many_windows_are_spread_by_row():
+    grid = PaneGrid(Sliding(90, 1))
+    rows = pl.DataFrame({END: [5, 40, 300], "k": ["a", "b", "c"]})
+    spread = grid.spread(rows, 30, 120)
+    wanted = [(end, "a") for end in range(31, 95)] + [(end, "b") for end in range(40, 121)]
+    assert sorted(spread.rows()) == sorted(wanted)

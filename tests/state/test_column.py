@@ -6,7 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fordstone.state.column import LOG_WASTE_ROWS_MIN, ArrayColumn, Column, LogColumn, Slots, column_of
+from fordstone.state.column import (
+    LOG_WASTE_BYTES_MIN,
+    LOG_WASTE_ROWS_MIN,
+    ArrayColumn,
+    Column,
+    LogColumn,
+    Slots,
+    column_of,
+)
 
 KINDS: list[tuple[pl.DataType, list[object]]] = [
     (pl.Int64(), [1, None, 3]),
@@ -104,3 +112,26 @@ def test_a_log_is_cleared_of_waste_and_keeps_what_counts() -> None:
     assert column._end <= LOG_WASTE_ROWS_MIN + 28
     assert len(column._chunks) <= 20
     assert column.get(slots(9, 8, 7)).to_list() == ["kept", None, f"value {number} of slot 7"]
+
+
+def test_a_log_is_cleared_of_few_rows_that_take_much_room() -> None:
+    column = LogColumn("c", pl.List(pl.Int64()))
+    column.grow(2)
+    put(column, slots(1), [[7]])
+    for length in range(200_000, 200_050):
+        put(column, slots(0), [list(range(length))])
+    # All that was ever written is 80 MB, what counts is 1.6 MB.
+    assert column.size_bytes() < LOG_WASTE_BYTES_MIN + 8 * 1024 * 1024
+    assert column.get(slots(0)).list.len().to_list() == [200_049]
+    assert column.get(slots(1)).to_list() == [[7]]
+
+
+def test_what_a_forgotten_slot_held_goes_with_the_next_clearing() -> None:
+    column = LogColumn("c", pl.List(pl.Int64()))
+    column.grow(100)
+    for slot in range(100):
+        put(column, slots(slot), [list(range(100_000))])
+        column.forget(slots(slot))
+    put(column, slots(3), [[1]])
+    assert column.size_bytes() < LOG_WASTE_BYTES_MIN + 4 * 1024 * 1024
+    assert column.get(slots(3, 4)).to_list() == [[1], None]

@@ -73,6 +73,14 @@ def quoted_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+DEPTH_MAX: Final = 160
+"""So deep an expression may be nested; `a AND b AND c ...` is as deep as it is long."""
+TOO_DEEP: Final = (
+    "the expression is nested too deeply, or has too long a chain of operators. Write x IN (...) for many alternatives, or "
+    "work parts of it out in columns of their own before."
+)
+
+
 def read(text: str) -> exp.Expr:
     """Parse one expression.
 
@@ -85,6 +93,8 @@ def read(text: str) -> exp.Expr:
         found = DIALECT.parser().parse(DIALECT.tokenize(text), text)
     except ParseError as error:
         raise _parse_error(error, text) from None
+    except RecursionError:
+        raise ExpressionError(TOO_DEEP, text=text, offset=0) from None
     except TokenError:
         raise ExpressionError(
             "the expression ends inside a quoted string or name; close the quote.", text=text, offset=_open_quote(text)
@@ -92,7 +102,20 @@ def read(text: str) -> exp.Expr:
     trees = [tree for tree in found if tree is not None]
     if len(trees) != 1:
         raise ExpressionError("one expression was expected, without a semicolon.", text=text, offset=text.find(";"))
+    if _is_too_deep(trees[0]):
+        raise ExpressionError(TOO_DEEP, text=text, offset=0)
     return trees[0]
+
+
+def _is_too_deep(tree: exp.Expr) -> bool:
+    """Whether those who go through a tree by recursion might run out of stack."""
+    left = [(tree, 1)]
+    while left:
+        node, depth = left.pop()
+        if depth > DEPTH_MAX:
+            return True
+        left += [(inner, depth + 1) for inner in node.iter_expressions()]
+    return False
 
 
 def tokens_of(text: str) -> list[Token]:

@@ -48,8 +48,6 @@ def join_columns(
         raise SchemaError(f"suffix={suffix!r} is not text.")
     for side, keys, schema in (("left", left_keys, left), ("right", right_keys, right)):
         plain_keys(keys, schema, what=f"on (the {side} side)")
-        if len(set(keys)) < len(keys):
-            raise SchemaError(f"on names a column of the {side} side twice: {', '.join(keys)}.")
     pairs = dict(zip(right_keys, left_keys, strict=True))
     types = tuple(_common(a, left[a], b, right[b]) for b, a in pairs.items())
     merged = {b: a for b, a in pairs.items() if a == b}

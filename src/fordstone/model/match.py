@@ -14,7 +14,9 @@ from sqlglot import exp
 
 from fordstone.errors import PipelineError, SchemaError
 from fordstone.model import plan as p
+from fordstone.model.aligned_windows import SPAN_MAX_US
 from fordstone.model.coercion import STRING
+from fordstone.model.duration import human_us
 from fordstone.model.pattern_terms import (
     DECIDED,
     Condition,
@@ -167,8 +169,10 @@ def _added(columns: Mapping[str, str | DataType], more: Mapping[str, str | DataT
 
 def _check_stages(step: p.Match) -> None:
     where = f"step {step.name}: pattern {step.pattern}"
-    if step.within_us is not None and step.within_us <= 0:
-        raise PipelineError(f"{where}: within must be longer than zero; no match could be.")
+    if step.within_us is not None and not 0 < step.within_us < SPAN_MAX_US:
+        raise PipelineError(
+            f"{where}: within must be longer than zero, or no match could be, and shorter than {human_us(SPAN_MAX_US)}."
+        )
     if step.partial_matches_max < 1:
         raise PipelineError(f"{where}: limit must be at least 1.")
     if len(step.stages) > STAGES_MAX:

@@ -13,6 +13,7 @@ from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
 from fordstone.model.aggregating import derive_aggregate
 from fordstone.model.deduplicating import derive_deduplicate
+from fordstone.model.dialect import TOO_DEEP
 from fordstone.model.expression import Expression, expand, parse, parse_predicate
 from fordstone.model.joining import derive_join, derive_lookup
 from fordstone.model.match import derive_match
@@ -30,6 +31,8 @@ def derive(step: p.Step, types: Types) -> Derived:
         raise error if error.step else error.at_step(step.name) from None
     except SchemaError as error:
         raise SchemaError(f"step {step.name}: {error}") from None
+    except RecursionError:
+        raise PipelineError(f"step {step.name}: {TOO_DEEP}") from None
 
 
 def stream_types(plan: p.Plan) -> Derived:

@@ -47,6 +47,8 @@ def key_columns(keys: Sequence[str], schema: Schema, *, what: str = "group_by") 
     for key in keys:
         if key not in schema:
             raise SchemaError(f"{what}: there is no column {key!r}. Columns are: {', '.join(schema)}.")
+    if len(set(keys)) < len(keys):
+        raise SchemaError(f"{what} names a column twice: {', '.join(keys)}. Name each once.")
     return {key: schema[key] for key in keys}
 
 

@@ -33,6 +33,8 @@ class Test:
     rest: Scalar | None = None
     own_row: bool = False
     """Whether the rest sees the row as taken already by its stage."""
+    reads: tuple[int, ...] = ()
+    """The slots that the rest asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,10 @@ class Automaton:
     """A row may matter to a beginning only if all of one of these are; where rows need not be adjacent."""
     adjacent: bool
     """Whether it matters which rows follow each other at once."""
+    reads: tuple[int, ...]
+    """The slots that conditions ask for: beginnings that stand alike and agree on these go on alike."""
+    beating: bool
+    """Whether some option beats others: then how a beginning goes on depends on what its rows were offered to before."""
     known: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     """What was found out about bits: whether a row may begin a match, and whether it may matter to one that has begun."""
 
@@ -221,6 +227,7 @@ class _Compiler:
         tests += [stage.until for stage in stages if stage.until is not None]
         follows = [stage.follows for stage in self._step.stages[1:]]
         repeats = [stage.repeats for stage in self._step.stages if stage.times_max != 1]
+        asked = [*self._tests, *(until for until in self._untils if until is not None)]
         return Automaton(
             stages=stages,
             first=first,
@@ -228,6 +235,8 @@ class _Compiler:
             start_bits=tuple(dict.fromkeys(stages[way.target].test.bit for way in first)),
             later_bits=tuple(dict.fromkeys(test.bit for test in tests)),
             adjacent="next" in {*follows, *repeats},
+            reads=tuple(sorted({slot for test in asked for slot in test.reads})),
+            beating=any(way.option.beats for way in (*first, *later)),
         )
 
 
@@ -251,7 +260,7 @@ class Row:
 class Node:
     """A beginning: the rows of its parent, and one more."""
 
-    __slots__ = ("alive", "count", "parent", "row", "stage", "states", "ways")
+    __slots__ = ("alive", "count", "depth", "parent", "row", "stage", "states", "ways")
 
     def __init__(
         self, automaton: Automaton, parent: Node | None, stage: int, row: Row, states: tuple[Any, ...]
@@ -262,6 +271,8 @@ class Node:
         self.row = row
         self.states = states
         self.count: int = parent.count + 1 if parent is not None and parent.stage == stage else 1
+        self.depth: int = parent.depth + 1 if parent is not None else 1
+        """How many rows it has."""
         self.ways = automaton.stages[stage].ways(self.count)
         self.alive = -1
         """Which of the ways are still open, as far as other ways have ended them."""

@@ -174,7 +174,7 @@ class CountAggregate(Operator):
             return new
         of_key = np.repeat(np.arange(count.size), count)
         pane = np.arange(of_key.size) + np.repeat(first - (np.cumsum(count) - count), count)
-        kept = self._table.get(keys[of_key].with_columns(pl.Series(_PLACE, pane % self._panes.length)))
+        kept = self._table.get(keys[of_key].hstack([pl.Series(_PLACE, pane % self._panes.length)]))
         both_keys, both_panes = np.concatenate([of_key, new.keys]), np.concatenate([pane, new.panes])
         order = np.lexsort((both_panes, both_keys))  # stable: what was kept stands before what came
         both_keys, both_panes = both_keys[order], both_panes[order]
@@ -184,7 +184,7 @@ class CountAggregate(Operator):
         at, ends = np.flatnonzero(begins), np.append(np.flatnonzero(begins)[1:], begins.size) - 1
         firsts = np.concatenate([kept.get_column(FIRST).to_numpy(), new.firsts])[order]
         lasts = np.concatenate([kept.get_column(LAST).to_numpy(), new.lasts])[order]
-        values = pl.concat([kept.select(self._fragments.values), new.values], rechunk=True)
+        values = pl.concat([kept[self._fragments.values], new.values], rechunk=True)
         return _Stretch(
             keys=both_keys[at],
             panes=both_panes[at],
@@ -195,7 +195,7 @@ class CountAggregate(Operator):
 
     def _keep(self, new: _Stretch, panes: _Stretch, keys: pl.DataFrame, after: Numbers) -> None:
         """Keep what rows came to, of what windows will need."""
-        self._counts.put(keys.with_columns(pl.Series(_ROWS, after)))
+        self._counts.put(keys.hstack([pl.Series(_ROWS, after)]))
         first, _ = self._panes.needed(after)
         # The last panes of each key are those that rows came to.
         touched = np.bincount(new.keys, minlength=after.size)

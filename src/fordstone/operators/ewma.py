@@ -96,7 +96,7 @@ class Ewma(Operator):
             new.append(_by_row(name, out, found.by_key))
             after += then
         self._table.put(found.keys.with_columns(after))
-        return found.rows.select(self._waiting.names).with_columns(new)
+        return found.rows[self._waiting.names].with_columns(new)
 
 
 class _ByCount:

@@ -31,6 +31,7 @@ FRAGMENT: Final = "__fragment"
 FIRST: Final = "__first"
 LAST: Final = "__last"
 _ROW: Final = "__row"
+_COUNT: Final = "__count"
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
@@ -64,10 +65,10 @@ class Keyed:
 
 def keyed(keys: pl.DataFrame) -> Keyed:
     """Bring rows (at least one) together by all columns of `keys`."""
-    groups = keys.with_row_index(_ROW).group_by(keys.columns).agg(_ROW)
+    groups = keys.with_row_index(_ROW).group_by(keys.columns).agg(pl.len().cast(pl.Int64).alias(_COUNT), _ROW)
     return Keyed(
-        keys=groups.select(keys.columns),
-        counts=groups.get_column(_ROW).list.len().cast(pl.Int64).to_numpy(),
+        keys=groups[keys.columns],
+        counts=groups.get_column(_COUNT).to_numpy(),
         by_key=groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy(),
     )
 
@@ -95,6 +96,7 @@ class Fragments:
         self.read = tuple(dict.fromkeys(name for aggregate in aggregates for name in aggregate.columns))
         """The columns that the aggregates read."""
         self._key_columns = [normalised_key(name, schema[name]) for name in keys]
+        self._floats = any(schema[name].is_float for name in keys)
         self._step = step
         self._with_id = with_id
         self.keys = tuple(keys)
@@ -113,7 +115,8 @@ class Fragments:
         """The key of each row; equal keys look equal."""
         if not self.keys:
             return pl.DataFrame({ONE: pl.repeat(0, frame.height, dtype=pl.Int8, eager=True)})
-        return frame.select(self._key_columns)
+        # A query takes longer than the rest, on small batches.
+        return frame.select(self._key_columns) if self._floats else frame[list(self.keys)]
 
     def of_rows(self, frame: pl.DataFrame, numbers: Numbers) -> pl.DataFrame:
         """What is kept of rows: one partial row for each fragment number, by number. `numbers` are all from 0 on."""

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from fordstone.operators.state_cells import NOT_YET_US, Cell, CellKind, ListCell, MapCell, ValueCell
+from fordstone.operators.state_values import series_of
 from fordstone.operators.timers import NEVER_US, Timers
 from fordstone.state.state import State
 from fordstone.state.table import FOUND, Table
@@ -68,8 +70,8 @@ class KeyTable(Table):
         """The key columns by which rows belong to key groups."""
         return self._group_key
 
-    def older(self, column: str, bound_us: int) -> pl.DataFrame | None:
-        """The keys of rows with a time up to a bound; None: there are none. Costs nothing when none can be.
+    def older(self, column: str, bound_us: int, *, above_us: int | None = None) -> pl.DataFrame | None:
+        """The keys of rows with a time up to a bound (and above another); None: there are none, which mostly costs nothing.
 
         Else the times of all rows are looked at, and nothing else of them: this is asked at every watermark.
         """
@@ -80,10 +82,9 @@ class KeyTable(Table):
         due = (times <= bound_us).fill_null(value=False)
         least_us: Any = times.filter(~due).min()
         self.least_us = NEVER_US if least_us is None else least_us
-        found = slots[due.to_numpy()]
-        if not found.size:
-            return None
-        return pl.DataFrame([own.get(found) for own in self._index.columns if own.name in self._group_key])
+        found = slots[(due if above_us is None else due & (times > above_us)).to_numpy()]
+        columns = [own.get(found) for own in self._index.columns if own.name in self._group_key]
+        return pl.DataFrame(columns) if found.size else None
 
 
 class KeyedStore:
@@ -104,7 +105,12 @@ class KeyedStore:
         self.touched: dict[Key, Entry] = {}
         """Entries that may have changed since they were last written back."""
         self._unlooked: dict[Key, Entry] = {}
-        """Those whose event timers may have changed since these were last written back: that is at every watermark."""
+        """Those whose event timers may have changed since somebody asked what is due."""
+        self._soon: list[tuple[int, int, Entry]] = []
+        """Entries whose event timers have changed since they were last written back, by the time of the first, and by number."""
+        self._numbers = count()
+        self._asked_us = NOT_YET_US
+        """Up to when somebody has asked which event timers are due."""
 
     def states(self) -> dict[str, State]:
         """The tables by name."""
@@ -178,11 +184,29 @@ class KeyedStore:
 
     # What is due.
 
-    def keys_due(self, bound_us: int, *, by_clock: bool) -> pl.DataFrame | None:
-        """The keys with a timer below a time, or (by the clock) up to it. None: there are none."""
-        table = self._clocks if by_clock else self._timers
-        self._write_timers(table, "clocks" if by_clock else "timers")
-        return table.older(_LEAST, bound_us if by_clock else bound_us - 1)
+    def due(self, bound_us: int, *, by_clock: bool) -> list[Entry]:
+        """The entries with a timer below a time, or (by the clock) up to it. Whoever asks may change them."""
+        if by_clock:
+            self._write_timers(self._clocks, "clocks")
+            keys = self._clocks.older(_LEAST, bound_us)
+            return [] if keys is None else self.entries(keys)
+        # Timers that changed since the barrier are not in the table yet: a key may have many, and this is asked often.
+        for entry in self._unlooked.values():
+            if entry.timers is not None and entry.timers.changed and entry.timers.at_us:
+                heappush(self._soon, (entry.timers.least_us, next(self._numbers), entry))
+        self._unlooked = {}
+        found: dict[Key, Entry] = {}
+        while self._soon and self._soon[0][0] < bound_us:
+            entry = heappop(self._soon)[2]
+            found[entry.key] = entry
+        # What was due before has run out: only the table may not know yet.
+        keys = self._timers.older(_LEAST, bound_us - 1, above_us=self._asked_us)
+        self._asked_us = bound_us - 1
+        if keys is not None:
+            found |= {entry.key: entry for entry in self.entries(keys)}
+        self.touched |= found
+        self._unlooked |= found
+        return [entry for entry in found.values() if entry.timers is not None and entry.timers.least_us < bound_us]
 
     def forget(self, now_us: int, *, by_clock: bool, before_us: int | None) -> None:
         """Drop what has outlived its ttl. `before_us`: when that was last done; None: look whether something is due.
@@ -225,7 +249,7 @@ class KeyedStore:
                 self._write_chunks(table, kind, entries, place)
         self._write_timers(self._timers, "timers")
         self._write_timers(self._clocks, "clocks")
-        self.touched = {}
+        self.touched, self._unlooked, self._soon = {}, {}, []
 
     def _write_values(self, table: KeyTable, kind: CellKind, entries: list[Entry], place: int) -> None:
         kept: list[Entry] = []
@@ -282,8 +306,7 @@ class KeyedStore:
     def _write_timers(self, table: KeyTable, attribute: str) -> None:
         kept: list[tuple[Key, Timers]] = []
         gone: list[Key] = []
-        by_clock = table is self._clocks
-        for entry in (self.touched if by_clock else self._unlooked).values():
+        for entry in self.touched.values():
             timers: Timers | None = getattr(entry, attribute)
             if timers is None or not timers.changed:
                 continue
@@ -292,8 +315,6 @@ class KeyedStore:
                 kept.append((entry.key, timers))
             else:
                 gone.append(entry.key)
-        if not by_clock:
-            self._unlooked = {}
         columns: dict[str, list[Any]] = {
             _NAMES: [list(timers.at_us) for _, timers in kept],
             _ATS: [list(timers.at_us.values()) for _, timers in kept],
@@ -308,7 +329,7 @@ class KeyedStore:
             return
         schema = table.schema
         own = {name: [key[index] for key in keys] for index, name in enumerate(self._key)}
-        frame = pl.DataFrame([_series(name, values, schema[name]) for name, values in (own | columns).items()])
+        frame = pl.DataFrame([series_of(name, values, schema[name]) for name, values in (own | columns).items()])
         table.put(frame)
         for column in (_AT, _LEAST):
             if column in columns:
@@ -333,23 +354,6 @@ _TIMERS: Final[dict[str, pl.DataType]] = {
     _SETS: pl.List(pl.Int64()),
     _LEAST: pl.Int64(),
 }
-
-
-def _series(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
-    """A column of Python objects."""
-    if not isinstance(dtype, pl.List):
-        return pl.Series(name, values, dtype=dtype, strict=True)
-    # Polars makes a series of its own of every list, which takes ten times as long as to make one of all and to cut it.
-    flat = _series(name, list(chain.from_iterable(values)), dtype.inner)  # type: ignore[arg-type]  # a type, not a class
-    sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
-    if (sizes == 1).all() and not flat.dtype.is_nested():
-        return flat.reshape((-1, 1)).arr.to_list()
-    owners = pl.Series(_CHUNK, np.repeat(np.arange(sizes.size), sizes)).set_sorted()
-    lists = pl.DataFrame([owners, flat]).group_by(_CHUNK, maintain_order=True).agg(name).get_column(name)
-    if lists.len() == sizes.size:
-        return lists
-    places = pl.Series(np.cumsum(sizes > 0) - 1).zip_with(pl.Series(sizes > 0), pl.Series([None], dtype=pl.Int64))
-    return lists.gather(places).fill_null(pl.Series([[]], dtype=dtype))
 
 
 def _values(kind: CellKind, table: KeyTable, keys: pl.DataFrame) -> Sequence[Cell]:

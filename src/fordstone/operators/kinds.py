@@ -58,6 +58,14 @@ def _mean(call: AggregateCall, values: Values) -> pl.Expr:
     return pl.when(count > 0).then(total / count)
 
 
+def _one_zero(name: str, values: Values) -> pl.Expr:
+    """A column without -0.0: of the two zeros, which are equal, neither is the least, and which one is met first is chance."""
+    if not values.type.is_float:
+        return pl.col(name)
+    zero = pl.lit(0.0, dtype=values.type.polars)
+    return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name))
+
+
 def _variance(*, less: int) -> Callable[[AggregateCall, Values], pl.Expr]:
     def result(call: AggregateCall, values: Values) -> pl.Expr:
         count, squares = _count(call, values), pl.col(SPREAD.columns(values)[1])
@@ -117,8 +125,8 @@ KINDS: Final[dict[str, Kind]] = {
     "count": Kind(parts=lambda _: (COUNT,), result=_count),
     "sum": Kind(parts=lambda _: (COUNT, SUM), result=_sum),
     "mean": Kind(parts=_mean_parts, result=_mean),
-    "min": Kind(parts=lambda _: (LEAST,), result=lambda _, values: pl.col(LEAST.column(values))),
-    "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: pl.col(GREATEST.column(values))),
+    "min": Kind(parts=lambda _: (LEAST,), result=lambda _, values: _one_zero(LEAST.column(values), values)),
+    "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: _one_zero(GREATEST.column(values), values)),
     "var_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1)),
     "var_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0)),
     "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_deviation(less=1)),

@@ -124,7 +124,8 @@ class MatchRows(Operator):
     def _go_through(self, keyed: KeyedRows) -> Iterator[tuple[Key, Found]]:
         """Take released rows into the matchers of their keys."""
         adjacent = self._rules.automaton.adjacent
-        picked = _picked(keyed, self._forms.candidates)
+        # Where rows need not be adjacent, none but candidates were let wait.
+        picked = _picked(keyed, self._forms.candidates if adjacent else None)
         firsts = np.cumsum(keyed.counts) - keyed.counts
         places = picked - np.repeat(firsts, keyed.counts)[picked]
         key_numbers = np.repeat(np.arange(keyed.counts.size), keyed.counts)[picked]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_, or_
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from fordstone.operators.automaton import Node, Test
 from fordstone.operators.lowering import to_polars
 from fordstone.operators.matching import Found
 from fordstone.operators.pattern_slots import kept
-from fordstone.operators.plain import as_plain, as_typed, plain_type
+from fordstone.operators.plain import as_plain, plain_type
 from fordstone.operators.scalar import Scalar, Values, scalar_of
 
 BITS: Final = "__bits"
@@ -71,7 +71,7 @@ class RowForms:
             for at, term in enumerate(self._values.values())
         ]
 
-    @property
+    @cached_property
     def bits(self) -> pl.Expr:
         """Which conditions a row fulfils."""
         if not self._bits:
@@ -81,7 +81,7 @@ class RowForms:
         ]
         return reduce(lambda left, right: left + right, parts).alias(BITS)
 
-    @property
+    @cached_property
     def candidates(self) -> pl.Expr | None:
         """Which rows fulfil any; None: all do."""
         if self.all_rows_count or not self._bits:
@@ -107,10 +107,11 @@ class RowForms:
                 self._bits[text] = reduce(and_, parts)
             bit = 1 << list(self._bits).index(text)
         rest = None
+        reads = {slot for term in condition.rest for name in columns_of(term) if (slot := slot_index(name)) is not None}
         if condition.rest:
             whole = reduce(lambda left, right: Call("and", (left, right), left.type), condition.rest)
             rest = scalar_of(whole, self._source)
-        return Test(bit=bit, rest=rest, own_row=own_row)
+        return Test(bit=bit, rest=rest, own_row=own_row, reads=tuple(sorted(reads)))
 
     def _source(self, name: str) -> Scalar:
         """Where a term finds a column: a slot, or a value of the row."""
@@ -218,7 +219,7 @@ class Output:
 def column_of(name: str, values: list[Any], kind: DataType) -> pl.Series:
     """Plain values as a column of their type."""
     plain = pl.Series(name, values, dtype=plain_type(kind), strict=False)
-    return pl.select(as_typed(pl.lit(plain), kind).alias(name)).to_series()
+    return plain if kind.name.startswith("interval") or plain.dtype == kind.polars else plain.cast(kind.polars)
 
 
 def numbered(measures: Sequence[Measure]) -> bool:

@@ -2,7 +2,8 @@
 
 A start holds its beginnings as threads: a node, and one way on that it waits for, in order of preference. A row is offered to
 every thread. With `skip="none"` every path to the end is a match. Else there is one at most: the first that is complete
-(`earliest`), or the most preferred, once no better one can come (`preferred`).
+(`earliest`), or the most preferred, once no better one can come (`preferred`). Then, of threads that stand alike and so
+have the same rows before them, only the most preferred is kept: else `A+ B+ C` would have one for each way to part a streak.
 
 Leaves to `operators.matching` which starts there are, and when what they found is given out.
 """
@@ -11,12 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from fordstone.operators.automaton import END, Automaton, Node, Option, Row, Test, Way, states_with
 from fordstone.operators.pattern_slots import starts
 
 Thread = tuple[Node, Way]
+Standing = tuple[int, int, int, bool, bytes]
+"""Where a thread stands: its stage, its way on, how often its stage has taken rows as far as that matters, whether it has
+just taken one, and what conditions know of its rows. Threads that stand alike at one row go on alike."""
+FEW_THREADS: Final = 8
+"""Up to so many threads are not looked through for some that stand alike."""
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,7 @@ class Rules:
 class Start:
     """All that began with one row."""
 
-    __slots__ = ("accepted", "decided", "found", "row", "threads")
+    __slots__ = ("accepted", "decided", "found", "row", "threads", "trail")
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -46,6 +55,8 @@ class Start:
         """Matches that nobody has taken away yet, where all count."""
         self.decided = False
         """Nothing more comes of it."""
+        self.trail: dict[int, set[Standing]] = {}
+        """Where its threads stood behind rows at some places. Empty once it ended otherwise than by the rows it was offered."""
 
 
 class Going:
@@ -55,6 +66,8 @@ class Going:
         self._rules = rules
         self._automaton = rules.automaton
         self._initial = starts(rules.automaton.slots)
+        self.merges = rules.skip != "none" and not rules.automaton.beating
+        """Whether threads that stand alike are as good as one, the most preferred."""
 
     def begin(self, row: Row) -> Start | None:
         """What begins with a row; None: nothing."""
@@ -81,8 +94,12 @@ class Going:
         for node, way in start.threads:
             if node.alive & way.bit and self._offer_thread(start, node, way, row, kept):
                 break
-        start.threads = kept
+        start.threads = self._distinct(kept, row) if self.merges and len(kept) > FEW_THREADS else kept
         self._judge(start)
+
+    def standings(self, start: Start, row: Row) -> set[Standing]:
+        """Where the threads of a start stand behind a row that it was offered, or began with."""
+        return {self._standing(node, way, row) for node, way in start.threads}
 
     def gap(self, start: Start) -> None:
         """A row has come right behind the last one that was offered, and fulfils no condition."""
@@ -116,16 +133,32 @@ class Going:
         if waited or start.found is not None:
             return []
         nodes = list(left.values())
-        return nodes if self._rules.skip == "none" else sorted(nodes, key=lambda node: -len(node.path()))[:1]
+        return nodes if self._rules.skip == "none" else sorted(nodes, key=lambda node: -node.depth)[:1]
 
     def give_up(self, start: Start) -> None:
         """Nothing more can come: what is found so far counts."""
         start.threads = []
+        start.trail = {}
         start.decided = True
 
     def _judge(self, start: Start) -> None:
         if start.decided or not start.threads:
-            self.give_up(start)
+            start.threads = []
+            start.decided = True
+
+    def _distinct(self, threads: Sequence[Thread], row: Row) -> list[Thread]:
+        """Of threads that stand alike the first. Where time runs out the longest is shown, so each length counts there."""
+        by_depth = self._rules.within_us is not None
+        found: dict[tuple[Standing, int], Thread] = {}
+        for node, way in threads:
+            found.setdefault((self._standing(node, way, row), node.depth if by_depth else 0), (node, way))
+        return list(found.values())
+
+    def _standing(self, node: Node, way: Way, row: Row) -> Standing:
+        rule, reads = self._automaton.stages[node.stage], self._automaton.reads
+        count = min(node.count, rule.times_min) if rule.times_max is None else node.count
+        known = _ENCODER.encode([node.states[slot] for slot in reads]) if reads else b""
+        return node.stage, way.option.index, count, node.row.place == row.place, known
 
     def _offer_thread(self, start: Start, node: Node, way: Way, row: Row, kept: list[Thread]) -> bool:
         """Offer a row to one thread, and add what comes of it to `kept`. True: nothing behind it counts any more."""

@@ -3,7 +3,8 @@
 Where every first row may have a match of its own (`skip` none and next), starts go side by side (`SideBySide`). Where a match
 decides which rows may begin the next one (`past_last`, `first`, `last`), one start is followed at a time (`InTurn`): the rows
 behind its first are held until it is decided, and gone through again for the next. So a long match costs each row once,
-and what began inside of it costs nothing.
+and what began inside of it costs nothing. Where threads of a start that came to nothing stood is remembered at every
+`STRIDE`-th row: a later start that stands nowhere else there comes to nothing as well, and is not followed any further.
 
 Rows that fulfil no condition are never seen here. Where it matters that they were there, `gap` says so.
 
@@ -19,11 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fordstone.model.manifest import TIME_MAX_US
 from fordstone.operators.automaton import Node, Row
-from fordstone.operators.match_start import Going, Rules, Start
+from fordstone.operators.match_start import Going, Rules, Standing, Start
 
 GAP: Final = -1
 """The bits of a row that stands for others, which fulfil no condition."""
+STRIDE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class KeyMatcher(ABC):
         """When the oldest start runs out of time."""
         if self._rules.within_us is None or not self.starts:
             return None
-        return self.starts[0].row.time_us + self._rules.within_us
+        return min(self.starts[0].row.time_us + self._rules.within_us, TIME_MAX_US)
 
     @abstractmethod
     def take(self, row: Row) -> None:
@@ -156,7 +159,12 @@ class SideBySide(KeyMatcher):
 class InTurn(KeyMatcher):
     """One first row is followed after the other."""
 
-    __slots__ = ()
+    __slots__ = ("_dead",)
+
+    def __init__(self, rules: Rules, going: Going) -> None:
+        super().__init__(rules, going)
+        self._dead: dict[int, set[Standing]] = {}
+        """Where threads stood, at some places, of which nothing came. Saves work and decides nothing; no part of the state."""
 
     def take(self, row: Row) -> None:
         """Offer the row to the start, and hold it; or let it begin one."""
@@ -191,6 +199,24 @@ class InTurn(KeyMatcher):
                 self._going.offer(self.starts[0], row)
         elif begins and (fresh := self._going.begin(row)) is not None:
             self.starts.append(fresh)
+        if self.starts and row.place % STRIDE == 0 and self._going.merges:
+            self._track(self.starts[0], row)
+
+    def _track(self, start: Start, row: Row) -> None:
+        """Remember where the start stands; let go of it where that has come to nothing before."""
+        if start.decided:
+            return
+        stands = self._going.standings(start, row)
+        if stands <= self._dead.get(row.place, set()):
+            start.threads, start.decided = [], True
+        else:
+            start.trail[row.place] = stands
+
+    def _learn(self, start: Start) -> None:
+        """The start is decided: nothing will come of where it stood, if nothing came of it by its rows alone."""
+        if start.found is None:
+            for place, stands in start.trail.items():
+                self._dead.setdefault(place, set()).update(stands)
 
     def _settle(self, time_us: int | None) -> None:
         """Give out what is decided, and go through the rows that are held again, from where the next may begin."""
@@ -198,6 +224,7 @@ class InTurn(KeyMatcher):
         while True:
             if self.starts and self.starts[0].decided:
                 start = self.starts.pop()
+                self._learn(start)
                 self._give(start, time_us)
                 at = bisect_left(rows, self._goes_on(start), key=_place)
             if at == len(rows):
@@ -209,6 +236,8 @@ class InTurn(KeyMatcher):
     def _hold(self, rows: list[Row]) -> None:
         """Hold the rows behind the first of the start."""
         self.held = rows[bisect_left(rows, self.starts[0].row.place + 1, key=_place) :] if self.starts else []
+        first = self.held[0].place if self.held else None
+        self._dead = {} if first is None else {at: stood for at, stood in self._dead.items() if at >= first}
 
     def _goes_on(self, start: Start) -> int:
         """The place from which on there may be another match after this start."""
@@ -228,7 +257,7 @@ class InTurn(KeyMatcher):
         if len(self.starts[0].threads) > threads_max:
             start = self.starts[0]
             self.dropped += len(start.threads) - threads_max
-            start.threads = start.threads[:threads_max]
+            start.threads, start.trail = start.threads[:threads_max], {}
         while self.starts and len(self.held) + len(self.starts[0].threads) > threads_max:
             before = len(self.held)
             self.held = self.held[-max(threads_max // 2, 1) :]

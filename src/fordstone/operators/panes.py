@@ -22,15 +22,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import numpy as np
 import polars as pl
 
 from fordstone.model.windows import Sliding, panes
 from fordstone.operators.partial import END, ROWS
+from fordstone.operators.row_order import Numbers
 
 FIRST: Final = "__first"
 """The end of the first window that a pane is in."""
 LAST: Final = "__last"
 """The end of the last window that a pane is in."""
+COPIES_MAX: Final = 16
+"""Panes that are in up to so many windows are spread window by window."""
 _Time = TypeVar("_Time", int, pl.Expr, pl.Series)
 Merge = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -113,6 +117,8 @@ class PaneGrid:
         """Partial rows of panes, once for each window they are in that ends in (`after_us`, `until_us`]; END says which."""
         ends = rows.get_column(END)
         first, last = self.first(ends), self.last(ends)
+        if self.windows_a_pane > COPIES_MAX:
+            return self._spread_by_row(rows, first.to_numpy(), last.to_numpy(), (after_us, until_us))
         copies = []
         for index in range(self.windows_a_pane):
             end = first + index * self.window.slide_us
@@ -120,6 +126,18 @@ class PaneGrid:
             copy = rows.with_columns(end.alias(END))
             copies.append(copy if found.all() else copy.filter(found))
         return pl.concat(copies)
+
+    def _spread_by_row(
+        self, rows: pl.DataFrame, first: Numbers, last: Numbers, between: tuple[int, int]
+    ) -> pl.DataFrame:
+        """As `spread`, for many windows a pane."""
+        slide_us = self.window.slide_us
+        first = np.maximum(first, self.window_at(between[0]) + slide_us)
+        last = np.minimum(last, self.window_at(between[1]))
+        counts = np.maximum((last - first) // slide_us + 1, 0)
+        of = np.repeat(np.arange(rows.height), counts)
+        nth = np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows[of].with_columns(pl.Series(END, first[of] + nth * slide_us, dtype=pl.Int64))
 
 
 class PaneStore:
@@ -153,16 +171,22 @@ class PaneStore:
             del self._frames[end]
         del self._ends[:count]
 
-    def windows(self, after_us: int, until_us: int) -> Iterator[int]:
-        """The ends in (`after_us`, `until_us`] of windows that hold a pane, in order. Costs what it gives."""
+    def windows(self, after_us: int, until_us: int) -> Iterator[tuple[int, int]]:
+        """The ends in (`after_us`, `until_us`] of windows that hold a pane, in order: the first and the last of those that
+        hold the same panes. Costs what it gives.
+        """
         grid = self._grid
         due_us = grid.window_at(after_us) + grid.window.slide_us
         while (index := bisect_left(self._ends, due_us, key=grid.last)) < len(self._ends):
             due_us = max(due_us, grid.first(self._ends[index]))
             if due_us > until_us:
                 return
-            yield due_us
-            due_us += grid.window.slide_us
+            same_us = min(grid.last(self._ends[index]), grid.window_at(until_us))
+            coming = bisect_right(self._ends, due_us, lo=index, key=grid.first)
+            if coming < len(self._ends):
+                same_us = min(same_us, grid.first(self._ends[coming]) - grid.window.slide_us)
+            yield due_us, same_us
+            due_us = same_us + grid.window.slide_us
 
 
 class Slider(ABC):
@@ -171,8 +195,8 @@ class Slider(ABC):
     def __init__(self, grid: PaneGrid, merge: Merge) -> None:
         self._grid = grid
         self._merge_rows = merge
-        self._at_us: int | None = None
-        """The end of the window that was given last."""
+        self.at_us: int | None = None
+        """The end of the window that was given, or skipped, last."""
 
     @abstractmethod
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
@@ -181,6 +205,11 @@ class Slider(ABC):
         Called with growing ends. Windows left out in between hold no pane. `until_us`: no window after this one will be
         asked for; None: it may. The store has all panes of this window and of the one before.
         """
+
+    def skip(self, windows: int) -> None:
+        """The next windows hold the same panes as the one that was given last, and will not be asked for."""
+        if self.at_us is not None:
+            self.at_us += windows * self._grid.window.slide_us
 
     def _merged(self, end_us: int, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
         """All of them in one, as rows of the window that ends there."""
@@ -201,7 +230,7 @@ class Subtracting(Slider):
 
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:  # noqa: ARG002 - nothing is made in advance
         """As `Slider` says."""
-        size_us, at_us = self._grid.window.size_us, self._at_us
+        size_us, at_us = self._grid.window.size_us, self.at_us
         if at_us is None or at_us <= end_us - size_us:
             frames: list[pl.DataFrame | None] = [*store.between(end_us - size_us, end_us)]
         else:
@@ -210,7 +239,7 @@ class Subtracting(Slider):
         totals = self._merged(end_us, frames)
         if totals is None:
             raise LookupError(f"the window that ends at {end_us} holds no pane")
-        self._totals, self._at_us = totals.filter(pl.col(ROWS) > 0), end_us
+        self._totals, self.at_us = totals.filter(pl.col(ROWS) > 0), end_us
         return self._totals
 
 
@@ -226,15 +255,21 @@ class TwoStacks(Slider):
 
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
         """As `Slider` says."""
-        if self._at_us is None or end_us != self._at_us + self._grid.window.slide_us or not self._front:
+        if self.at_us is None or end_us != self.at_us + self._grid.window.slide_us or not self._front:
             self._turn(store, end_us, until_us)
         else:
-            self._back = self._merged(end_us, [self._back, *store.between(self._at_us, end_us)])
-        self._at_us = end_us
+            self._back = self._merged(end_us, [self._back, *store.between(self.at_us, end_us)])
+        self.at_us = end_us
         found = self._merged(end_us, [self._front.pop(), self._back])
         if found is None:
             raise LookupError(f"the window that ends at {end_us} holds no pane")
         return found
+
+    def skip(self, windows: int) -> None:
+        """As `Slider` says."""
+        super().skip(windows)
+        if windows:
+            del self._front[-windows:]
 
     def _turn(self, store: PaneStore, end_us: int, until_us: int | None) -> None:
         """Make the panes of this window the new front: for it, and for those to come that begin before it ends."""
@@ -244,6 +279,7 @@ class TwoStacks(Slider):
         self._front, self._back = [], None
         merged, from_us = None, end_us
         for window_us in reversed(ends):
-            merged = self._merged(end_us, [*store.between(window_us - size_us, from_us), merged])
+            if coming := store.between(window_us - size_us, from_us):
+                merged = self._merged(end_us, [*coming, merged])
             from_us = window_us - size_us
             self._front.append(merged)

@@ -74,7 +74,7 @@ class Partials:
         self._window = window
         self._aggregates = tuple(aggregates)
         calls = dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls)
-        self._kinds = {call: kind_of(call, functions or {}) for call in calls if call.arguments}
+        self._kinds = {call: kind_of(call, {} if functions is None else functions) for call in calls if call.arguments}
         self._time = time
         self._arguments = self._distinct_arguments(schema)
         self._key_columns = [normalised_key(name, schema[name]) for name in self.keys] or [

@@ -164,10 +164,10 @@ class Process(Operator):
         """Take the timers by the clock, and bring the state to where it is frozen."""
         emits: Emits = []
         if self._watermark_us < TIME_MAX_US:
-            due = self._store.keys_due(moment.now_us, by_clock=True)
-            if due is not None:
+            due = self._store.due(moment.now_us, by_clock=True)
+            if due:
                 given = self._given()
-                for entry in self._store.entries(due):
+                for entry in due:
                     self._ring(entry, moment.now_us, given)
                 emits = given.emits(floor_us=self._watermark_us)
         self._store.settle(moment.now_us)
@@ -184,16 +184,14 @@ class Process(Operator):
         given = self._given()
         if keyed is not None and times is not None:
             rows = keyed.rows.select(list(self._setting.schema))[keyed.by_key]
-            records = zip(records_of(rows), times.take(keyed.by_key).tolist(), strict=True)
+            records = zip(records_of(rows, self._setting.step), times.take(keyed.by_key).tolist(), strict=True)
             for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
                 self._take_rows(entry, islice(records, count), given)
                 if entry.timers is not None and until_us > TIME_MIN_US:
                     self._fire(entry, until_us, given, after_rows=True)
         if until_us > TIME_MIN_US:
-            due = self._store.keys_due(until_us, by_clock=False)
-            for entry in [] if due is None else self._store.entries(due):
-                if entry.timers is not None:
-                    self._fire(entry, until_us, given, after_rows=True)
+            for entry in self._store.due(until_us, by_clock=False):
+                self._fire(entry, until_us, given, after_rows=True)
         self._store.let_go()
         return given.emits(floor_us=None if self._waiting is not None else self._watermark_us)
 

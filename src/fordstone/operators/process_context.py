@@ -5,15 +5,18 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from fordstone.errors import ConfigError, TaskError
-from fordstone.model.duration import duration_us
+from fordstone.model.duration import UNIT_US, duration_us, human_us
 from fordstone.model.manifest import TIME_MIN_US
 from fordstone.operators.keyed_store import Entry
 from fordstone.operators.state_cells import Scene
-from fordstone.operators.state_values import microseconds_of, time_of
+from fordstone.operators.state_values import MOST_US, microseconds_of, time_of
 from fordstone.operators.timers import Timers
+
+AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
+"""Timers are set so far ahead at most, about 2,700 years: there must be a time for when they run out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +99,10 @@ class Context:
                 "declare event time at the source."
             )
         due_us = stage.scene.now_us + after_us if at_us is None else at_us + stage.shift_us
+        if due_us - stage.shift_us > MOST_US:
+            raise TaskError(
+                f"{stage.here()}: set_timer({name!r}): it would run out behind the year 9999. Set it sooner."
+            )
         if stage.firing_us is not None and due_us <= stage.firing_us:
             raise TaskError(
                 f"{stage.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
@@ -126,4 +133,6 @@ def _span_us(span: str | dt.timedelta) -> int:
     found = duration_us(span, what="after")
     if found < 0:
         raise ConfigError(f"after={span!r} must not be negative.")
+    if found > AFTER_MAX_US:
+        raise ConfigError(f"after={span!r} is longer than {human_us(AFTER_MAX_US)}, further than times go. Use less.")
     return found

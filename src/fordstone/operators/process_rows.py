@@ -18,24 +18,40 @@ from fordstone.model.schema import Schema
 from fordstone.model.stream_type import EventTime
 from fordstone.operators.operator import Emit, Emits
 from fordstone.operators.rowwise import frame_of
-from fordstone.operators.state_values import UTC, time_of
+from fordstone.operators.state_values import LEAST_US, MOST_US, UTC, time_of
 from fordstone.state.microseconds import microseconds
 
 Record = dict[str, Any]
 
 ROWS_AT_ONCE: Final = 32_768
 """So many rows are Python objects at a time."""
+_DAY_US: Final = 86_400_000_000
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
-def records_of(rows: pl.DataFrame) -> Iterator[Record]:
-    """Each row as a dict."""
+def records_of(rows: pl.DataFrame, step: str) -> Iterator[Record]:
+    """Each row as a dict. `step`: for whom, where that cannot be."""
+    for column in rows.get_columns():
+        if column.dtype in (_TIMESTAMP, pl.Date):
+            _refuse_other_years(column, step)
     return chain.from_iterable(_records(part) for part in rows.iter_slices(ROWS_AT_ONCE))
 
 
 def _records(rows: pl.DataFrame) -> list[Record]:
     names, columns = rows.columns, [column.to_list() for column in rows.get_columns()]
     return [dict(zip(names, values)) for values in zip(*columns, strict=True)]  # noqa: B905 - as many values as names; the hot loop
+
+
+def _refuse_other_years(column: pl.Series, step: str) -> None:
+    """Say which column it is: Polars would only say that some date is out of range, and not always in an orderly way."""
+    least_us, most_us = (LEAST_US, MOST_US) if column.dtype == _TIMESTAMP else (LEAST_US // _DAY_US, MOST_US // _DAY_US)
+    numbers = column.cast(pl.Int64)
+    low, high = numbers.min(), numbers.max()
+    if isinstance(low, int) and isinstance(high, int) and not least_us <= low <= high <= most_us:
+        raise TaskError(
+            f"step {step}: column {column.name} of a row lies beyond the years 1 to 9999, which Python has no time for. "
+            "Filter such rows out before, or leave the column out with select."
+        )
 
 
 class Given:

@@ -33,6 +33,7 @@ TIME: Final = "__time"
 """The time of a row, where that is not just a column's value."""
 _ROW: Final = "__row"
 _TIE: Final = "__tie"
+_COUNT: Final = "__count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class WaitingRows:
 
         `keep`: of the rows that are in time only these wait, and the others are let go of.
         """
-        rows = frame.select(self.names)
+        # A query takes longer than the rest, on small batches.
+        rows = frame if frame.columns == self.names else frame.select(self.names)
         if late:
             return [Emit(rows, port=LATE)]
         timed = rows if self._shifted is None else rows.with_columns(self._shifted)
@@ -104,14 +106,14 @@ class WaitingRows:
         Only rows of one key and one time are compared by their columns: mostly that is none, or few, and comparing all
         takes several times as long as all the rest.
         """
-        groups = rows.with_row_index(_ROW).select(_ROW, *self._keys).group_by(self.key).agg(_ROW)
-        counts = groups.get_column(_ROW).list.len().cast(pl.Int64).to_numpy()
+        groups = rows.with_row_index(_ROW).group_by(self._keys).agg(pl.len().cast(pl.Int64).alias(_COUNT), _ROW)
+        counts = groups.get_column(_COUNT).to_numpy()
         by_key = groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy()
         as_before = same_as_before(self.times(rows).take(by_key))
         as_before[np.cumsum(counts)[:-1]] = False
         if as_before.any():
             rows = self.with_ties_in_order(rows, by_key, as_before)
-        return KeyedRows(rows=rows, keys=groups.select(self.key), counts=counts, by_key=by_key)
+        return KeyedRows(rows=rows, keys=groups[list(self.key)], counts=counts, by_key=by_key)
 
     def with_ties_in_order(self, rows: pl.DataFrame, places: Numbers, tied: npt.NDArray[np.bool_]) -> pl.DataFrame:
         """The rows, with those that are tied to each other in order among themselves; the others stay where they are.

@@ -57,7 +57,7 @@ class SessionAggregate(Operator):
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Make fragments of rows. Rows that idleness overtook are late, and so are rows without a time."""
-        rows = frame.select(self._names)
+        rows = frame if frame.columns == self._names else frame.select(self._names)
         if late:
             return [Emit(rows, port=LATE)]
         times = microseconds(rows.get_column(self._time.column))
@@ -84,19 +84,20 @@ class SessionAggregate(Operator):
         rings[of_row[begun.height :]] = True
         known = self._open.get(at.keys)
         was_open = known.get_column(FOUND).to_numpy()
-        parts = [known.filter(known.get_column(FOUND))[self._columns], *([begun] if begun.height else [])]
-        of_part = np.concatenate([np.flatnonzero(was_open), of_row[: begun.height]])
+        opened = np.flatnonzero(was_open)
+        parts = [known[self._columns][opened], *([begun] if begun.height else [])]
+        of_part = np.concatenate([opened, of_row[: begun.height]])
         sessions, of_key = self._joined(pl.concat(parts, rechunk=True), of_part)
         is_open = sessions.get_column(LAST).to_numpy() + self._gap_us > watermark_us
-        still, open_keys = sessions.filter(pl.Series(is_open)), of_key[is_open]
+        still, open_keys = sessions[np.flatnonzero(is_open)], of_key[is_open]
         self._open.put(still)
         over = was_open.copy()
         over[open_keys] = False
         self._open.delete(at.keys[np.flatnonzero(over)])
         # A session that was open and whose timer has not come has it still.
         unarmed = (rings | ~was_open)[open_keys]
-        timers.add(self._due(still.filter(pl.Series(unarmed))))
-        closed = sessions.filter(pl.Series(~is_open))
+        timers.add(self._due(still[np.flatnonzero(unarmed)]))
+        closed = sessions[np.flatnonzero(~is_open)]
         return [Emit(self._finished(closed))] if closed.height else []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock

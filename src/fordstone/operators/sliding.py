@@ -33,6 +33,8 @@ from fordstone.state.state import State
 
 AT_ONCE_PANES: Final = 8
 """Windows of up to so many panes are merged from all of them: with few, that is quicker than any bookkeeping."""
+WINDOWS_ALIKE: Final = 1_000
+"""So many windows that hold the same panes at most are given out in one piece."""
 SPREAD_ROWS: Final = 1_000_000
 """So many partial rows at most are made at once of those of panes: many windows that close together are taken in parts."""
 
@@ -134,8 +136,7 @@ class SlidingAggregate(WindowOperator):
             found = list(self._spread(panes, after_us, until_us))
         else:
             store, slider = PaneStore(self._grid, panes), self._new_slider()
-            ends_us = store.windows(after_us, until_us)
-            found = [slider.window(store, end_us, until_us=until_us) for end_us in ends_us]
+            found = list(self._one_by_one(store, slider, (after_us, until_us), until_us))
         return only(pl.concat(found), wanted, self._named)
 
     @property
@@ -157,12 +158,21 @@ class SlidingAggregate(WindowOperator):
         if self._store is None:
             self._store = PaneStore(self._grid, self._together(self._final.scan()))
         self._store.add(closed)
-        done_us = None
-        for end_us in self._store.windows(after_us, until_us):
-            yield self._slider.window(self._store, end_us, until_us=last_us)
-            done_us = end_us
-        if done_us is not None:
+        yield from self._one_by_one(self._store, self._slider, (after_us, until_us), last_us)
+        if (done_us := self._slider.at_us) is not None:
             self._store.forget(done_us - self._grid.window.size_us)
+
+    def _one_by_one(
+        self, store: PaneStore, slider: Slider, between_us: tuple[int, int], last_us: int | None
+    ) -> Iterator[pl.DataFrame]:
+        """The windows in between, put together one after the other, those that hold the same panes at once."""
+        slide_us = self._grid.window.slide_us
+        for first_us, same_us in store.windows(*between_us):
+            found = slider.window(store, first_us, until_us=last_us)
+            slider.skip((same_us - first_us) // slide_us)
+            for end_us in range(first_us, same_us + 1, WINDOWS_ALIKE * slide_us):
+                until_us = min(same_us, end_us + (WINDOWS_ALIKE - 1) * slide_us)
+                yield found if end_us == until_us == first_us else _alike(found, range(end_us, until_us + 1, slide_us))
 
     def _spread(self, panes: pl.DataFrame, after_us: int, until_us: int) -> Iterator[pl.DataFrame]:
         """Merge the windows that end in (`after_us`, `until_us`] from the panes, all at once or in parts."""
@@ -208,6 +218,12 @@ class SlidingAggregate(WindowOperator):
         if self._inverts:
             return Subtracting(self._grid, self._partials.merge, key=self._partials.state_key)
         return TwoStacks(self._grid, self._partials.merge)
+
+
+def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
+    """Partial rows of one window as those of windows that hold the same panes."""
+    ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
+    return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
 
 
 def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:

@@ -12,8 +12,12 @@ import datetime as dt
 import struct
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation, localcontext
+from itertools import chain
 from typing import Any, Final
 from zoneinfo import ZoneInfo
+
+import numpy as np
+import polars as pl
 
 from fordstone.model.schema import DataType
 
@@ -25,6 +29,7 @@ EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _DIGITS_MAX: Final = 80
+_OWNER: Final = "__owner"
 _FLOAT: Final = struct.Struct("f")
 
 
@@ -46,9 +51,31 @@ def microseconds_of(time: Any) -> int:
     return (time - EPOCH) // _MICROSECOND
 
 
+LEAST_US: Final = microseconds_of(dt.datetime(1, 1, 1, tzinfo=UTC))
+MOST_US: Final = microseconds_of(dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
+"""The times that Python has: the years 1 to 9999."""
+
+
 def time_of(us: int) -> dt.datetime:
     """Microseconds since 1970 as a user sees them."""
     return EPOCH + dt.timedelta(microseconds=us)
+
+
+def series_of(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
+    """A column of Python objects."""
+    if not isinstance(dtype, pl.List):
+        return pl.Series(name, values, dtype=dtype, strict=True)
+    # Polars makes a series of its own of every list, which takes ten times as long as to make one of all and to cut it.
+    flat = series_of(name, list(chain.from_iterable(values)), dtype.inner)  # type: ignore[arg-type]  # a type, not a class
+    sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    if (sizes == 1).all() and not flat.dtype.is_nested():
+        return flat.reshape((-1, 1)).arr.to_list()
+    owners = pl.Series(_OWNER, np.repeat(np.arange(sizes.size), sizes)).set_sorted()
+    lists = pl.DataFrame([owners, flat]).group_by(_OWNER, maintain_order=True).agg(name).get_column(name)
+    if lists.len() == sizes.size:
+        return lists
+    places = pl.Series(np.cumsum(sizes > 0) - 1).zip_with(pl.Series(sizes > 0), pl.Series([None], dtype=pl.Int64))
+    return lists.gather(places).fill_null(pl.Series([[]], dtype=dtype))
 
 
 def _integer(kind: DataType) -> Coercion:

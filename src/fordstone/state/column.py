@@ -26,6 +26,8 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 LOG_WASTE_ROWS_MIN: Final = 65536
 """A log is not cleared for fewer wasted rows than this."""
+LOG_WASTE_BYTES_MIN: Final = 16 * 1024 * 1024
+"""Nor for fewer wasted bytes; but for these even if they are few rows: a list may be long."""
 
 _FIXED: Final[dict[type[pl.DataType], tuple[type[np.generic], pl.DataType]]] = {
     pl.Boolean: (np.bool_, pl.Boolean()),
@@ -80,6 +82,9 @@ class Column(ABC):
     @abstractmethod
     def put(self, slots: Slots, cells: Cells) -> None:
         """Write one value to each slot."""
+
+    def forget(self, slots: Slots) -> None:  # noqa: B027 - in an array there is nothing to be gained
+        """Nobody will read these slots before they are written again."""
 
     @abstractmethod
     def get(self, slots: Slots, *, found: Mask | None = None) -> pl.Series:
@@ -192,6 +197,9 @@ class LogColumn(Column):
         self._rows: Slots = np.full(0, -1, dtype=np.int64)
         self._chunks: list[pl.Series] = []
         self._end = 0
+        self._bytes = 0
+        self._kept_bytes = 0
+        """Of `_bytes`, what the last clearing left."""
 
     def cells(self, series: pl.Series) -> Cells:
         """The series as it is."""
@@ -209,17 +217,26 @@ class LogColumn(Column):
         self._rows[slots] = np.arange(self._end, self._end + count)
         self._end += count
         chunk = cells.series.rename(self.name)
+        self._bytes += int(chunk.estimated_size())
         while self._chunks and len(self._chunks[-1]) < 2 * len(chunk):
             chunk = pl.concat([self._chunks.pop(), chunk], rechunk=True)
         self._chunks.append(chunk)
-        if self._end > 2 * self._rows.size + LOG_WASTE_ROWS_MIN:
+        if (
+            self._end > 2 * self._rows.size + LOG_WASTE_ROWS_MIN
+            or self._bytes > 2 * self._kept_bytes + LOG_WASTE_BYTES_MIN
+        ):
             self._clear_waste()
+
+    def forget(self, slots: Slots) -> None:
+        """What these point at goes with the next clearing."""
+        self._rows[slots] = -1
 
     def _clear_waste(self) -> None:
         used = np.flatnonzero(self._rows >= 0)
         self._chunks = [self._log().gather(self._rows[used])]
         self._rows[used] = np.arange(used.size)
         self._end = used.size
+        self._bytes = self._kept_bytes = int(self._chunks[0].estimated_size())
 
     def _log(self) -> pl.Series:
         if len(self._chunks) == 1:

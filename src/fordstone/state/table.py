@@ -131,6 +131,8 @@ class Table(State):
         stored = slots[self._stored.take(slots)]
         if stored.size:
             self._gone.append(pl.DataFrame([column.get(stored) for column in self._index.columns]))
+        for column in self._values:
+            column.forget(slots)
 
     def scan(self) -> pl.DataFrame:
         """All rows, in any order. Costs as much as the state is large."""
