@@ -129,17 +129,24 @@ def sql(query: str | None, *, file: str | None, verbose: int, **options: Any) ->
     from fordstone.connectors import memory
 
     stream.sink(RESULT, memory(output.result))
-    if options["only_explain"]:
-        click.echo(_explained(pipeline, options), nl=False)
-        return
-    from fordstone.cli.sql_output import ReaderGoneError
+    from fordstone.cli.sql_output import ReaderGoneError, UnwritableError, put
 
     try:
-        _answer(pipeline, output, options)
+        if options["only_explain"]:
+            put(_explained(pipeline, options))
+        else:
+            _answer(pipeline, output, options)
     except ReaderGoneError:
-        # What is still in the buffer must not be tried again when the process ends.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
+    except UnwritableError:
+        _abandon_stdout()
+        raise
+
+
+def _abandon_stdout() -> None:
+    """What is still in the buffer must not be tried again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None:
@@ -199,6 +206,8 @@ def _make_output(stream: Stream, options: dict[str, Any]) -> Output:
     from fordstone.cli.sql_output import JsonOutput, LiveOutput, PlainOutput
     from fordstone.cli.sql_result import Order
 
+    if sys.stdout is None:
+        raise Misuse("standard output is closed, and the result goes there. Send it to /dev/null if nobody wants it.")
     order = Order.of(stream._type)  # noqa: SLF001 - our own class
     if options["as_json"]:
         return JsonOutput(order=order, follow=options["follow"])

@@ -43,6 +43,10 @@ class ReaderGoneError(SinkError):
     """Whoever read the output has seen enough, as `head` does: no reason to complain."""
 
 
+class UnwritableError(SinkError):
+    """The result cannot be written where it should go: nothing that trying again would change."""
+
+
 class Output(Protocol):
     """Entered before the query runs, left when it is over; then `finish`, if nothing was raised."""
 
@@ -62,12 +66,41 @@ class Output(Protocol):
         """Let out what is left."""
 
 
-def _put(text: str) -> None:
+def put(text: str) -> None:
+    """Write to standard output, at once.
+
+    Raises:
+        ReaderGoneError: if nobody reads any more.
+        UnwritableError: if it cannot be written.
+    """
     try:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError as error:
+            sys.stdout.write(_escaped(text, error.encoding))
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise ReaderGoneError("stdout: whoever read the output has gone. Stopping.") from error
+    except OSError as error:
+        raise UnwritableError(f"stdout: the result could not be written: {error.strerror}.") from error
+
+
+def _escaped(text: str, encoding: str) -> str:
+    """With what this encoding has no signs for written as in JSON."""
+    return "".join(sign if _has(encoding, sign) else _unit_escapes(sign) for sign in text)
+
+
+def _has(encoding: str, sign: str) -> bool:
+    try:
+        sign.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unit_escapes(sign: str) -> str:
+    units = sign.encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04x}" for at in range(0, len(units), 2))
 
 
 def _shown(frame: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +137,7 @@ class JsonOutput(_Quiet):
 
     def _print(self, frame: pl.DataFrame) -> None:
         if not frame.is_empty():
-            _put(encoded(frame, "jsonl").decode())
+            put(encoded(frame, "jsonl").decode())
 
 
 class PlainOutput(_Quiet):
@@ -135,11 +168,11 @@ class PlainOutput(_Quiet):
         if self._layout is None:
             texts = [row for frame in held for row in cells(_shown(frame).head(HELD_ROWS_MAX)).iter_rows()]
             self._layout = Layout.of(list(self._schema), texts, numeric(self._schema.polars), None)
-            _put(f"{self._layout.head()}\n{self._layout.rule()}\n")
+            put(f"{self._layout.head()}\n{self._layout.rule()}\n")
         for frame in held:
             # Text takes far more memory than rows do.
             for part in _shown(frame).iter_slices(SLICE_ROWS):
-                _put(self._layout.lines(cells(part)))
+                put(self._layout.lines(cells(part)))
 
 
 class LiveOutput:

@@ -97,7 +97,7 @@ def assemble(parts: Parts) -> list[Task]:
                 channel.wake_writer = _waker(writers[channel.name])
     for task in tasks:
         if isinstance(task, StreamTask):
-            task.start()
+            task.start(mute=parts.plan.guarantee == "at_most_once")
     return sorted(tasks, key=lambda task: not isinstance(task, SourceTask))
 
 
@@ -257,7 +257,7 @@ def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
     """
     if parts.manifest is None:
         return TIME_MIN_US
-    keyed = any(edge.keys for edge in parts.graph.edges if edge.target == vertex.name)
+    keyed = any(edge.keys is not None for edge in parts.graph.edges if edge.target == vertex.name)
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
     if keyed and parts.reserved_us:
         # At-most-once: a window that may have been let out since the checkpoint is lost rather than let out twice.

@@ -70,10 +70,14 @@ class Chain:
         for head in self._heads:
             self._apply(head, frame, late=late)
 
-    def on_watermark(self, us: int) -> None:
-        """Tell every step, feeders first, so that what a step lets go is seen by the next before it hears of the time."""
+    def on_watermark(self, us: int, *, mute: bool = False) -> None:
+        """Tell every step, feeders first, so that what a step lets go is seen by the next before it hears of the time.
+
+        `mute`: what they let go is lost.
+        """
         for link in self._links.values():
-            self._route(link, link.operator.on_watermark(us))
+            emits = link.operator.on_watermark(us)
+            self._route(link, [] if mute else emits)
 
     def on_barrier(self, moment: Moment) -> None:
         """Let every step give out what is due once per epoch."""

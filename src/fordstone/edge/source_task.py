@@ -352,10 +352,11 @@ class SourceTask(Task):
         grown = max(self._watermark_us, min(busy)) if busy and self._step.time is not None else self._watermark_us
         if grown > self._watermark_us or idle != self._idle or not self._announced:
             self._announced = True
-            moved, self._watermark_us, self._idle = grown > self._watermark_us, grown, idle
+            moved, changed = grown > self._watermark_us, idle != self._idle
+            self._watermark_us, self._idle = grown, idle
             if moved:
                 self.chain.on_watermark(grown)
-            if grown > TIME_MIN_US or idle:
+            if grown > TIME_MIN_US or idle or changed:
                 self._announce(grown, idle=idle)
 
     def _times_us(self) -> dict[str, int]:

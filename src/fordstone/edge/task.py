@@ -191,10 +191,13 @@ class StreamTask(Task):
         """The gate's."""
         return self.gate.watermark_us
 
-    def start(self) -> None:
-        """After a restore, say again how far time had come."""
+    def start(self, *, mute: bool) -> None:
+        """After a restore, say again how far time had come.
+
+        `mute`: it may have come further than the checkpoint; what that lets go may be out already, and is lost.
+        """
         if self.gate.watermark_us > TIME_MIN_US:
-            self.chain.on_watermark(self.gate.watermark_us)
+            self.chain.on_watermark(self.gate.watermark_us, mute=mute)
             self._announce(self.gate.watermark_us, idle=False)
 
     def step(self) -> bool:
@@ -249,7 +252,7 @@ class LoopTask(StreamTask):
         self._probing = False
         self._came_back = False
 
-    def start(self) -> None:
+    def start(self, *, mute: bool) -> None:
         """There is no time to announce."""
 
     def step(self) -> bool:

@@ -27,6 +27,8 @@ from fordstone.operators.match_start import Going, Rules, Standing, Start
 GAP: Final = -1
 """The bits of a row that stands for others, which fulfil no condition."""
 STRIDE: Final = 16
+STANDINGS_MAX: Final = 100_000
+"""About so much is remembered of a start, and of those before it. What is forgotten costs no more than time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class InTurn(KeyMatcher):
 
     def _track(self, start: Start, row: Row) -> None:
         """Remember where the start stands; let go of it where that has come to nothing before."""
-        if start.decided:
+        if start.decided or len(start.threads) * (len(start.trail) + 1) > STANDINGS_MAX:
             return
         stands = self._going.standings(start, row)
         if stands <= self._dead.get(row.place, set()):
@@ -214,9 +216,12 @@ class InTurn(KeyMatcher):
 
     def _learn(self, start: Start) -> None:
         """The start is decided: nothing will come of where it stood, if nothing came of it by its rows alone."""
-        if start.found is None:
-            for place, stands in start.trail.items():
-                self._dead.setdefault(place, set()).update(stands)
+        if start.found is not None or not start.trail:
+            return
+        if sum(map(len, self._dead.values())) > STANDINGS_MAX:
+            self._dead = {}
+        for place, stands in start.trail.items():
+            self._dead.setdefault(place, set()).update(stands)
 
     def _settle(self, time_us: int | None) -> None:
         """Give out what is decided, and go through the rows that are held again, from where the next may begin."""

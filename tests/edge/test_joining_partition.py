@@ -1,0 +1,61 @@
+"""A partition that turns up on a task that had none: time waits for it from the barrier on that let it in."""
+
+from __future__ import annotations
+
+import pytest
+
+from fordstone import Pipeline, tumbling
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.run import recovered_engine
+from fordstone.model.plan import Guarantee, Mode
+from fordstone.testing.memory_disk import MemoryDisk
+from fordstone.testing.simulator import SimClock, _Swallow
+
+ROUNDS = 400
+
+
+def run_a_while(engine: Engine, clock: SimClock) -> None:
+    for _ in range(ROUNDS):
+        clock.now_us += 100
+        for steppable in engine.steppables():
+            steppable.step()
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "mode"),
+    [
+        ("exactly_once", "aligned"),
+        ("exactly_once", "blocking"),
+        ("exactly_once", "unaligned"),
+        ("at_least_once", "aligned"),
+        ("at_most_once", "aligned"),
+    ],
+)
+def test_time_waits_for_a_partition_that_joins_an_idle_task_before_any_time_was_told(guarantee: Guarantee, mode: Mode):
+    source, windows, late = MemorySource([[(1, "2026-01-01T00:00:14Z")]]), MemorySink(), MemorySink()
+    pipeline = Pipeline("joining", guarantee=guarantee, mode=mode)
+    stream = pipeline.source(
+        "source", memory(source), schema={"id": "bigint", "ts": "timestamp"}, time="ts", idle_after="10s"
+    )
+    made = stream.group_by().window(tumbling("10s")).agg(ids="collect(id)")
+    made.sink("windows", memory(windows))
+    made.late.sink("late", memory(late))
+    clock, disk = SimClock(), MemoryDisk()
+    plan = pipeline.plan()
+    store = CheckpointStore(disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
+    config = RunConfig(node="n", bounded=False, parallelism=2, interval="2ms")
+    rim = Rim(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: _Swallow())
+    engine = recovered_engine(plan, {}, config, rim, store, None)
+    run_a_while(engine, clock)
+    source.add_partition()
+    run_a_while(engine, clock)
+    source.append(0, [(2, "2026-01-01T00:01:40Z")])
+    run_a_while(engine, clock)
+    assert windows.rows().height == 0
+    source.append(1, [(3, "2026-01-01T00:00:12Z"), (4, "2026-01-01T00:01:40Z")])
+    run_a_while(engine, clock)
+    assert windows.rows()["ids"].to_list() == [[3, 1]]
+    assert late.rows().height == 0

@@ -1,0 +1,71 @@
+"""At most once: what came out behind the last checkpoint does not come out again, whatever kind of step it waited in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fordstone import KeyedFunction, Pattern, Pipeline, Stream, session, sliding, tumbling
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import Rim
+from fordstone.edge.run import recovered_engine
+from fordstone.testing.memory_disk import MemoryDisk
+from fordstone.testing.simulator import SimClock, _Swallow
+
+ROUNDS = 300
+
+
+class Ring(KeyedFunction):
+    """Tells five seconds after a row."""
+
+    def process(self, row, ctx):
+        ctx.set_timer("ring", after="5s")
+
+    def on_timer(self, timer, ctx):
+        yield {"id": 1}
+
+
+def timed_out(stream: Stream) -> Stream:
+    return stream.match(Pattern("two").start("a", "id = 1").then("b", "id = 9").within("5s"), {"id": "a.id"}).timeouts
+
+
+STEPS: dict[str, Callable[[Stream], Stream]] = {
+    "tumbling": lambda stream: stream.group_by().window(tumbling("10s")).agg(id="min(id)"),
+    "sliding": lambda stream: stream.group_by().window(sliding("10s", every="10s")).agg(id="min(id)"),
+    "session": lambda stream: stream.group_by().window(session("5s")).agg(id="min(id)"),
+    "timer": lambda stream: stream.group_by("id").process(Ring, schema={"id": "bigint"}),
+    "left_join": lambda stream: stream.join(stream.filter("id = 9"), on="id", between=("0s", "5s"), how="left"),
+    "timeout": timed_out,
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_what_time_let_go_since_the_checkpoint_is_lost_rather_than_repeated(kind: str):
+    source, found = MemorySource([[(1, "2026-01-01T00:00:01Z"), (2, "2026-01-01T00:00:02Z")]]), MemorySink()
+    pipeline = Pipeline("once", guarantee="at_most_once")
+    stream = pipeline.source("source", memory(source), schema={"id": "bigint", "ts": "timestamp"}, time="ts")
+    STEPS[kind](stream).sink("found", memory(found))
+    plan, clock, disk = pipeline.plan(), SimClock(), MemoryDisk()
+
+    def run_until_killed(interval: str) -> None:
+        store = CheckpointStore(disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
+        rim = Rim(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: _Swallow())
+        config = RunConfig(node="n", bounded=False, interval=interval)
+        engine = recovered_engine(plan, {}, config, rim, store, None)
+        for _ in range(ROUNDS):
+            clock.now_us += 100
+            for steppable in engine.steppables():
+                steppable.step()
+        disk.kill()
+
+    run_until_killed("2ms")
+    assert found.rows().height == 0
+    source.append(0, [(3, "2026-01-01T00:01:00Z")])
+    run_until_killed("1h")
+    let_go = found.rows()["id"].to_list()
+    assert 1 in let_go
+    run_until_killed("1h")
+    assert found.rows()["id"].to_list() == let_go
