@@ -34,7 +34,7 @@ _STARTS = re.compile(r"standalone\(|connect_server|spark_process|spark_job|jdk4p
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=2000, help="how many seeds the simulation runs")
+    parser.addoption("--seeds", type=int, default=1200, help="how many seeds the simulation runs")
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of them")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fordstone.testing.mutants import MUTANTS
+from fordstone.testing.rows import SimulationError
 from fordstone.testing.scenario import Scenario, Shape
-from fordstone.testing.simulator import SimulationError, simulate
+from fordstone.testing.simulator import simulate
 
 SEEDS_MAX = 400
 

@@ -24,7 +24,8 @@ REGRESSIONS = {
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_seed_that_once_failed_passes(seed: int, simulation_tally: Tally):
-    simulation_tally.add(simulate(Scenario.of(seed)))
+    # They had no tail then: with one, tasks would take turns in another order.
+    simulation_tally.add(simulate(replace(Scenario.of(seed), tail=None)))
 
 
 def test_every_seed_keeps_the_invariants(seed_block: range, simulation_tally: Tally):
@@ -54,7 +55,7 @@ def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulatio
     for seed in range(25_000, 25_030):
         shape = None if mode != "unaligned" else SHAPES[seed % 2]
         scenario = Scenario.of(seed, guarantee="exactly_once", mode=mode, shape=shape)
-        hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.02, interval_us=2_000)
+        hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.008, interval_us=2_000)
         simulation_tally.add(simulate(hard))
     assert simulation_tally.rebuilt > 0
 

@@ -13,7 +13,8 @@ from tests.spark.micro_state import Died
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.testing.scenario import LATENESS_S, SCHEMA, WINDOW_S, Scenario, Shape, _shaped, expect, second_of
+from fordstone.testing.rows import LATENESS_S, SCHEMA, second_of
+from fordstone.testing.scenario import WINDOW_S, Scenario, Shape, _shaped, expect
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

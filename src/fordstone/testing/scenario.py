@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final, Literal
 
@@ -17,6 +16,9 @@ from fordstone.api.stream import Stream
 from fordstone.api.window import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.model.plan import Guarantee, Mode, Plan
+from fordstone.testing.rows import LATENESS_S, SCHEMA, Row, in_order, late_of
+from fordstone.testing.tail_choice import draw_tail
+from fordstone.testing.tails import TAIL_SINKS, Tail
 
 Shape = Literal["chain", "diamond", "loop", "union"]
 SHAPES: Final[tuple[Shape, ...]] = ("chain", "diamond", "loop", "union")
@@ -28,29 +30,12 @@ GUARANTEES: Final[tuple[Guarantee, ...]] = (
     "at_most_once",
 )
 """What seeds draw from: exactly-once has the most to go wrong."""
-SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 WINDOW_S: Final = 10
 IDLE_US: Final = 30_000
 """In the simulation's time."""
-LATENESS_S: Final = 4
 ALPHA: Final = 0.3
 WITHIN_S: Final = 9
-SINKS: Final = ("rows", "running", "windows", "late", "means", "overtaken", "firsts", "missed")
-_EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One input row; `second` is its event time, `n` how often it goes around a loop."""
-
-    id: int
-    k: int
-    second: int
-    n: int
-
-    def record(self) -> tuple[int, int, datetime, int]:
-        """As the source takes it."""
-        return (self.id, self.k, _EPOCH + timedelta(seconds=self.second), self.n)
+SINKS: Final = ("rows", "running", "windows", "late", "means", "overtaken", "firsts", "missed", *TAIL_SINKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +67,8 @@ class Scenario:
     """Rows are smoothed, too: a step that depends on their order."""
     deduplicates: bool
     """Rows that repeat another are dropped, too: a step that forgets keys by time."""
+    tail: Tail | None
+    """One more step."""
 
     @classmethod
     def of(
@@ -121,7 +108,23 @@ class Scenario:
             live=drawn_guarantee == "exactly_once" and drawn_shape != "loop" and rng.random() < 0.3,
             smooths=drawn_shape != "loop" and rng.random() < 0.4,
             deduplicates=drawn_shape != "loop" and rng.random() < 0.4,
+            tail=draw_tail(rng, drawn_mode) if drawn_shape != "loop" else None,
         )
+
+    def title(self) -> str:
+        """How a failure names it."""
+        return f"seed {self.seed} ({self.shape}, {self.guarantee}, {self.mode}, {self.tail or 'no tail'})"
+
+    def cannot_repeat(self, *, uneven: bool) -> bool:
+        """Whether an epoch may come out different when it is computed again, which stops the run with an error.
+
+        Where barriers overtake rows, so they do the news that a task is idle or busy again: how the rows of others stood to it
+        is not recorded. Nor is it at barriers whose attempt was given up (`uneven`), of which a cut knows only where each source
+        stood: not how its rows stood to those of another, nor what waited for a barrier.
+        """
+        if self.live and (self.mode == "unaligned" or (uneven and len(self.partitions) > 1)):
+            return True
+        return uneven and self.tail is not None and self.tail.goes_by_barriers
 
     def rows(self) -> list[Row]:
         """Every row."""
@@ -178,6 +181,8 @@ def build(scenario: Scenario) -> World:
         firsts.sink("firsts", memory(sinks["firsts"]))
         if scenario.live:
             firsts.late.sink("missed", memory(sinks["missed"]))
+    if scenario.tail is not None:
+        scenario.tail.attach(stream, streams, sinks)
     return World(pipeline.plan(), sinks, sources)
 
 
@@ -218,22 +223,18 @@ def expect(scenario: Scenario) -> Expected:
     counts: Counter[int] = Counter()
     late: Counter[int] = Counter()
     windows: dict[tuple[int, int], tuple[int, int]] = {}
-    for source in scenario.partitions:
-        for partition in source:
-            newest: int | None = None
-            for row in partition:
-                is_late = newest is not None and row.second < newest - LATENESS_S
-                newest = row.second if newest is None else max(newest, row.second)
-                if not passes(scenario.shape, row):
-                    continue
-                ids[row.id] += 1
-                counts[row.k] += 1
-                if is_late:
-                    late[row.id] += 1
-                    continue
-                window = (row.k, row.second // WINDOW_S * WINDOW_S)
-                n, total = windows.get(window, (0, 0))
-                windows[window] = (n + 1, total + row.id)
+    all_late = late_of([partition for source in scenario.partitions for partition in source])
+    for row in scenario.rows():
+        if not passes(scenario.shape, row):
+            continue
+        ids[row.id] += 1
+        counts[row.k] += 1
+        if row.id in all_late:
+            late[row.id] += 1
+            continue
+        window = (row.k, row.second // WINDOW_S * WINDOW_S)
+        n, total = windows.get(window, (0, 0))
+        windows[window] = (n + 1, total + row.id)
     return Expected(ids, counts, windows, late)
 
 
@@ -241,7 +242,7 @@ def means_of(rows: Iterable[Row]) -> dict[int, float]:
     """The mean of each row's key behind it, by the row's id."""
     latest: dict[int, float] = {}
     found = {}
-    for row in sorted(rows, key=lambda row: (row.second, row.id)):
+    for row in in_order(rows):
         before = latest.get(row.k)
         latest[row.k] = row.id if before is None else ALPHA * row.id + (1 - ALPHA) * before
         found[row.id] = latest[row.k]
@@ -252,7 +253,7 @@ def firsts_of(rows: Iterable[Row]) -> Counter[int]:
     """The ids of rows that none with the same `k` and `n` lies shortly before, except those that are left out themselves."""
     kept: dict[tuple[int, int], int] = {}
     found: Counter[int] = Counter()
-    for row in sorted(rows, key=lambda row: (row.second, row.id)):
+    for row in in_order(rows):
         before = kept.get((row.k, row.n))
         if before is None or row.second - before >= WITHIN_S:
             kept[row.k, row.n] = row.second
@@ -263,8 +264,3 @@ def firsts_of(rows: Iterable[Row]) -> Counter[int]:
 def passes(shape: Shape, row: Row) -> bool:
     """Whether a row comes out of the stateless part of the pipeline."""
     return row.id % 7 != 3 if shape in {"chain", "union"} else True
-
-
-def second_of(time: datetime) -> int:
-    """A time as the scenario counts it."""
-    return int((time - _EPOCH).total_seconds())

@@ -52,8 +52,9 @@ def main(seeds: int, first: int, jobs: int, stop_after: int) -> None:
 
 def run_block(seeds: range) -> tuple[Tally, list[str]]:
     """Simulate some seeds; gives what was tried and the failures as text."""
-    from fordstone.testing.scenario import Scenario  # noqa: PLC0415 - in the child process
-    from fordstone.testing.simulator import SimulationError, Tally, simulate  # noqa: PLC0415 - as above
+    from fordstone.testing.rows import SimulationError  # noqa: PLC0415 - in the child process
+    from fordstone.testing.scenario import Scenario  # noqa: PLC0415 - as above
+    from fordstone.testing.simulator import Tally, simulate  # noqa: PLC0415 - as above
 
     tally, problems = Tally(), []
     for seed in seeds:
