@@ -25,6 +25,9 @@ settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
+# Before anybody imports it: what it asserts for several tests is told as fully as in a test.
+pytest.register_assert_rewrite("tests.operators.subtasks")
+
 HERE = Path(__file__).resolve().parent
 SHARED = "spark"
 SPARK_WORDS = ("spark", "differential")

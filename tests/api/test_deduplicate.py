@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fordstone import Pipeline, tumbling
+from fordstone import tumbling
 from fordstone.connectors import files, generator
 from fordstone.errors import ConfigError, PipelineError, SchemaError
 from fordstone.model import plan as p
@@ -15,11 +15,6 @@ from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import EventTime
 
 SCHEMA = {"id": "string", "device": "string", "ts": "timestamp", "tags": "array<string>"}
-
-
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
 
 
 @pytest.fixture

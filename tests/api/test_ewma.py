@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fordstone import Pipeline, col, tumbling
+from fordstone import col, tumbling
 from fordstone.connectors import files, generator
 from fordstone.errors import ConfigError, ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
@@ -16,21 +16,6 @@ from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import EventTime
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint", "tags": "array<string>"}
-
-
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
-
-
-@pytest.fixture
-def grouped(readings):
-    return readings.group_by("device")
 
 
 def test_a_stream_gets_the_new_columns_as_doubles_behind_its_own(grouped):

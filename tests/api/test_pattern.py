@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fordstone import Pattern, Pipeline, col, tumbling
+from fordstone import Pattern, col, tumbling
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
@@ -15,21 +15,6 @@ from fordstone.model.stream_type import EventTime
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint", "tags": "array<string>"}
 ONE = Pattern("one").start("a", "temp > 80")
 TWO = ONE.then("b", "temp > a.temp")
-
-
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
-
-
-@pytest.fixture
-def grouped(readings):
-    return readings.group_by("device")
 
 
 def test_a_match_has_the_keys_and_then_the_measures(grouped):

@@ -21,16 +21,6 @@ def top_level(record):
     return record
 
 
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
-
-
 def test_an_unknown_column_is_named_with_its_step_and_a_caret_under_it(readings):
     with pytest.raises(ExpressionError) as caught:
         readings.filter("temp > 1 AND tmp < 3", name="hot")

@@ -17,21 +17,6 @@ from fordstone.model.stream_type import EventTime
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "tags": "array<string>"}
 
 
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
-
-
-@pytest.fixture
-def grouped(readings):
-    return readings.group_by("device")
-
-
 def declaring(**states: Any) -> type[KeyedFunction]:
     """A class with these states."""
     return type("Declared", (KeyedFunction,), {"process": lambda self, row, ctx: None, **states})

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from fordstone import Pipeline, by_count, session
+from fordstone import by_count, session
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, PipelineError
 from fordstone.model import plan as p
@@ -16,16 +16,6 @@ from fordstone.model.stream_type import EventTime
 from fordstone.model.windows import Count, Session, Window
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double"}
-
-
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
 
 
 def test_windows_are_what_was_asked_for():

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from fordstone import Pipeline, by_count, session, sliding, tumbling
+from fordstone import by_count, session, sliding, tumbling
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, PipelineError, SchemaError
 from fordstone.model import plan as p
@@ -16,21 +16,6 @@ from fordstone.model.stream_type import EventTime
 from fordstone.model.windows import Sliding, Tumbling
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "window_end": "timestamp"}
-
-
-@pytest.fixture
-def pipeline():
-    return Pipeline("test")
-
-
-@pytest.fixture
-def readings(pipeline):
-    return pipeline.source("readings", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness="5s")
-
-
-@pytest.fixture
-def grouped(readings):
-    return readings.group_by("device")
 
 
 def test_spans_are_text_or_timedelta_and_offsets_are_within_the_slide():

@@ -11,14 +11,13 @@ from typing import Any
 
 import duckdb
 import polars as pl
-from polars.testing import assert_frame_equal
+from tests.edge.runs import LATENESS_S, in_time, same_rows
 
 from fordstone import Pipeline, Stream, tumbling
 from fordstone.connectors import ConnectorSpec, MemorySink, files, memory
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "bigint"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
-LATENESS_S = 3
 WINDOW_S = 10
 Row = tuple[str | None, int, int]
 """Key, second, value."""
@@ -74,14 +73,7 @@ class Input:
 
 def judged(rows: list[Row]) -> tuple[list[Row], int]:
     """The rows of a partition that are in time, and how many are not."""
-    kept, late, newest = [], 0, None
-    for row in rows:
-        if newest is not None and row[1] < newest - LATENESS_S:
-            late += 1
-        else:
-            kept.append(row)
-        newest = row[1] if newest is None else max(newest, row[1])
-    return kept, late
+    return in_time([rows])
 
 
 def record(row: Row) -> dict[str, Any]:
@@ -141,7 +133,3 @@ def windows_of(joined: pl.DataFrame, how: str, from_s: int, to_s: int) -> pl.Dat
     counted = joined.group_by("k", start).agg(pl.len().cast(pl.Int64).alias("n"), pl.col("x_right").max().alias("top"))
     end = (pl.col("window_start") + pl.duration(seconds=WINDOW_S)).alias("window_end")
     return counted.with_columns(end).select("k", "window_start", "window_end", "n", "top")
-
-
-def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
-    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)

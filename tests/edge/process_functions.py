@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from random import Random
 from typing import Any
+
+from tests.edge.runs import LATENESS_S, START, in_disorder
 
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, ValueState
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "bigint"}
 TOLD = {"k": "string", "ts": "timestamp", "what": "string", "n": "bigint", "seen": "string"}
-START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
-LATENESS_S = 3
 
 
 class Visits(KeyedFunction):
@@ -65,12 +65,9 @@ def record(row: tuple[str | None, int, int | None]) -> tuple[Any, ...]:
 
 def some_rows(seed: int, count: int) -> list[tuple[str | None, int, int | None]]:
     """Rows whose time moves on with some disorder; a few are late, many share a time."""
-    rng, now, rows = random.Random(seed), 0, []
-    for _ in range(count):
-        now += rng.choice((0, 0, 1, 3))
-        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
-        rows.append((rng.choice(["a", "b", "é", None]), now - back, rng.choice((None, *range(10)))))
-    return rows
+    rng = Random(seed)
+    seconds = in_disorder(rng, count, steps=(0, 0, 1, 3))
+    return [(rng.choice(["a", "b", "é", None]), second, rng.choice((None, *range(10)))) for second in seconds]
 
 
 def visits(source: MemorySource, out: MemorySink, late: MemorySink | None = None, **options: Any) -> Pipeline:

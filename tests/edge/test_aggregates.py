@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import polars as pl
 import pytest
+from tests.edge.runs import START, run_in_parts
 
 from fordstone import Aggregator, Pipeline, by_count, session, sliding, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.report import Progress
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "s": "string"}
-START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
 TEXTS = {
     "first": "first(x)", "last": "last(s)", "var": "variance(x)", "dev": "stddev_pop(x)", "different": "count_distinct(s)",
     "mid": "median(x)", "high": "quantile(x, 0.9)", "all": "collect(x)",
 }  # fmt: skip
-TICKS_MAX = 1000
 Row = tuple[str, int, float | None, str | None]
 
 
@@ -155,27 +152,7 @@ def test_a_restart_with_other_subtasks_goes_on_with_every_kind_of_part(tmp_path)
     stream = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts")
     stream.group_by("k").window(tumbling("30s")).agg(own=Longest.of("s"), **TEXTS).sink("windows", memory(windows))
     stream.group_by("k").agg(own=Longest.of("s"), **TEXTS).sink("running", memory(running))
-    told: set[int] = set()
-    ticks = 0
-
-    def stop_when_read(progress: Progress) -> None:
-        nonlocal ticks
-        ticks += 1
-        # Told twice, a run would stop at once.
-        if part not in told and (progress.rows_in == 30 or ticks > TICKS_MAX):
-            told.add(part)
-            signal.raise_signal(signal.SIGTERM)
-
-    for part, parallelism in enumerate((1, 3, 2)):
-        source.append(0, [record(row) for row in rows[30 * part : 30 * part + 30]])
-        last = part == 2
-        pipeline.run(
-            state=tmp_path,
-            bounded=last,
-            parallelism=parallelism,
-            interval="5ms",
-            on_progress=None if last else stop_when_read,
-        )
+    run_in_parts(pipeline, source, [[record(row) for row in rows]], tmp_path, out=False)
     assert windows.rows().height >= 4
     for row in windows.rows().to_dicts():
         start, end = seconds(row["window_start"]), seconds(row["window_end"])

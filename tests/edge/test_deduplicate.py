@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from scipy import special  # type: ignore[import-untyped]  # it ships no types
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_time
 
 from fordstone import Pipeline, beta_high, beta_low, col, sliding, tumbling
 from fordstone.connectors import stdout
@@ -20,8 +21,7 @@ from fordstone.model.plan import Plan
 from fordstone.model.stream import stream_types
 
 SCHEMA = {"id": "string", "ts": "timestamp", "x": "double"}
-START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
-LATENESS_S, WITHIN_S, HALF_LIFE_S = 3, 6, 4
+WITHIN_S, HALF_LIFE_S = 6, 4
 Row = tuple[str | None, int, float]
 RUNS = [(1, "aligned", 1), (1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 3), (3, "blocking", 20)]
 
@@ -32,25 +32,8 @@ def record(row: Row) -> tuple[Any, ...]:
 
 def some_rows(seed: int, count: int) -> list[Row]:
     """Rows whose time moves on with some disorder; a few are late, and ids come again soon or later."""
-    rng, now, rows = random.Random(seed), 0, []
-    for _ in range(count):
-        now += rng.choice((0, 0, 1))
-        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
-        rows.append((rng.choice(["a", "b", "é", None]), now - back, rng.uniform(-9, 9)))
-    return rows
-
-
-def in_time(partitions: list[list[Row]]) -> tuple[list[Row], int]:
-    kept, late = [], 0
-    for rows in partitions:
-        newest: int | None = None
-        for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
-    return kept, late
+    rng = Random(seed)
+    return [(rng.choice(["a", "b", "é", None]), second, rng.uniform(-9, 9)) for second in in_disorder(rng, count)]
 
 
 def without_duplicates(rows: list[Row]) -> pl.DataFrame:

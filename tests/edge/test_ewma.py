@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import random
-import signal
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, run_in_parts, same_rows
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.edge.explain import explain
 from fordstone.edge.graph import build_graph
-from fordstone.edge.report import Progress
 from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PlanMismatchError
 from fordstone.model.plan import Plan
 from fordstone.model.stream import stream_types
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
-START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
-LATENESS_S = 3
 ALPHA = 0.3
-TICKS_MAX = 1000
-"""About a minute: a run that takes longer has failed."""
 Row = tuple[str | None, int, float | None]
 
 
@@ -37,26 +31,16 @@ def record(row: Row) -> tuple[Any, ...]:
 
 def some_rows(seed: int, count: int) -> list[Row]:
     """Rows whose time moves on with some disorder; a few are late, many share a time, some have no value."""
-    rng, now, rows = random.Random(seed), 0, []
-    for _ in range(count):
-        now += rng.choice((0, 0, 1))
-        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+    rng, rows = Random(seed), []
+    for second in in_disorder(rng, count):
         x = rng.choice((None, 0.0, rng.uniform(-1e3, 1e3), rng.uniform(-1e3, 1e3)))
-        rows.append((rng.choice(["a", "b", "é", None]), now - back, x))
+        rows.append((rng.choice(["a", "b", "é", None]), second, x))
     return rows
 
 
 def oracle(partitions: list[list[Row]]) -> tuple[pl.DataFrame, int]:
     """Every row in time with its mean, and how many are late."""
-    kept, late = [], 0
-    for rows in partitions:
-        newest: int | None = None
-        for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
+    kept, late = in_time(partitions)
     found = []
     for key in {row[0] for row in kept}:
         mine = sorted(
@@ -69,10 +53,6 @@ def oracle(partitions: list[list[Row]]) -> tuple[pl.DataFrame, int]:
             found.append((*record(row), mean))
     columns: dict[str, Any] = {"k": pl.String, "ts": pl.Datetime("us", "UTC"), "x": pl.Float64, "s": pl.Float64}
     return pl.DataFrame(found, schema=columns, orient="row"), late
-
-
-def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
-    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
 
 
 @pytest.mark.parametrize(
@@ -107,29 +87,10 @@ def test_a_restart_with_other_subtasks_goes_on_with_the_rows_that_wait_and_the_m
     rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     rows.group_by("k").ewma(s="x", alpha=ALPHA).sink("out", memory(out))
 
-    seen: list[Progress] = []
-    told: set[int] = set()
+    def some_wait(part: int) -> None:
+        assert part == 2 or 0 < out.rows().height < 60 * (part + 1), "some rows are out, and some wait"
 
-    def stop_when_read(progress: Progress) -> None:
-        read = progress.rows_in == 60 and progress.rows_out > 0
-        # Told twice, a run would stop at once.
-        if part not in told and (read or len(seen) > TICKS_MAX):
-            told.add(part)
-            signal.raise_signal(signal.SIGTERM)
-        seen.append(progress)
-
-    for part, parallelism in enumerate((1, 3, 2)):
-        for number, given in enumerate(partitions):
-            source.append(number, [record(row) for row in given[30 * part : 30 * part + 30]])
-        last = part == 2
-        pipeline.run(
-            state=tmp_path,
-            bounded=last,
-            parallelism=parallelism,
-            interval="5ms",
-            on_progress=None if last else stop_when_read,
-        )
-        assert last or 0 < out.rows().height < 60 * (part + 1), "some rows are out, and some wait"
+    run_in_parts(pipeline, source, [[record(row) for row in given] for given in partitions], tmp_path, after=some_wait)
     same_rows(out.rows(), oracle(partitions)[0])
 
 

@@ -8,7 +8,8 @@ from random import Random
 
 import polars as pl
 import pytest
-from tests.edge.joining import SCHEMA, START, Input, Joined, judged, record, same_rows, source
+from tests.edge.joining import SCHEMA, START, Input, Joined, judged, record, source
+from tests.edge.runs import same_rows
 from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline, tumbling

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.edge.process_functions import LATENESS_S, SCHEMA, TOLD, Reminders, Visits, record, some_rows, visits
+from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record, some_rows, visits
+from tests.edge.runs import in_time
 
 from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
 from fordstone.checkpoint.store import CheckpointStore
@@ -30,16 +31,7 @@ STEPS_MAX = 50_000
 
 def by_hand(partitions: list[list[Any]]) -> tuple[Counter[Any], int]:
     """What `Visits` gives, told once more without states and timers: rows and silences in order."""
-    kept: list[Any] = []
-    late = 0
-    for rows in partitions:
-        newest: int | None = None
-        for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
+    kept, late = in_time(partitions)
     found: Counter[Any] = Counter()
     for key in {row[0] for row in kept}:
         mine = sorted((row for row in kept if row[0] == key), key=lambda row: (row[1], row[2] is not None, row[2] or 0))

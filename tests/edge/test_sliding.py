@@ -5,19 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from tests.edge.windowing import (
-    AGGREGATES,
-    EXACT,
-    KEY,
-    LATENESS_S,
-    SCHEMA,
-    Slid,
-    in_time,
-    latest,
-    record,
-    same_rows,
-    some_rows,
-)
+from tests.edge.runs import LATENESS_S, TICKS_MAX, in_time, run_in_parts, same_rows
+from tests.edge.windowing import AGGREGATES, EXACT, KEY, SCHEMA, Slid, latest, record, some_rows
 
 from fordstone import Pipeline, sliding, tumbling
 from fordstone.connectors import stdout
@@ -29,8 +18,6 @@ from fordstone.model.plan import Plan
 from fordstone.model.stream import stream_types
 from fordstone.operators.operator import OP, ROW_ID
 
-TICKS_MAX = 1000
-"""About a minute: a run that takes longer has failed."""
 SHAPES = [Slid(20, 5), Slid(20, 7, 3), Slid(30, 2, 1), Slid(30, 2, 1, EXACT), Slid(4, 9, 2), Slid(6, 6)]
 
 
@@ -66,27 +53,8 @@ def test_a_restart_with_other_subtasks_goes_on_with_what_was_open(tmp_path, shap
     pipeline, given = Pipeline("restarts"), MemorySource([[], []])
     rows = pipeline.source("rows", memory(given), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     slid.add(rows, early=early)
-    seen: list[Progress] = []
-    told: set[int] = set()
-
-    def stop_when_read(progress: Progress) -> None:
-        # Told twice, a run would stop at once.
-        if part not in told and (progress.rows_in == 60 or len(seen) > TICKS_MAX):
-            told.add(part)
-            signal.raise_signal(signal.SIGTERM)
-        seen.append(progress)
-
-    for part, parallelism in enumerate((1, 3, 2)):
-        for number, rows_of in enumerate(partitions):
-            given.append(number, [record(row) for row in rows_of[30 * part : 30 * part + 30]])
-        last = part == 2
-        pipeline.run(
-            state=tmp_path,
-            bounded=last,
-            parallelism=parallelism,
-            interval="5ms",
-            on_progress=None if last else stop_when_read,
-        )
+    parts = [[record(row) for row in rows_of] for rows_of in partitions]
+    run_in_parts(pipeline, given, parts, tmp_path, out=False)
     wanted = slid.expected(partitions)
     if early is None:
         same_rows(slid.out.rows(), wanted)

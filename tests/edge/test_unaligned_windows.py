@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import re
-import signal
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, run_in_parts, same_rows
 
 from fordstone import Pipeline, by_count, session, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.edge.explain import explain
 from fordstone.edge.graph import build_graph
-from fordstone.edge.report import Progress
 from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PlanMismatchError
 from fordstone.model.plan import Plan
@@ -27,12 +25,8 @@ from fordstone.model.windows import Window
 from fordstone.operators.operator import ROW_ID
 
 SCHEMA = {"k": "string", "ts": "timestamp", "n": "bigint"}
-START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
-LATENESS_S = 3
 GAP_S = 4
 SIZE, EVERY = 5, 2
-TICKS_MAX = 1000
-"""About a minute: a run that takes longer has failed."""
 AGGREGATES = {"rows": "count(*)", "total": "sum(n)", "top": "max(n)"}
 COLUMNS: dict[str, Any] = {
     "k": pl.String(),
@@ -55,26 +49,9 @@ def record(row: Row) -> tuple[Any, ...]:
 
 def some_rows(seed: int, count: int) -> list[Row]:
     """Rows whose time moves on with some disorder and some silence; a few are late."""
-    rng, now, rows = random.Random(seed), 0, []
-    for _ in range(count):
-        now += rng.choice((0, 0, 1, 1, 2))
-        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
-        rows.append((rng.choice(["a", "b", "é", "键", None]), now - back, rng.randrange(100)))
-    return rows
-
-
-def in_time(partitions: list[list[Row]]) -> tuple[list[Row], int]:
-    """The rows that are in time, and how many are not."""
-    kept, late = [], 0
-    for rows in partitions:
-        newest: int | None = None
-        for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
-    return kept, late
+    rng = Random(seed)
+    seconds = in_disorder(rng, count, steps=(0, 0, 1, 1, 2))
+    return [(rng.choice(["a", "b", "é", "键", None]), second, rng.randrange(100)) for second in seconds]
 
 
 def result(rows: list[Row], end: int) -> tuple[Any, ...]:
@@ -111,10 +88,6 @@ def expected(partitions: list[list[Row]], of_key: Any) -> pl.DataFrame:
     return pl.DataFrame(found, schema=COLUMNS, orient="row")
 
 
-def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
-    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
-
-
 @pytest.mark.parametrize("kind", WINDOWS)
 @pytest.mark.parametrize(
     ("parallelism", "mode", "batch_rows"), [(1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 30)]
@@ -144,28 +117,7 @@ def test_a_restart_with_other_subtasks_goes_on_with_what_was_open(tmp_path, kind
     pipeline = Pipeline("restarts")
     rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     rows.group_by("k").window(window).agg(**AGGREGATES).sink("out", memory(out))
-    seen: list[Progress] = []
-    told: set[int] = set()
-
-    def stop_when_read(progress: Progress) -> None:
-        read = progress.rows_in == 60 and progress.rows_out > 0
-        # Told twice, a run would stop at once.
-        if part not in told and (read or len(seen) > TICKS_MAX):
-            told.add(part)
-            signal.raise_signal(signal.SIGTERM)
-        seen.append(progress)
-
-    for part, parallelism in enumerate((1, 3, 2)):
-        for number, given in enumerate(partitions):
-            source.append(number, [record(row) for row in given[30 * part : 30 * part + 30]])
-        last = part == 2
-        pipeline.run(
-            state=tmp_path,
-            bounded=last,
-            parallelism=parallelism,
-            interval="5ms",
-            on_progress=None if last else stop_when_read,
-        )
+    run_in_parts(pipeline, source, [[record(row) for row in given] for given in partitions], tmp_path)
     same_rows(out.rows(), expected(partitions, of_key))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import duckdb
 import polars as pl
-from polars.testing import assert_frame_equal
+from tests.edge.runs import LATENESS_S, in_disorder, in_time
 
 from fordstone import Pipeline, Stream, sliding
 from fordstone.connectors import MemorySink, files, memory
@@ -19,7 +19,6 @@ from fordstone.operators.operator import OP
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint"}
 START = datetime(1969, 12, 31, 23, 59, 40, tzinfo=UTC)
-LATENESS_S = 3
 AGGREGATES = {"n": "count(*)", "total": "sum(i)", "low": "min(x)", "top": "max(x)", "mean": "avg(x)"}
 EXACT = {"n": "count(*)", "total": "sum(i)"}
 """Those that are taken back pane by pane."""
@@ -29,30 +28,15 @@ Row = tuple[str | None, int, float, int]
 
 def some_rows(seed: int, count: int) -> list[Row]:
     """Rows whose time moves on with some disorder and some silence; a few are late."""
-    rng, now, rows = random.Random(seed), 0, []
-    for _ in range(count):
-        now += rng.choice((0, 0, 1, 1, 2))
-        back = rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
-        rows.append((rng.choice(["a", "b", "é", None]), now - back, float(rng.randrange(64)), rng.randrange(100)))
-    return rows
+    rng = Random(seed)
+    seconds = in_disorder(rng, count, steps=(0, 0, 1, 1, 2))
+    return [
+        (rng.choice(["a", "b", "é", None]), second, float(rng.randrange(64)), rng.randrange(100)) for second in seconds
+    ]
 
 
 def record(row: Row) -> tuple[Any, ...]:
     return (row[0], START + timedelta(seconds=row[1]), *row[2:])
-
-
-def in_time(partitions: list[list[Row]]) -> tuple[list[Row], int]:
-    """The rows that are in time, and how many are not."""
-    kept, late = [], 0
-    for rows in partitions:
-        newest: int | None = None
-        for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
-    return kept, late
 
 
 def write(root: Path, partitions: list[list[Row]]) -> None:
@@ -108,10 +92,6 @@ class Slid:
 
 def source(pipeline: Pipeline, root: Path) -> Stream:
     return pipeline.source("rows", files(str(root / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-
-
-def same_rows(got: pl.DataFrame, wanted: pl.DataFrame) -> None:
-    assert_frame_equal(got.select(wanted.columns).sort(wanted.columns), wanted.sort(wanted.columns), check_exact=True)
 
 
 def latest(sink: MemorySink) -> pl.DataFrame:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import polars as pl
+from tests.operators.subtasks import frame_of
 
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.model import plan as p
@@ -17,7 +17,6 @@ from fordstone.model.schema import Schema
 from fordstone.model.stream_type import EventTime, StreamType
 from fordstone.operators.match import TIMEOUT, MatchRows
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "name": "string", "x": "double"})
 STREAM = StreamType(schema=SCHEMA, time=EventTime(column="ts"))
 Row = tuple[Any, ...]
@@ -30,9 +29,7 @@ def of(letter: str) -> str:
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    given = [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)]
-    return pl.DataFrame(given, schema=SCHEMA.polars, orient="row")
+    return frame_of(rows, SCHEMA)
 
 
 def step_of(

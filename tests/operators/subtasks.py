@@ -6,22 +6,31 @@ compare `shown(subtasks.out)` with an oracle over the rows that were `taken`.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, TypeVar
 
+import duckdb
 import polars as pl
+import pytest
 from hypothesis import strategies as st
 
-from fordstone.model.manifest import TIME_MIN_US
+from fordstone.model.aggregate import parse_aggregate
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
+from fordstone.model.schema import Schema
+from fordstone.model.stream_type import EventTime
+from fordstone.operators.fragment import Fragments
 from fordstone.operators.operator import LATE, MAIN, Emits, Moment, Operator
 from fordstone.state.key_group import split_by_owner
 from fordstone.state.piece import Piece
 from fordstone.testing.contracts.state import Shelf
 
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Row = tuple[Any, ...]
 AnyOperator = TypeVar("AnyOperator", bound=Operator)
 
@@ -49,6 +58,27 @@ def shown(frames: Sequence[pl.DataFrame]) -> Counter[Any]:
         plain = one.with_columns(pl.col(pl.Datetime).cast(pl.Int64))
         found.update(tuple(map(bits, row)) for row in plain.iter_rows())
     return found
+
+
+def frame_of(rows: Sequence[Row], schema: Schema) -> pl.DataFrame:
+    """A frame of rows, with times in microseconds at place 1."""
+    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
+    given = [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)]
+    return pl.DataFrame(given, schema=schema.polars, orient="row")
+
+
+def fragments_of(
+    aggregates: Mapping[str, str],
+    schema: Schema,
+    *,
+    step: str,
+    keys: Sequence[str] = ("k",),
+    shift_us: int = 0,
+    with_id: bool = False,
+) -> Fragments:
+    """The aggregates of a step, named as given, by the time `ts`."""
+    parsed = [parse_aggregate(sql, schema, name) for name, sql in aggregates.items()]
+    return Fragments(keys, parsed, schema, time=EventTime(column="ts", shift_us=shift_us), step=step, with_id=with_id)
 
 
 # What is done to the operators.
@@ -152,6 +182,32 @@ class Subtasks:
                     self.restore(parallelism)
         return happened
 
+    def check(self, events: Sequence[Event], expected: Callable[[list[Row]], Counter[Any]]) -> None:
+        """Let all of it happen: out comes what is `expected` of the rows that time has passed, in the end of all of them."""
+        happened = self.live_through(events)
+        assert shown(self.out) == expected([row for row in happened.taken if row[self.time_at] < self.watermark_us])
+        self.watermark(TIME_MAX_US)
+        assert shown(self.out) == expected(happened.taken)
+        assert shown(self.late) == Counter(tuple(map(bits, row)) for row in happened.late)
+
+    def feed(self, rows: Sequence[Row], *, batch_rows: int, behind_us: int, rng: Random) -> None:
+        """Give all rows in batches, the watermark so far behind the newest of them; restore now and then."""
+        for at in range(0, len(rows), batch_rows):
+            self.batch(rows[at : at + batch_rows])
+            self.watermark(max(row[self.time_at] for row in rows[: at + batch_rows]) - behind_us)
+            if rng.random() < 0.1:
+                self.restore(rng.randint(1, 3))
+        self.watermark(TIME_MAX_US)
+
+    def check_query(self, sql: str, rows: Sequence[Row]) -> None:
+        """What came out is what DuckDB gives over `rows`, in order, the last column within a tolerance."""
+        with duckdb.connect() as connection:
+            connection.register("rows", self.frame(rows).to_arrow())
+            wanted = connection.execute(sql).fetchall()
+        found = sorted(pl.concat(self.out).with_columns(pl.col(pl.Datetime).cast(pl.Int64)).rows())
+        assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
+        assert [row[-1] for row in found] == pytest.approx([row[-1] for row in wanted])
+
     def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
         """Give each operator its share of the rows."""
         parts = split_by_owner(self.frame(rows), list(self.keys), self.parallelism)
@@ -201,3 +257,25 @@ def restored(operator: AnyOperator, fresh: AnyOperator, watermark_us: int) -> An
         pieces = [Piece(piece.frame()) for piece in operator.states()[name].freeze()]
         state.load(pieces, watermark_us=watermark_us)
     return fresh
+
+
+def released(operator: Operator, watermark_us: int) -> list[Row]:
+    """The rows that a watermark lets out, all of them on the main port."""
+    emits = operator.on_watermark(watermark_us)
+    assert [emit.port for emit in emits] in ([], [MAIN])
+    return list(shown([emit.frame for emit in emits]).elements())
+
+
+def held_rows(operator: Operator) -> dict[str, int]:
+    """How many rows a checkpoint would hold, by state."""
+    return {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
+
+
+def frozen(operator: Operator) -> list[Piece]:
+    """The pieces of all states."""
+    return [piece for state in operator.states().values() for piece in state.freeze()]
+
+
+def rows_written_since(before: Sequence[Piece], operator: Operator) -> int:
+    """How many rows are in pieces that were not there."""
+    return sum(piece.frame().height for piece in frozen(operator) if not any(piece is earlier for earlier in before))

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-import duckdb
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
+from tests.operators.subtasks import (
+    Row,
+    Subtasks,
+    bits,
+    events_of,
+    fragments_of,
+    frame_of,
+    frozen,
+    held_rows,
+    rank,
+    released,
+    restored,
+    rows_written_since,
+    shown,
+)
 
-from fordstone.model.aggregate import parse_aggregate
 from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
 from fordstone.model.windows import Count
 from fordstone.operators.count_window import CountAggregate, Panes
-from fordstone.operators.fragment import Fragments
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Moment
+from fordstone.operators.operator import LATE, ROW_ID, Moment
 from fordstone.operators.pane_tree import BRANCHES
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "top": "max(x)"}
 
@@ -53,22 +61,13 @@ def windows(
     columns: Mapping[str, str] | None = None,
     **named: str,
 ) -> CountAggregate:
-    fragments = Fragments(
-        keys,
-        [parse_aggregate(sql, SCHEMA, name) for name, sql in (columns or named or AGGREGATES).items()],
-        SCHEMA,
-        time=EventTime(column="ts", shift_us=shift_us),
-        step="packs",
-        with_id=with_id,
-    )
+    aggregates = columns or named or AGGREGATES
+    fragments = fragments_of(aggregates, SCHEMA, step="packs", keys=keys, shift_us=shift_us, with_id=with_id)
     return CountAggregate(fragments, Count(size=size, slide=every or size))
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    return pl.DataFrame(
-        [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)], schema=SCHEMA.polars, orient="row"
-    )
+    return frame_of(rows, SCHEMA)
 
 
 # The oracle: slices of the sorted rows of a key.
@@ -135,20 +134,9 @@ def test_many_keys_in_disorder_give_what_duckdb_gives(seed, size, every, batch_r
     rows.sort(key=lambda row: row[1] + rng.randint(0, 30))
     columns = {"n": "count(*)", "total": "sum(i)", "hi": "max(x)", "mean": "avg(x)"}
     tasks = Subtasks(make=lambda: windows(size, every, columns=columns), frame=frame, parallelism=2)
-    for at in range(0, len(rows), batch_rows):
-        tasks.batch(rows[at : at + batch_rows])
-        tasks.watermark(max(row[1] for row in rows[: at + batch_rows]) - 30)
-        if rng.random() < 0.1:
-            tasks.restore(rng.randint(1, 3))
-    tasks.watermark(TIME_MAX_US)
+    tasks.feed(rows, batch_rows=batch_rows, behind_us=30, rng=rng)
     assert tasks.late == []
-    with duckdb.connect() as connection:
-        connection.register("rows", frame(rows).to_arrow())
-        wanted = connection.execute(DUCKDB.format(size=size, every=every)).fetchall()
-    out = [one.with_columns(pl.col(pl.Datetime).cast(pl.Int64)) for one in tasks.out]
-    found = sorted(row for one in out for row in one.rows())
-    assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
-    assert [row[-1] for row in found] == pytest.approx([row[-1] for row in wanted])
+    tasks.check_query(DUCKDB.format(size=size, every=every), rows)
 
 
 # One thing at a time.
@@ -159,9 +147,7 @@ def plain(k: Any, time: int | None, i: int | None = 1) -> Row:
 
 
 def full(operator: CountAggregate, watermark_us: int = TIME_MAX_US) -> list[Row]:
-    emits = operator.on_watermark(watermark_us)
-    assert [emit.port for emit in emits] in ([], [MAIN])
-    return sorted(shown([emit.frame for emit in emits]).elements(), key=lambda row: tuple(map(str, row)))
+    return sorted(released(operator, watermark_us), key=lambda row: tuple(map(str, row)))
 
 
 def test_windows_follow_each_other_and_the_rest_is_not_given_out_even_at_the_end():
@@ -269,19 +255,17 @@ def test_an_epoch_in_which_few_keys_changed_writes_only_those():
     operator = windows(10, n="count(*)")
     operator.on_batch(frame([plain(f"k{key}", 1) for key in range(500)]), late=False)
     operator.on_watermark(2)
-    before = {id(piece) for state in operator.states().values() for piece in state.freeze()}
+    before = frozen(operator)
     operator.on_batch(frame([plain("k7", 5), plain("k8", 6)]), late=False)
     operator.on_watermark(10)
-    new = [piece for state in operator.states().values() for piece in state.freeze() if id(piece) not in before]
-    assert sum(piece.frame().height for piece in new) == 4
+    assert rows_written_since(before, operator) == 4
 
 
 def test_a_window_that_is_full_when_its_rows_come_leaves_nothing_in_a_checkpoint_but_a_count():
     operator = windows(3, n="count(*)")
     operator.on_batch(frame([plain("a", time) for time in range(6)]), late=False)
     assert len(full(operator)) == 2
-    held = {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
-    assert held == {"waiting": 0, "counts": 1, "panes": 0}
+    assert held_rows(operator) == {"waiting": 0, "counts": 1, "panes": 0}
 
 
 def test_keys_that_come_together_are_counted_apart():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
+from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
 from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.schema import Schema
@@ -23,7 +22,6 @@ from fordstone.operators import deduplicate as module
 from fordstone.operators.deduplicate import Deduplicate, _openers
 from fordstone.operators.operator import LATE, ROW_ID, Moment
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "x": "double", "tags": "array<string>"})
 WITHIN_US = 3
 
@@ -42,10 +40,7 @@ def deduplicate(
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    return pl.DataFrame(
-        [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)], schema=SCHEMA.polars, orient="row"
-    )
+    return frame_of(rows, SCHEMA)
 
 
 def same(value: Any) -> Any:
@@ -76,12 +71,7 @@ def expected(rows: Sequence[Row], keys: Sequence[str], within_us: int) -> Counte
 def test_rows_come_out_as_from_a_plain_loop_however_they_came(happens, keys, within_us, past_keys):
     subtasks = Subtasks(make=lambda: deduplicate(keys=keys, within_us=within_us), frame=frame, keys=keys)
     with patch.object(module, "PAST_KEYS_MIN", past_keys):
-        happened = subtasks.live_through(happens)
-        released = [row for row in happened.taken if row[1] < subtasks.watermark_us]
-        assert shown(subtasks.out) == expected(released, keys, within_us)
-        subtasks.watermark(TIME_MAX_US)
-    assert shown(subtasks.out) == expected(happened.taken, keys, within_us)
-    assert shown(subtasks.late) == Counter(tuple(map(bits, row)) for row in happened.late)
+        subtasks.check(happens, lambda rows: expected(rows, keys, within_us))
 
 
 @settings(deadline=None, max_examples=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
+from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
 from fordstone.model.expression import parse_double
 from fordstone.model.manifest import TIME_MAX_US
@@ -25,7 +24,6 @@ from fordstone.operators.ewma import Ewma
 from fordstone.operators.operator import LATE, MAIN, ROW_ID, Moment
 from fordstone.operators.recurrence import Means, Values, smooth
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of(
     {"k": "string", "ts": "timestamp", "tags": "array<string>", "f": "float", "x": "double", "i": "bigint"}
 )
@@ -55,10 +53,7 @@ def ewma(*, keys: Sequence[str] = ("k",), schema: Schema = SCHEMA, shift_us: int
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    return pl.DataFrame(
-        [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)], schema=SCHEMA.polars, orient="row"
-    )
+    return frame_of(rows, SCHEMA)
 
 
 # The oracle: a loop over sorted rows.
@@ -92,13 +87,8 @@ def expected(rows: Sequence[Row]) -> Counter[Any]:
 @settings(deadline=None)
 @given(happens=events_of(batches_of_rows), narrow_keys=st.sampled_from([1, 3, 32]))
 def test_every_row_comes_out_once_with_the_means_of_a_plain_loop(happens, narrow_keys):
-    subtasks = Subtasks(make=ewma, frame=frame)
     with patch.object(recurrence, "NARROW_KEYS", narrow_keys):
-        happened = subtasks.live_through(happens)
-        assert shown(subtasks.out) == expected([row for row in happened.taken if row[1] < subtasks.watermark_us])
-        subtasks.watermark(TIME_MAX_US)
-    assert shown(subtasks.out) == expected(happened.taken)
-    assert shown(subtasks.late) == Counter(tuple(map(bits, row)) for row in happened.late)
+        Subtasks(make=ewma, frame=frame).check(happens, expected)
 
 
 # One thing at a time.

@@ -14,11 +14,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, restored, shown
+from tests.operators.subtasks import Row, Subtasks, bits, events_of, restored
 from tests.operators.test_ewma import COLUMNS, SCHEMA, batches_of_rows, frame, order, plain, released
 
 from fordstone.model.expression import parse_double
-from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.stream_type import EventTime
 from fordstone.operators import recurrence
 from fordstone.operators.ewma import Ewma
@@ -73,13 +72,8 @@ def expected(rows: Sequence[Row]) -> Counter[Any]:
 @settings(deadline=None, max_examples=80)
 @given(happens=events_of(batches_of_rows), narrow_keys=st.sampled_from([1, 3, 32]))
 def test_every_row_comes_out_once_with_the_means_of_a_plain_loop(happens, narrow_keys):
-    subtasks = Subtasks(make=ewma, frame=frame)
     with patch.object(recurrence, "NARROW_KEYS", narrow_keys):
-        happened = subtasks.live_through(happens)
-        assert shown(subtasks.out) == expected([row for row in happened.taken if row[1] < subtasks.watermark_us])
-        subtasks.watermark(TIME_MAX_US)
-    assert shown(subtasks.out) == expected(happened.taken)
-    assert shown(subtasks.late) == Counter(tuple(map(bits, row)) for row in happened.late)
+        Subtasks(make=ewma, frame=frame).check(happens, expected)
 
 
 def by_sums(times: Sequence[int], values: Sequence[float], half_life_us: int) -> list[float]:

@@ -9,8 +9,8 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
-from tests.operators.pattern_rows import EPOCH, SCHEMA, STREAM, frame, matches, of, run, step_of, timeouts, word
-from tests.operators.subtasks import Subtasks, restored
+from tests.operators.pattern_rows import SCHEMA, STREAM, frame, matches, of, run, step_of, timeouts, word
+from tests.operators.subtasks import EPOCH, Subtasks, restored
 
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.model import plan as p

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-import duckdb
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.subtasks import Barrier, Restore, Row, Subtasks, bits, events_of, restored, shown
+from tests.operators.subtasks import (
+    Barrier,
+    Restore,
+    Row,
+    Subtasks,
+    bits,
+    events_of,
+    fragments_of,
+    frame_of,
+    frozen,
+    held_rows,
+    released,
+    restored,
+    rows_written_since,
+    shown,
+)
 
-from fordstone.model.aggregate import parse_aggregate
 from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.fragment import Fragments
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Moment
+from fordstone.operators.operator import LATE, ROW_ID, Moment
 from fordstone.operators.session import SessionAggregate
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "lo": "min(x)", "hi": "max(x)"}
 GAP = 3
@@ -40,29 +49,19 @@ rows_of_any_kind = st.tuples(
 def sessions(
     *,
     keys: Sequence[str] = ("k",),
-    schema: Schema = SCHEMA,
     gap_us: int = GAP,
     shift_us: int = 0,
     with_id: bool = False,
     columns: Mapping[str, str] | None = None,
     **named: str,
 ) -> SessionAggregate:
-    fragments = Fragments(
-        keys,
-        [parse_aggregate(sql, schema, name) for name, sql in (columns or named or AGGREGATES).items()],
-        schema,
-        time=EventTime(column="ts", shift_us=shift_us),
-        step="visits",
-        with_id=with_id,
-    )
+    aggregates = columns or named or AGGREGATES
+    fragments = fragments_of(aggregates, SCHEMA, step="visits", keys=keys, shift_us=shift_us, with_id=with_id)
     return SessionAggregate(fragments, gap_us=gap_us)
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    return pl.DataFrame(
-        [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)], schema=SCHEMA.polars, orient="row"
-    )
+    return frame_of(rows, SCHEMA)
 
 
 # The oracle: a loop over the rows of a key in order of time.
@@ -148,20 +147,9 @@ def test_many_keys_in_disorder_give_what_duckdb_gives(seed, gap_us, disorder_us,
     rows.sort(key=lambda row: row[1] + rng.randint(0, disorder_us))
     columns = {"n": "count(*)", "total": "sum(i)", "lo": "min(x)", "hi": "max(x)", "mean": "avg(x)"}
     tasks = Subtasks(make=lambda: sessions(gap_us=gap_us, columns=columns), frame=frame, parallelism=2)
-    for at in range(0, len(rows), batch_rows):
-        tasks.batch(rows[at : at + batch_rows])
-        tasks.watermark(max(row[1] for row in rows[: at + batch_rows]) - disorder_us)
-        if rng.random() < 0.1:
-            tasks.restore(rng.randint(1, 3))
-    tasks.watermark(TIME_MAX_US)
+    tasks.feed(rows, batch_rows=batch_rows, behind_us=disorder_us, rng=rng)
     assert tasks.late == []
-    with duckdb.connect() as connection:
-        connection.register("rows", frame(rows).to_arrow())
-        wanted = connection.execute(DUCKDB.format(gap=gap_us)).fetchall()
-    out = pl.concat(tasks.out).with_columns(pl.col(pl.Datetime).cast(pl.Int64))
-    found = sorted(out.rows())
-    assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
-    assert [row[-1] for row in found] == pytest.approx([row[-1] for row in wanted])
+    tasks.check_query(DUCKDB.format(gap=gap_us), rows)
 
 
 # One thing at a time.
@@ -176,9 +164,7 @@ def by_key_and_start(row: Row) -> Any:
 
 
 def closed(operator: SessionAggregate, watermark_us: int = TIME_MAX_US) -> list[Row]:
-    emits = operator.on_watermark(watermark_us)
-    assert [emit.port for emit in emits] in ([], [MAIN])
-    return sorted(shown([emit.frame for emit in emits]).elements(), key=by_key_and_start)
+    return sorted(released(operator, watermark_us), key=by_key_and_start)
 
 
 def test_rows_exactly_the_gap_apart_are_two_sessions_and_one_less_is_one():
@@ -310,24 +296,21 @@ def test_ids_that_rows_carry_for_others_are_left_behind():
 def test_a_checkpoint_holds_one_row_for_each_session_that_has_begun_and_nothing_of_those_that_closed():
     operator = sessions(n="count(*)")
     operator.on_batch(frame([plain(f"k{time % 50}", time) for time in range(1000)]), late=False)
-    held = {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
-    assert held == {"waiting": 1000, "open": 0}
+    assert held_rows(operator) == {"waiting": 1000, "open": 0}
     operator.on_watermark(999)
     assert len(operator._open) == 2
     operator.on_watermark(2000)
-    held = {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
-    assert held == {"waiting": 0, "open": 0}
+    assert held_rows(operator) == {"waiting": 0, "open": 0}
 
 
 def test_an_epoch_in_which_few_keys_changed_writes_only_those():
     operator = sessions(gap_us=10_000, n="count(*)")
     operator.on_batch(frame([plain(f"k{key}", 1) for key in range(500)]), late=False)
     operator.on_watermark(2)
-    before = {id(piece) for state in operator.states().values() for piece in state.freeze()}
+    before = frozen(operator)
     operator.on_batch(frame([plain("k7", 5), plain("k8", 6)]), late=False)
     operator.on_watermark(10)
-    new = [piece for state in operator.states().values() for piece in state.freeze() if id(piece) not in before]
-    assert sum(piece.frame().height for piece in new) == 2
+    assert rows_written_since(before, operator) == 2
 
 
 def test_a_watermark_looks_only_at_the_sessions_that_may_be_due(monkeypatch):

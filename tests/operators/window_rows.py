@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import polars as pl
 from hypothesis import strategies as st
-from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Subtasks, Watermark, bits, events_of
+from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Subtasks, Watermark, bits, events_of, frame_of
 
 from fordstone import Pipeline
 from fordstone.connectors.memory import memory
@@ -30,7 +30,6 @@ from fordstone.operators.operator import MAIN, Moment
 from fordstone.operators.partial import ROWS
 from fordstone.operators.setting import OperatorSetting
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint", "d": "decimal(10,2)"}
 EXACT = {"n": "count(*)", "known": "count(i)", "s": "sum(i)", "sd": "sum(d)"}
 ANY = EXACT | {"sx": "sum(x)", "lo": "min(x)", "hi": "max(x)", "mean": "avg(x)"}
@@ -74,12 +73,7 @@ def planned(
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    times = [None if row[1] is None else EPOCH + dt.timedelta(microseconds=row[1]) for row in rows]
-    return pl.DataFrame(
-        [(row[0], time, *row[2:]) for row, time in zip(rows, times, strict=True)],
-        schema=Schema.of(SCHEMA).polars,
-        orient="row",
-    )
+    return frame_of(rows, Schema.of(SCHEMA))
 
 
 # The oracle: every row in every window that it lies in, by definition.

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 Record = dict[str, Any]
+Time = Callable[[Record], int]
 NEVER = -math.inf
 ALWAYS = math.inf
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +76,7 @@ class Windows(Node):
         *,
         size_us: int,
         offset_us: int,
-        time: Callable[[Record], int],
+        time: Time,
     ) -> None:
         super().__init__(sources)
         self._keys, self._aggregates, self._time = tuple(keys), aggregates, time
@@ -121,46 +122,6 @@ class Running(Node):
         for rows in self._rows.values():
             shown = {name: shown_key(rows[0][name]) for name in self._keys}
             self.give(shown | {name: aggregate(rows) for name, aggregate in self._aggregates.items()})
-
-
-class Smooth(Node):
-    """EWMA."""
-
-    def __init__(
-        self,
-        sources: frozenset[str],
-        keys: Sequence[str],
-        *,
-        alpha: float,
-        read: str,
-        new: str,
-        columns: Sequence[str],
-        time: Callable[[Record], int],
-    ) -> None:
-        super().__init__(sources)
-        self._keys, self._alpha, self._read, self._new, self._time = tuple(keys), alpha, read, new, time
-        self._order = [read, *(name for name in columns if name != read)]
-        self._waiting: list[Record] = []
-        self._means: dict[tuple[Any, ...], float] = {}
-
-    def push(self, row: Record, *, late: bool) -> None:
-        if late or self._time(row) < self.us:
-            self.give_late(row)
-        else:
-            self._waiting.append(row)
-
-    def on_time(self, us: float) -> None:
-        self.us = us
-        due = [row for row in self._waiting if self._time(row) < us]
-        self._waiting = [row for row in self._waiting if self._time(row) >= us]
-        due.sort(key=lambda row: (self._time(row), [rank(row[name]) for name in self._order]))
-        for row in due:
-            key, value = key_of(row, self._keys), row[self._read]
-            if value is not None:
-                before = self._means.get(key)
-                value = float(value)
-                self._means[key] = value if before is None else self._alpha * value + (1 - self._alpha) * before
-            self.give(row | {self._new: self._means.get(key)})
 
 
 class Collected(Node):

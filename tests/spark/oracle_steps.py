@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.spark.oracle import Node, Record, key_of, rank, shown_key, time_of
+from tests.spark.oracle import Node, Record, Time, key_of, rank, shown_key, time_of
 
-Time = Callable[[Record], int]
 Made = Mapping[str, Callable[[list[Record]], Any]]
 
 
@@ -233,6 +232,33 @@ def collected(column: str, time: Time) -> Callable[[list[Record]], Any]:
         return [row[column] for row in ordered if row[column] is not None]
 
     return found
+
+
+class Smooth(Waiting):
+    """EWMA."""
+
+    def __init__(
+        self,
+        sources: frozenset[str],
+        keys: Sequence[str],
+        *,
+        alpha: float,
+        read: str,
+        new: str,
+        columns: Sequence[str],
+        time: Time,
+    ) -> None:
+        super().__init__(sources, [read, *(name for name in columns if name != read)], time)
+        self._keys, self._alpha, self._read, self._new = tuple(keys), alpha, read, new
+        self._means: dict[tuple[Any, ...], float] = {}
+
+    def take(self, row: Record) -> None:
+        key, value = key_of(row, self._keys), row[self._read]
+        if value is not None:
+            before = self._means.get(key)
+            value = float(value)
+            self._means[key] = value if before is None else self._alpha * value + (1 - self._alpha) * before
+        self.give(row | {self._new: self._means.get(key)})
 
 
 class HalfLife(Waiting):

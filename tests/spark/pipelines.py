@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 import polars as pl
 from tests.spark import oracle as o
-from tests.spark.oracle import Collected, Node, Oracle, Read, Record, Rowwise, Running, Smooth, Windows
+from tests.spark.oracle import Collected, Node, Oracle, Read, Record, Rowwise, Running, Windows
+from tests.spark.oracle_steps import Smooth
 
 from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import polars as pl
 import pytest
 from tests.edge.test_aggregates import SCHEMA, TEXTS, Longest, record, some_rows
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died
+from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
@@ -46,25 +47,8 @@ def test_hosted_results_are_those_of_the_edge_engine(seed: int, tmp_path: Path) 
     pipeline.run(state=tmp_path / "edge", bounded=True, parallelism=2, batch_rows=9)
 
     pipeline, windows, running = built(given)
-    spark, rng, deaths = MicroSpark(seed), Random(seed), 3
-    while True:
-        spark.fate.dies_at = None
-        if deaths:
-            spark.fate.dies_within(rng.randint(1, 80))
-        try:
-            spark.start(
-                pipeline.plan(),
-                pipeline.functions,
-                state=tmp_path / "spark",
-                bounded=True,
-                shards=3,
-                rows_max=25,
-                batch_rows=5,
-            ).run()
-        except Died:
-            deaths -= 1
-        else:
-            break
+    options: dict[str, Any] = {"state": tmp_path / "spark", "shards": 3, "rows_max": 25, "batch_rows": 5}
+    run_with_deaths(MicroSpark(seed), pipeline, Random(seed), deaths=3, **options)
     assert windows.rows().height >= 6
     assert same_rows(windows.rows(), edge_windows.rows())
     columns = edge_running.rows().columns

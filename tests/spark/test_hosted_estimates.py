@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from tests.operators.subtasks import bits
+from tests.spark import small_batches
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died
 from tests.spark.runs import small_values
+from tests.spark.small_batches import LATENESS_S, Made, run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
@@ -22,24 +22,17 @@ from fordstone.spark.choice import choose
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
-LATENESS_S = 4
-START = datetime(2026, 3, 29, 0, 59, tzinfo=UTC)
 
 
-def fill(directory: Path, rng: Random) -> None:
-    directory.mkdir(parents=True)
-    for number in range(2):
-        now, lines = 0, []
-        for _ in range(rng.randint(30, 60)):
-            now += rng.choice((0, 0, 1, 1, 2))
-            second = now - rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 1))
-            ts = (START + timedelta(seconds=second)).isoformat()
-            x = rng.choice((None, 0.0, rng.uniform(-5, 5)))
-            lines.append(json.dumps({"k": rng.choice(["a", "é", None]), "ts": ts, "x": x}) + "\n")
-        (directory / f"{number}.jsonl").write_text("".join(lines))
+def value_and_key(rng: Random) -> dict[str, Any]:
+    x = rng.choice((None, 0.0, rng.uniform(-5, 5)))
+    return {"k": rng.choice(["a", "é", None]), "x": x}
 
 
-def made(directory: Path) -> tuple[Pipeline, dict[str, MemorySink]]:
+fill = partial(small_batches.fill, row=value_and_key, rows_min=30)
+
+
+def made(directory: Path) -> Made:
     sinks = {name: MemorySink() for name in ("once", "late", "means", "rates")}
     pipeline = Pipeline("estimates")
     rows = pipeline.source("rows", files(str(directory / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
@@ -70,25 +63,14 @@ def test_small_micro_batches_and_deaths_give_what_the_edge_gives_to_the_last_bit
         wanted = shown(sinks)
         assert all(wanted.values()), f"seed {seed}"
         pipeline, sinks = made(root / "in")
-        spark, deaths, shards = MicroSpark(seed), 2, rng.randint(1, 3)
-        while True:
-            spark.fate.dies_at = None
-            if deaths:
-                spark.fate.dies_within(rng.randint(1, 80))
-            try:
-                with small_values(seed):
-                    spark.start(
-                        pipeline.plan(),
-                        state=root / "spark",
-                        bounded=True,
-                        shards=shards,
-                        rows_max=15,
-                        batch_rows=4,
-                    ).run()
-            except Died:
-                deaths -= 1
-            else:
-                break
+        options: dict[str, Any] = {
+            "state": root / "spark",
+            "shards": rng.randint(1, 3),
+            "rows_max": 15,
+            "batch_rows": 4,
+        }
+        with small_values(seed):
+            run_with_deaths(MicroSpark(seed), pipeline, rng, deaths=2, **options)
         assert shown(sinks) == wanted, f"seed {seed}"
 
 

@@ -7,10 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.edge.joining import Input, Joined, same_rows, source
+from tests.edge.joining import Input, Joined, source
+from tests.edge.runs import same_rows
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died
 from tests.spark.runs import EdgeSide, small_values
+from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
@@ -27,27 +28,13 @@ def test_a_join_gives_what_one_query_over_all_rows_gives_however_often_processes
     given = Input.of(to_s + 40, 40)
     given.write(tmp_path)
     joined = Joined.over(tmp_path, how, from_s, to_s)
-    plan, rng, deaths = joined.pipeline.plan(), Random(to_s), 3
-    spark = MicroSpark(to_s, cores=2)
-    options: dict[str, Any] = {
-        "bounded": True,
-        "shards": 3,
-        "batch_rows": 8,
-        "rows_max": 15,
-        "state": tmp_path / "state",
-    }
+    options: dict[str, Any] = {"state": tmp_path / "state", "shards": 3, "rows_max": 15, "batch_rows": 8}
     with small_values(to_s):
-        while True:
-            spark.fate.dies_at = None
-            if deaths:
-                spark.fate.dies_within(rng.randint(5, 120))
-            try:
-                assert spark.start(plan, {}, **options).run() > 0
-            except Died:
-                deaths -= 1
-            else:
-                break
-    assert deaths < 3
+        ended = run_with_deaths(
+            MicroSpark(to_s, cores=2), joined.pipeline, Random(to_s), deaths=3, within=(5, 120), **options
+        )
+    assert ended.died > 0
+    assert ended.batches > 0
     joined.check(given, how, from_s, to_s)
 
 

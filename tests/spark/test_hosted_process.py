@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
-from tests.edge.process_functions import LATENESS_S, SCHEMA, TOLD, Reminders, Visits, record, some_rows
+from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record, some_rows
+from tests.edge.runs import LATENESS_S
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died, Fate, Handle
+from tests.spark.micro_state import Fate, Handle
+from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
@@ -58,18 +60,7 @@ def test_a_hosted_function_gives_what_the_edge_gives(seed, tmp_path):
     rng, spark = Random(seed), MicroSpark(seed)
     pipeline, *hosted = visits(path)
     options: dict[str, Any] = {"shards": rng.randint(1, 3), "batch_rows": rng.choice((2, 100))}
-    for deaths in range(100):
-        spark.fate.dies_at = None
-        if deaths < 3:
-            spark.fate.dies_within(rng.randint(20, 120))
-        try:
-            query = spark.start(
-                pipeline.plan(), pipeline.functions, state=tmp_path / "stream", bounded=True, rows_max=20, **options
-            )
-            query.run()
-        except Died:
-            continue
-        break
+    run_with_deaths(spark, pipeline, rng, deaths=3, within=(20, 120), state=tmp_path / "stream", rows_max=20, **options)
     assert rows_of(*hosted) == wanted
 
     pipeline, *batch = visits(path)

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died
+from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
@@ -42,25 +42,17 @@ def hosted(scenario: Scenario, root: Path) -> dict[str, MemorySink]:
     windows.sink("windows", memory(sinks["windows"]))
     if scenario.late_sink:
         windows.late.sink("late", memory(sinks["late"]))
-    spark, rng = MicroSpark(scenario.seed), Random(scenario.seed)
-    deaths = scenario.crashes_max
-    while True:
-        spark.fate.dies_at = None
-        if deaths:
-            spark.fate.dies_within(rng.randint(1, 80))
-        try:
-            spark.start(
-                pipeline.plan(),
-                state=root / "state",
-                bounded=True,
-                shards=scenario.parallelism,
-                rows_max=scenario.batch_rows * 10,
-                batch_rows=scenario.batch_rows,
-            ).run()
-        except Died:
-            deaths -= 1
-        else:
-            return sinks
+    run_with_deaths(
+        MicroSpark(scenario.seed),
+        pipeline,
+        Random(scenario.seed),
+        deaths=scenario.crashes_max,
+        state=root / "state",
+        shards=scenario.parallelism,
+        rows_max=scenario.batch_rows * 10,
+        batch_rows=scenario.batch_rows,
+    )
+    return sinks
 
 
 @pytest.mark.parametrize("shape", ["chain", "diamond", "union"])

@@ -7,10 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.edge.windowing import AGGREGATES, EXACT, Row, Slid, in_time, latest, same_rows, some_rows, source, write
+from tests.edge.runs import in_time, same_rows
+from tests.edge.windowing import AGGREGATES, EXACT, Row, Slid, latest, some_rows, source, write
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Died
 from tests.spark.runs import small_values
+from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
 from fordstone.spark.choice import choose
@@ -32,27 +33,13 @@ def test_windows_are_those_of_one_query_however_often_processes_die(tmp_path, si
     slid = Slid(size_s, every_s, offset_s, EXACT if exact else AGGREGATES)
     pipeline = Pipeline("sliding")
     slid.add(source(pipeline, tmp_path / "in"), late=exact, early=early)
-    plan, rng, deaths = pipeline.plan(), Random(size_s), 3
-    spark = MicroSpark(size_s, cores=2)
-    options: dict[str, Any] = {
-        "bounded": True,
-        "shards": 3,
-        "batch_rows": 8,
-        "rows_max": 15,
-        "state": tmp_path / "state",
-    }
+    options: dict[str, Any] = {"state": tmp_path / "state", "shards": 3, "rows_max": 15, "batch_rows": 8}
     with small_values(every_s):
-        while True:
-            spark.fate.dies_at = None
-            if deaths:
-                spark.fate.dies_within(rng.randint(5, 120))
-            try:
-                assert spark.start(plan, {}, **options).run() > 0
-            except Died:
-                deaths -= 1
-            else:
-                break
-    assert deaths < 3
+        ended = run_with_deaths(
+            MicroSpark(size_s, cores=2), pipeline, Random(size_s), deaths=3, within=(5, 120), **options
+        )
+    assert ended.died > 0
+    assert ended.batches > 0
     wanted = slid.expected(partitions)
     if early is None:
         same_rows(slid.out.rows(), wanted)
