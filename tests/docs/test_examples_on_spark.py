@@ -148,6 +148,7 @@ def _check_file(
         pipeline = load_pipeline(str(file))
         if pipeline.functions:
             # As the command line does.
+            folder.mkdir(parents=True, exist_ok=True)
             ship(spark, file, folder)
         try:
             check_on_both(pipeline.plan(), pipeline.functions, spark, folder)
