@@ -15,7 +15,7 @@ from pathlib import Path
 import edge_node
 import edge_throughput
 from edge_size import SIZES, Size, SizeName
-from table import Finding, machine, show, write_json
+from table import Finding, machine, show, show_missed, write_json
 from worker import ask_once
 
 Section = Callable[[Size, str | None], list[Finding]]
@@ -81,10 +81,7 @@ def main() -> int:
             findings += found
             # After each section: what was measured is not lost when a later one fails.
             write_json(options.json, size=name, facts=facts, findings=findings)
-    missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
-    print(
-        f"targets missed: {len(missed)} of {sum(found.target is not None for found in findings)}", *missed, sep="\n  "
-    )
+    show_missed(findings)
     return 0
 
 

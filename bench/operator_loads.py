@@ -67,6 +67,14 @@ def _pipeline(build: Callable[[Stream], Stream], **other: str) -> Callable[[], P
 
 # What each is beside.
 
+SUMMARY = (
+    pl.len(),
+    pl.col("x").sum(),
+    pl.col("n").sum().alias("sn"),
+    pl.col("x").min().alias("lo"),
+    pl.col("x").max().alias("hi"),
+)
+
 
 def polars_copies(given: Sequence[pl.DataFrame]) -> int:
     # Every row once for each of its six windows, then one group_by.
@@ -77,13 +85,7 @@ def polars_copies(given: Sequence[pl.DataFrame]) -> int:
         .select("k", "x", "n", pl.concat_list([last - 10_000_000 * back for back in range(6)]).alias("start"))
         .explode("start")
         .group_by("k", "start")
-        .agg(
-            pl.len(),
-            pl.col("x").sum(),
-            pl.col("n").sum().alias("sn"),
-            pl.col("x").min().alias("lo"),
-            pl.col("x").max().alias("hi"),
-        )
+        .agg(SUMMARY)
         .collect()
         .height
     )
@@ -97,13 +99,7 @@ def polars_sliding(given: Sequence[pl.DataFrame]) -> int:
         rows.lazy()
         .select("k", "x", "n", last.alias("last"))
         .group_by("k", "last")
-        .agg(
-            pl.len(),
-            pl.col("x").sum(),
-            pl.col("n").sum().alias("sn"),
-            pl.col("x").min().alias("lo"),
-            pl.col("x").max().alias("hi"),
-        )
+        .agg(SUMMARY)
         .with_columns(pl.concat_list([pl.col("last") - 10_000_000 * back for back in range(6)]).alias("start"))
         .explode("start")
         .group_by("k", "start")
@@ -115,18 +111,7 @@ def polars_sliding(given: Sequence[pl.DataFrame]) -> int:
 
 def polars_dynamic(given: Sequence[pl.DataFrame]) -> int:
     (rows,) = given
-    return (
-        rows.sort("ts")
-        .group_by_dynamic("ts", every="10s", period="60s", group_by="k")
-        .agg(
-            pl.len(),
-            pl.col("x").sum(),
-            pl.col("n").sum().alias("sn"),
-            pl.col("x").min().alias("lo"),
-            pl.col("x").max().alias("hi"),
-        )
-        .height
-    )
+    return rows.sort("ts").group_by_dynamic("ts", every="10s", period="60s", group_by="k").agg(SUMMARY).height
 
 
 def polars_session(given: Sequence[pl.DataFrame]) -> int:

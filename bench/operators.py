@@ -21,7 +21,7 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")
 from edge_size import SizeName
 from operator_drive import drive
 from operator_loads import LATE_US, LOADS, Load
-from table import Finding, Target, machine, middle, number, show, spread, write_json
+from table import Finding, Target, machine, middle, number, show, show_missed, spread, write_json
 
 SIZES = {"full": (8_000_000, 5), "quick": (2_000_000, 3), "tiny": (60_000, 1)}
 """Rows and repetitions."""
@@ -94,10 +94,7 @@ def main() -> int:
             show(found)
             findings += found
             write_json(options.json, size=name, facts=facts, findings=findings)
-    missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
-    print(
-        f"targets missed: {len(missed)} of {sum(found.target is not None for found in findings)}", *missed, sep="\n  "
-    )
+    show_missed(findings)
     return 0
 
 

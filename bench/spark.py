@@ -27,7 +27,7 @@ from fordstone.spark.commit import BatchOutcome
 from spark_cpu import cpu_seconds
 from spark_input import FIRST_US, Inlet, stored, write_batch
 from spark_size import SIZES, Size
-from table import Finding, Target, at_least, at_most, machine, middle, number, show, spread, write_json
+from table import Finding, Target, at_least, at_most, machine, middle, number, show, show_missed, spread, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -222,8 +222,7 @@ def main() -> int:
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)
-    missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
-    print(f"targets missed: {len(missed)} of {sum(one.target is not None for one in findings)}", *missed, sep="\n  ")
+    show_missed(findings)
     return 0
 
 

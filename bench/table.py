@@ -77,6 +77,13 @@ def show(findings: Sequence[Finding]) -> None:
     print(flush=True)
 
 
+def show_missed(findings: Sequence[Finding]) -> None:
+    """Print which targets were not reached, at the end of a run."""
+    missed = [f"{found.section}: {found.case}" for found in findings if found.reached is False]
+    judged = sum(found.target is not None for found in findings)
+    print(f"targets missed: {len(missed)} of {judged}", *missed, sep="\n  ")
+
+
 def _cells(found: Finding) -> tuple[str, str, str, str, str]:
     target = ""
     if found.target is not None:

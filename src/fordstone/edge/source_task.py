@@ -1,7 +1,8 @@
 """Source tasks: read partitions, judge lateness, tell the time, and begin epochs.
 
 What is in an epoch is decided by positions alone: partitions join, fall idle and come back at barriers only, so that
-an epoch can be computed again from its recorded cut (rule 1). So do those that end while others may come. Of several partitions, the one furthest behind in time is read next (rule 21).
+an epoch can be computed again from its recorded cut (rule 1). So do those that end while others may come. Of several
+partitions, the one furthest behind in time is read next (rule 21).
 """
 
 from __future__ import annotations
