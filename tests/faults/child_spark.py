@@ -25,6 +25,7 @@ from fordstone.errors import FordstoneError
 from fordstone.protocol.restart import RestartPolicy
 from fordstone.spark.application import application
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.leaving import leave
 from fordstone.spark.run import run_plan
 
 PR_SET_PDEATHSIG = 1
@@ -78,4 +79,6 @@ def jobs(child: SparkChild) -> Iterator[SparkJob]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code:
+        leave(code)  # as the command line does

@@ -6,6 +6,7 @@ that needs them, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import click
@@ -74,4 +75,11 @@ cli.add_command(plan_interval)
 
 def main() -> None:
     """Run the command line of this process, and exit with its code."""
-    cli(prog_name="fordstone")
+    try:
+        cli(prog_name="fordstone")
+    except SystemExit as ending:
+        if ending.code and "py4j" in sys.modules:
+            from fordstone.spark.leaving import leave
+
+            leave(ending.code if isinstance(ending.code, int) else FAILED)
+        raise
