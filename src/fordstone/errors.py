@@ -93,3 +93,25 @@ class TaskError(FordstoneError):
 
 class NotInstalledError(FordstoneError):
     """Something that is needed is not on this machine; the text says how to get it."""
+
+
+class HubError(FordstoneError):
+    """The hub could not be asked, or said no."""
+
+
+class HubAwayError(HubError):
+    """The hub does not answer, or not sensibly: the network, a restart, an overload. Trying again later is right."""
+
+
+class HubRefusedError(HubError):
+    """The hub said no. `code` is its word for why (`hub.messages.Refusal.error`), `status` the HTTP status."""
+
+    def __init__(self, message: str, *, status: int, code: str, refusal: object = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.refusal = refusal
+
+
+class FencedError(HubError):
+    """A newer generation owns this pipeline on this node. This process stops; what it has stays where it is."""

@@ -116,7 +116,7 @@ def join_step(
 ) -> p.Join:
     """The step of an interval join."""
     _same_pipeline(step, left, right)
-    left_keys, right_keys = _keys(step, on)
+    left_keys, right_keys = join_columns_of(step, on)
     if between is None:
         raise PipelineError(
             f"step {step}: a join of two streams needs a bound on time, or it would have to keep every row for good. Add how far the "
@@ -149,7 +149,7 @@ def lookup_step(
     suffix: str,
 ) -> p.Lookup:
     """The step of a lookup in a static table."""
-    keys, table_keys = _keys(step, on)
+    keys, table_keys = join_columns_of(step, on)
     try:
         spec, columns = _table(table, schema)
     except FordstoneError as error:
@@ -178,7 +178,7 @@ def latest_step(
 ) -> p.LookupLatest:
     """The step of a lookup in a control stream."""
     _same_pipeline(step, stream, control)
-    keys, control_keys = _keys(step, on)
+    keys, control_keys = join_columns_of(step, on)
     return p.LookupLatest(
         name=step,
         input=stream._at,  # noqa: SLF001 - our own class
@@ -198,7 +198,7 @@ def signed_us(value: Span, *, what: str) -> int:
     return duration_us(value, what=what)
 
 
-def _keys(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def join_columns_of(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of both sides that must be equal."""
     given: Any = on
     if isinstance(given, Mapping):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from fordstone.api.crossing import ControlTable
 from fordstone.api.stream import Stream
 from fordstone.connectors.guarantee import path_guarantees
 from fordstone.errors import ExpressionError, PipelineError
@@ -85,6 +86,17 @@ class Pipeline:
         )
         return Stream(self, p.Input(name))
 
+    def control(self, name: str, *, schema: Mapping[str, str], key: str | Sequence[str]) -> ControlTable:
+        """A table that the center writes (`stream.to_edges(name)`) and every node reads (`stream.join_control(table, on=...)`).
+
+        Rows replace each other by `key`. A node takes new rows over at barriers; it keeps its copy while it is offline.
+        """
+        checked_name(name, "control")
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        columns = Schema.of(schema)
+        self.add(p.Control(name=name, schema=columns.to_dict(), keys=keys))
+        return ControlTable(pipeline=self, name=name, schema=columns, keys=keys)
+
     def sql(self, query: str, *, tables: Mapping[str, Stream] | None = None, name: str | None = None) -> Stream:
         """What a query gives, as a stream like any other: `sql("SELECT device, temp FROM readings WHERE temp > 20")`.
 
@@ -107,7 +119,7 @@ class Pipeline:
         """The checked, serialisable form."""
         if self._open_loops:
             raise PipelineError(f"loop {', '.join(sorted(self._open_loops))} has not been closed.")
-        if not any(isinstance(step, p.Sink) for step in self._steps):
+        if not any(isinstance(step, p.Sink | p.ToEdges) for step in self._steps):
             raise PipelineError(f"pipeline {self.name} has no sink: nothing would come of it. Add stream.sink(...).")
         return self._draft()
 

@@ -14,6 +14,7 @@ from sqlglot import exp
 
 from fordstone.api.aggregate import Aggregated, named_aggregate
 from fordstone.api.column import Column
+from fordstone.api.crossing import Crosses
 from fordstone.api.join import Joins
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
@@ -22,9 +23,10 @@ from fordstone.model import plan as p
 from fordstone.model.duration import positive_us
 from fordstone.model.expression import expand, parse_double, parse_predicate
 from fordstone.model.ids import checked_name
+from fordstone.model.plan_tiers import CENTER_EARLY_US
 from fordstone.model.schema import Schema
 from fordstone.model.stream_type import StreamType
-from fordstone.model.windows import Window
+from fordstone.model.windows import Sliding, Tumbling, Window
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -33,7 +35,7 @@ Expr = str | Column
 Record = dict[str, Any]
 
 
-class Stream(Joins):
+class Stream(Joins, Crosses):
     """Rows on their way. Made by `Pipeline.source` and by the methods here; never changes."""
 
     def __init__(self, pipeline: Pipeline, at: p.Input) -> None:
@@ -201,6 +203,9 @@ class Stream(Joins):
                 for column, wanted in aggregates.items()
             )
         early_us = None if early is None else positive_us(early, what=f"step {named}: early")
+        if early_us is None and self._type.central and isinstance(window, Tumbling | Sliding):
+            # A window is final once every node has passed it, and a node may be away for a day: so results come before that.
+            early_us = CENTER_EARLY_US
         return self._add(
             p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given, early_us=early_us)
         )

@@ -68,6 +68,10 @@ class Chunk:
     rejected: tuple[Rejected, ...] = ()
     ended: bool = False
     """Nothing will ever follow: bounded input has been read to its end."""
+    watermark_us: int | None = None
+    """Of a source that declares its time: how far it has come behind these rows."""
+    late: pl.Series | None = None
+    """Of a source that declares its time: which rows are late (Boolean); None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,13 @@ class Source(ABC):
             reader.close()
         return reach
 
+    def let_go(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Hear that no run will ever start before these positions again. Called now and then; may be called with the same again.
+
+        Only sources whose far end keeps rows for us until we are done with them have anything to do.
+        """
+        del cuts
+
     def size_bytes(self) -> int | None:
         """How much there is to read in all, if known: for progress bars only."""
         return None
@@ -157,6 +168,8 @@ class SinkStream:
     """None: rows are appended. Else each row replaces the one before with the same key; `__op` is 'upsert' or 'delete'."""
     sealed: str | None = None
     """An attempt whose parts are still to be released: a sink that sweeps up when it is opened leaves those alone."""
+    owner: str = ""
+    """Random, kept with the checkpoints of whoever writes: a state begun anew is another owner. Empty: unknown."""
 
 
 class Sink(ABC):

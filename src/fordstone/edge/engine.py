@@ -201,7 +201,7 @@ class Engine:
 
     def _open_source(self, step: p.Source) -> Source:
         options = SourceOptions(
-            schema=Schema.of(step.schema), bounded=self.config.bounded, options=step.connector.options
+            schema=Schema.stored(step.schema), bounded=self.config.bounded, options=step.connector.options
         )
         return open_source(step.connector, options, clock_us=self._rim.clock.monotonic_us)
 

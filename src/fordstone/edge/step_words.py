@@ -82,6 +82,14 @@ def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
             return f"loop, fed back from {step.feedback}"
         case p.Sink():
             return f"sink {_connector(step.connector)}"
+        case p.Combine():
+            return f"partial rows {_over(step.keys)}, one an epoch"
+        case p.ToCenter():
+            return "to the center"
+        case p.Control():
+            return f"control table by {', '.join(step.keys)}"
+        case p.ToEdges():
+            return f"to the edges as {step.control}"
         case _:
             assert_never(step)
 

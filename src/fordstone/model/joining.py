@@ -131,16 +131,21 @@ def derive_lookup(step: p.Lookup | p.LookupLatest, types: Types) -> Derived:
     if isinstance(step, p.Lookup):
         return {p.Input(step.name): _looked_up(step, stream)}
     control = types[step.control]
-    append_only(step, control, "the control stream of join_latest")
+    if not control.table:
+        append_only(step, control, "the control stream of join_latest")
     if stream.looped or control.looped:
         raise PipelineError(f"step {step.name}: join_latest cannot stand inside or below a loop.")
     columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
     # Rows that wait for a barrier may be passed by the watermark meanwhile; and without a time of its own the control
     # stream holds the watermark back until it ends.
-    timed = not step.waits and control.time is not None
+    # A control table has none either, but holds nobody back: a row of it counts from the barrier on at which it came.
+    timed = not step.waits and (control.time is not None or control.table)
     return {
         p.Input(step.name): StreamType(
-            schema=columns.schema, time=stream.time if timed else None, row_wise=False, looped=False
+            schema=columns.schema,
+            time=stream.time if timed else None,
+            row_wise=control.table and stream.row_wise,
+            looped=False,
         )
     }
 

@@ -8,12 +8,62 @@ refuses what cannot run.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from fordstone.errors import PlanError
+from fordstone.model.plan_aggregate import NamedAggregate, UserAggregate
+from fordstone.model.plan_step import AnyStep, ConnectorSpec, Input, KeyedByColumns, Port, join_keys
+from fordstone.model.plan_tiers import Combine, Control, RowsBelow, ToCenter, ToEdges
 from fordstone.model.windows import Window
+
+__all__ = [
+    "LOCAL_FUNCTION",
+    "PLAN_VERSION",
+    "Aggregate",
+    "Combine",
+    "ConnectorSpec",
+    "Contiguity",
+    "Control",
+    "Deduplicate",
+    "Ewma",
+    "Explode",
+    "Filter",
+    "Function",
+    "Guarantee",
+    "Input",
+    "Join",
+    "JoinHow",
+    "KeyedState",
+    "KeyedStep",
+    "Lookup",
+    "LookupLatest",
+    "Loop",
+    "Match",
+    "Mode",
+    "NamedAggregate",
+    "OnError",
+    "Plan",
+    "Port",
+    "Process",
+    "Release",
+    "RowsBelow",
+    "Select",
+    "Sink",
+    "Source",
+    "Stage",
+    "Step",
+    "TierStep",
+    "ToCenter",
+    "ToEdges",
+    "Union",
+    "UserAggregate",
+    "Window",
+    "WithColumns",
+    "join_keys",
+    "read_plan",
+]
 
 PLAN_VERSION: Final = 1
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -21,7 +71,6 @@ Mode = Literal["aligned", "unaligned", "blocking"]
 Release = Literal["commit", "at_once"]
 OnError = Literal["keep", "fail"]
 
-Port = Literal["main", "late", "timeout", "final"]
 JoinHow = Literal["inner", "left", "right", "full"]
 Contiguity = Literal["next", "then", "any"]
 """How a row follows one before it: at once; with others between; or with others between, even those that would fit."""
@@ -30,57 +79,7 @@ LOCAL_FUNCTION: Final = "<local>"
 """Begins the path of a function that cannot be imported: it runs in the process that built the pipeline only."""
 
 
-class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which system, and how: what a plan says of a source's or a sink's far end."""
-
-    kind: str
-    options: dict[str, Any] = {}
-
-
-class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stream that a step reads: a step's output, or another of its ports.
-
-    `late`: rows that came too late. `timeout`: beginnings of patterns whose time ran out. `final`: of a window with early
-    results, the last word on each.
-    """
-
-    step: str
-    port: Port = "main"
-
-    def __str__(self) -> str:
-        return self.step if self.port == "main" else f"{self.step}.{self.port}"
-
-
-class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
-    name: str
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """The streams this step reads, feedback left out."""
-        found = getattr(self, "input", None)
-        return () if found is None else (found,)
-
-    @property
-    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """For each input the columns by which its rows are brought together; None: this step takes rows where they are.
-
-        Where a feeder stands before the shuffle (`operators.factory.make_feeder`), these are columns that it gives.
-        """
-        return None
-
-
-class _Keyed(_Step, frozen=True, kw_only=True):
-    """A step with state by key: all rows of a key come to one subtask. Without keys there is one subtask."""
-
-    keys: tuple[str, ...]
-
-    @property
-    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key."""
-        return (self.keys,)
-
-
-class Source(_Step, frozen=True, tag="source", kw_only=True):
+class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     """Rows from outside."""
 
     connector: ConnectorSpec
@@ -89,37 +88,41 @@ class Source(_Step, frozen=True, tag="source", kw_only=True):
     lateness_us: int = 0
     idle_after_us: int | None = None
     on_error: OnError = "keep"
+    declares_time: bool = False
+    """The far end says how far time has come and which rows are late; then `time` may be None although time goes on."""
+    replaces: tuple[str, ...] = ()
+    """Rows replace each other by these columns, and carry what they do (`__op`)."""
 
 
-class Filter(_Step, frozen=True, tag="filter", kw_only=True):
+class Filter(AnyStep, frozen=True, tag="filter", kw_only=True):
     """The rows for which a condition is true."""
 
     input: Input
     predicate: str
 
 
-class Select(_Step, frozen=True, tag="select", kw_only=True):
+class Select(AnyStep, frozen=True, tag="select", kw_only=True):
     """New columns in place of the old."""
 
     input: Input
     columns: tuple[str, ...]
 
 
-class WithColumns(_Step, frozen=True, tag="with_columns", kw_only=True):
+class WithColumns(AnyStep, frozen=True, tag="with_columns", kw_only=True):
     """New columns beside the old; one of the same name is replaced."""
 
     input: Input
     columns: tuple[str, ...]
 
 
-class Explode(_Step, frozen=True, tag="explode", kw_only=True):
+class Explode(AnyStep, frozen=True, tag="explode", kw_only=True):
     """A row for each element of an array expression, beside the other columns."""
 
     input: Input
     expression: str
 
 
-class Function(_Step, frozen=True, tag="function", kw_only=True):
+class Function(AnyStep, frozen=True, tag="function", kw_only=True):
     """A user's function: of one record (`map`), of one to many (`flat_map`), or of a batch (`map_batches`)."""
 
     input: Input
@@ -128,7 +131,7 @@ class Function(_Step, frozen=True, tag="function", kw_only=True):
     schema: dict[str, str]
 
 
-class Union(_Step, frozen=True, tag="union", kw_only=True):
+class Union(AnyStep, frozen=True, tag="union", kw_only=True):
     """The rows of several streams of one schema."""
 
     streams: tuple[Input, ...]
@@ -139,25 +142,7 @@ class Union(_Step, frozen=True, tag="union", kw_only=True):
         return self.streams
 
 
-class UserAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A class of a user by its import path, what it is over, what it keeps and what it gives."""
-
-    path: str
-    arguments: tuple[str, ...]
-    state: dict[str, str]
-    result: str
-
-
-class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One output column of an aggregate step: an aggregate expression, or a user's own aggregate over expressions."""
-
-    name: str
-    sql: str
-    """For a user's own only what is shown."""
-    user: UserAggregate | None = None
-
-
-class Aggregate(_Keyed, frozen=True, tag="aggregate", kw_only=True):
+class Aggregate(KeyedByColumns, frozen=True, tag="aggregate", kw_only=True):
     """One row a key and window, or with no window one row a key, kept up to date."""
 
     input: Input
@@ -165,9 +150,11 @@ class Aggregate(_Keyed, frozen=True, tag="aggregate", kw_only=True):
     aggregates: tuple[NamedAggregate, ...]
     early_us: int | None = None
     """Give provisional results about so often by the clock; then rows replace each other by key and window."""
+    merges: RowsBelow | None = None
+    """The input is partial rows, which a `Combine` made of such rows; None: it is rows."""
 
 
-class Ewma(_Keyed, frozen=True, tag="ewma", kw_only=True):
+class Ewma(KeyedByColumns, frozen=True, tag="ewma", kw_only=True):
     """The rows of each key in order of time, each with exponentially weighted means of all up to it."""
 
     input: Input
@@ -177,14 +164,14 @@ class Ewma(_Keyed, frozen=True, tag="ewma", kw_only=True):
     columns: tuple[str, ...]
 
 
-class Deduplicate(_Keyed, frozen=True, tag="deduplicate", kw_only=True):
+class Deduplicate(KeyedByColumns, frozen=True, tag="deduplicate", kw_only=True):
     """Rows of each key in order of time, without those that follow one that was kept by less than `within`."""
 
     input: Input
     within_us: int
 
 
-class Join(_Step, frozen=True, tag="join", kw_only=True):
+class Join(AnyStep, frozen=True, tag="join", kw_only=True):
     """Pairs of rows of equal keys with right time between left time + from and left time + to, both included."""
 
     left: Input
@@ -208,7 +195,7 @@ class Join(_Step, frozen=True, tag="join", kw_only=True):
         return (join_keys(len(self.left_keys)),) * 2
 
 
-class Lookup(_Step, frozen=True, tag="lookup", kw_only=True):
+class Lookup(AnyStep, frozen=True, tag="lookup", kw_only=True):
     """Rows with the columns of the row of a table that has their key. The table is read when the pipeline starts."""
 
     input: Input
@@ -222,7 +209,7 @@ class Lookup(_Step, frozen=True, tag="lookup", kw_only=True):
     suffix: str = "_right"
 
 
-class LookupLatest(_Step, frozen=True, tag="lookup_latest", kw_only=True):
+class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
     """Rows with the columns of the newest row of a control stream that has their key."""
 
     input: Input
@@ -243,11 +230,6 @@ class LookupLatest(_Step, frozen=True, tag="lookup_latest", kw_only=True):
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
         """By the key columns that both sides' feeders give."""
         return (join_keys(len(self.keys)),) * 2
-
-
-def join_keys(count: int) -> tuple[str, ...]:
-    """The key columns on the way to a step that joins two streams, whatever they are called in each."""
-    return tuple(f"__k{index}" for index in range(count))
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -273,7 +255,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The stage takes no more rows from the first on that fulfils this."""
 
 
-class Match(_Keyed, frozen=True, tag="match", kw_only=True):
+class Match(KeyedByColumns, frozen=True, tag="match", kw_only=True):
     """Sequences of rows of a key, in order of time, that fulfil a pattern."""
 
     input: Input
@@ -312,7 +294,7 @@ class KeyedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """So long after it was last written it is forgotten: by event time if the stream has it, else by the clock."""
 
 
-class Process(_Keyed, frozen=True, tag="process", kw_only=True):
+class Process(KeyedByColumns, frozen=True, tag="process", kw_only=True):
     """A user's function of the rows of a key, with state and timers."""
 
     input: Input
@@ -323,14 +305,14 @@ class Process(_Keyed, frozen=True, tag="process", kw_only=True):
     states: tuple[KeyedState, ...] = ()
 
 
-class Loop(_Step, frozen=True, tag="loop", kw_only=True):
+class Loop(AnyStep, frozen=True, tag="loop", kw_only=True):
     """The head of a loop: the rows of its input, and those that come back along `feedback`."""
 
     input: Input
     feedback: Input
 
 
-class Sink(_Step, frozen=True, tag="sink", kw_only=True):
+class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     """Rows to the outside."""
 
     input: Input
@@ -340,7 +322,23 @@ class Sink(_Step, frozen=True, tag="sink", kw_only=True):
 
 KeyedStep = Aggregate | Ewma | Deduplicate | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
-Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink
+TierStep = ToCenter | Control | ToEdges
+"""Where the tiers meet: `tiers.split` makes two plans without them, each for one engine."""
+Step = (
+    Source
+    | Filter
+    | Select
+    | WithColumns
+    | Explode
+    | Function
+    | Union
+    | Lookup
+    | Combine
+    | KeyedStep
+    | Loop
+    | Sink
+    | TierStep
+)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -382,7 +380,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def digest(self) -> str:
         """The sha256 of the JSON."""
-        return hashlib.sha256(self.to_json()).hexdigest()
+        return hashlib.sha256(self.unplaced().to_json()).hexdigest()
+
+    @property
+    def tiered(self) -> bool:
+        """Whether it is for two tiers, so that no engine runs it as it is."""
+        return any(isinstance(step, TierStep) for step in self.steps)
+
+    def unplaced(self) -> Plan:
+        """The plan without where this run finds its far ends: what may be stored and compared."""
+        return msgspec.structs.replace(self, steps=tuple(_unplaced(step) for step in self.steps))
+
+
+def _unplaced(step: Step) -> Step:
+    if not isinstance(step, Source | Sink) or step.connector.at is msgspec.UNSET:
+        return step
+    spec = ConnectorSpec(kind=step.connector.kind, options=step.connector.options)
+    return msgspec.structs.replace(step, connector=spec)
 
 
 def read_plan(data: bytes) -> Plan:

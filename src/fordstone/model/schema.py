@@ -146,6 +146,11 @@ class Schema(Mapping[str, DataType]):
             raise SchemaError("a schema has at least one column.")
         return cls(tuple(fields))
 
+    @classmethod
+    def stored(cls, columns: Mapping[str, str]) -> Schema:
+        """Read a schema back that may have columns of our own: partial aggregates have."""
+        return cls(tuple((name, DataType.parse(kind)) for name, kind in columns.items()))
+
     @property
     def polars(self) -> pl.Schema:
         """The same as a Polars schema."""

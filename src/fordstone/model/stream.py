@@ -21,12 +21,14 @@ from fordstone.model.processing import derive_process
 from fordstone.model.schema import Schema
 from fordstone.model.smoothing import derive_ewma
 from fordstone.model.stream_type import TIMESTAMP, Derived, EventTime, StreamType, Types, append_only, shown
+from fordstone.model.tiering import check_tiers, derive_tier, is_central
 
 
 def derive(step: p.Step, types: Types) -> Derived:
     """The streams that `step` gives out, by port; raises `PipelineError` if it may not stand behind its inputs."""
     try:
-        return _derived(step, types)
+        central = is_central(step, types)
+        return {at: replace(stream, central=central) for at, stream in _derived(step, types).items()}
     except ExpressionError as error:
         raise error if error.step else error.at_step(step.name) from None
     except SchemaError as error:
@@ -55,7 +57,8 @@ def stream_types(plan: p.Plan) -> Derived:
 
 
 def check_rules(plan: p.Plan, step: p.Step, types: Types) -> None:
-    """What depends on the plan's guarantee and mode: releases at once (rule 13) and loops (rule 17)."""
+    """What depends on the plan's guarantee and mode: releases at once (rule 13), loops (rule 17), and the tiers."""
+    check_tiers(plan, step, types)
     if isinstance(step, p.Loop) and plan.mode == "unaligned":
         raise PipelineError(f"step {step.name}: a loop cannot be snapshot in mode 'unaligned'. Use mode='aligned'.")
     if isinstance(step, p.LookupLatest) and plan.mode == "unaligned":
@@ -119,7 +122,19 @@ def _derived(step: p.Step, types: Types) -> Derived:
             return {p.Input(step.name): _main(step, types)}
 
 
-RowWise = p.Source | p.Filter | p.Select | p.WithColumns | p.Explode | p.Function | p.Union | p.Loop | p.Sink
+RowWise = (
+    p.Source
+    | p.Filter
+    | p.Select
+    | p.WithColumns
+    | p.Explode
+    | p.Function
+    | p.Union
+    | p.Combine
+    | p.Loop
+    | p.Sink
+    | p.TierStep
+)
 
 
 def _main(step: RowWise, types: Types) -> StreamType:
@@ -143,12 +158,18 @@ def _main(step: RowWise, types: Types) -> StreamType:
             return replace(stream, time=None, row_wise=False, windowed=False, looped=True)
         case p.Sink():
             return types[step.input]
+        case p.Combine():
+            return StreamType(schema=Schema.stored(step.schema), row_wise=False)
+        case p.ToCenter() | p.Control() | p.ToEdges():
+            return derive_tier(step, types)
         case _:
             assert_never(step)
 
 
 def _source(step: p.Source) -> StreamType:
-    schema = Schema.of(step.schema)
+    schema = Schema.stored(step.schema) if step.declares_time else Schema.of(step.schema)
+    if step.replaces:
+        return StreamType(schema=schema, upsert_key=step.replaces, row_wise=False, table=True)
     if step.time is None:
         return StreamType(schema=schema)
     if step.time not in schema:

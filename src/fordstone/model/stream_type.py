@@ -36,6 +36,10 @@ class StreamType:
     id_step: str | None = None
     looped: bool = False
     """Inside or below a loop: there is no event time here."""
+    central: bool = False
+    """Above the cut: at the center."""
+    table: bool = False
+    """A control table: only lookups may read it."""
 
 
 Types = Mapping[p.Input, StreamType]

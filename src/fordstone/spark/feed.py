@@ -68,7 +68,7 @@ class QuerySetting:
 
 def opened(step: p.Source, *, bounded: bool) -> Source:
     """The live source of a step."""
-    return open_source(step.connector, SourceOptions(schema=Schema.of(step.schema), bounded=bounded))
+    return open_source(step.connector, SourceOptions(schema=Schema.stored(step.schema), bounded=bounded))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,286 @@
+"""What nodes, hub and center say to each other: JSON bodies over HTTP, frozen and strict.
+
+Blobs (runs, segments, manifests) travel apart, named by their digest, and are never looked into by the hub. Every name
+and number here has a bound; `messages` says what a body looks like, `protocol.delivery` and `protocol.lease` what follows from it.
+
+Times are microseconds, UTC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal
+
+import msgspec
+
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
+
+API: Final = "/v1"
+EPOCHS_A_COMMIT_MAX: Final = 1_000
+"""So many epochs are folded into one commit at most."""
+RUNS_A_COMMIT_MAX: Final = 100_000
+BLOB_BYTES_MAX: Final = 256 << 20
+BODY_BYTES_MAX: Final = 16 << 20
+"""Of a JSON body."""
+WAIT_SECONDS_MAX: Final = 60.0
+"""Of a long poll."""
+PAGE_ENTRIES_MAX: Final = 10_000
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One JSON body."""
+
+
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, order=True):
+    """The fencing number of whoever owns a pipeline on a node: the hub's, then the local incarnation (rule 18)."""
+
+    hub: int
+    local: int
+
+
+class StreamSegment(Message, frozen=True):
+    """The rows of one stream in one epoch, and how far its time has come behind them."""
+
+    runs: tuple[RunRef, ...]
+    watermark_us: int = TIME_MIN_US
+    """`TIME_MAX_US`: nothing will follow."""
+
+
+class EpochEntry(Message, frozen=True):
+    """One sealed epoch of a node, as it crosses."""
+
+    epoch: int
+    streams: dict[str, StreamSegment]
+    created_us: int
+    """By the node's clock."""
+    ended: bool = False
+    controls: dict[str, int] = {}
+    """The version of each control table that the node had taken when this epoch ended."""
+
+    def digest(self) -> str:
+        """What tells this content from any other."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+class Checkpoint(Message, frozen=True):
+    """A manifest and the state it needs, all of them blobs."""
+
+    epoch: int
+    manifest: RunRef
+    """`rows` is 0."""
+    state: tuple[RunRef, ...]
+
+
+class Commit(Message, frozen=True):
+    """`POST /pipelines/{p}/nodes/{node}/epochs/{a}-{b}`: epochs a to b, visible together. Only the last may have a checkpoint."""
+
+    generation: Generation
+    epochs: tuple[EpochEntry, ...]
+    checkpoint: Checkpoint | None = None
+
+
+class Committed(Message, frozen=True):
+    """201, or 200 if all of it was there already."""
+
+    head: int
+    already: bool = False
+
+
+class Refusal(Message, frozen=True):
+    """The body of every answer that is not 2xx."""
+
+    error: Literal[
+        "gap", "other_content", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
+        "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed",
+    ]  # fmt: skip
+    message: str
+    """What happened and what to do, for a person."""
+    next_epoch: int | None = None
+    generation: Generation | None = None
+    missing: tuple[str, ...] = ()
+
+
+class LeaseRequest(Message, frozen=True):
+    """`POST /pipelines/{p}/nodes/{node}/lease`: take or renew the right to commit."""
+
+    holder: str
+    """Random, kept in the state directory: the same directory is the same holder."""
+    local: int
+    """The incarnation: one more with every start, fsynced."""
+    take_over: bool = False
+    """Shut out whoever held it. Without, another holder's lease is respected (`held`): at level `restart` it never runs out."""
+
+
+class Lease(Message, frozen=True):
+    """The right to commit."""
+
+    generation: Generation
+    head: int
+    """The newest epoch that the hub has; 0: none."""
+
+
+class Head(Message, frozen=True):
+    """`GET .../head`: where the node stands at the hub."""
+
+    epoch: int = 0
+    digest: str = ""
+    """Of the newest entry."""
+    generation: Generation | None = None
+
+
+class StreamEpoch(Message, frozen=True):
+    """One epoch of one stream of one node, as the hub has it."""
+
+    seq: int
+    """The hub's own number of the commit: grows, the same for all epochs that were committed together."""
+    node: str
+    epoch: int
+    runs: tuple[RunRef, ...]
+    watermark_us: int
+    received_us: int
+    """By the hub's clock."""
+    ended: bool = False
+
+
+class StreamPage(Message, frozen=True):
+    """`GET /pipelines/{p}/streams/{s}/epochs?after=SEQ&wait=SECONDS&limit=N` (long poll): whole commits, in order of `seq`."""
+
+    epochs: tuple[StreamEpoch, ...]
+    next: int
+    """What to ask with next."""
+    more: bool = False
+    """There is more already."""
+    blobs: str | None = None
+    """An fsspec URL at which blobs lie as `<digest[:2]>/<digest>`: who reaches it reads there. None: only through the hub."""
+
+
+class ConsumerPosition(Message, frozen=True):
+    """`PUT /pipelines/{p}/consumers/{c}`: this consumer will never ask for these epochs again: stream to node to epoch."""
+
+    streams: dict[str, dict[str, int]]
+
+
+class ControlPublish(Message, frozen=True):
+    """`POST /pipelines/{p}/control/{name}`: a version of a control table; idempotent by (owner, batch), gaps allowed.
+
+    The hub gives each owner a generation when it first publishes; an older one is shut out (`stale_generation`).
+    """
+
+    owner: str
+    """Random, kept with the publisher's checkpoint: a checkpoint made anew is another owner."""
+    batch: int
+    blob: RunRef
+    """Rows: the table's columns and `__op` ('upsert' or 'delete')."""
+    snapshot: bool = False
+    """The whole table rather than what changed."""
+
+
+class ControlVersion(Message, frozen=True):
+    """One version, numbered by the hub from 1 without gaps."""
+
+    version: int
+    blob: RunRef
+    snapshot: bool
+    published_us: int
+    owner: str
+    batch: int
+
+
+class ControlPage(Message, frozen=True):
+    """`GET /pipelines/{p}/control/{name}?after=V&wait=SECONDS` (long poll).
+
+    Versions after V in order; or, where V is older than what is kept (and for 0), from the newest snapshot on.
+    """
+
+    versions: tuple[ControlVersion, ...]
+    newest: int
+    blobs: str | None = None
+
+
+class Health(Message, frozen=True):
+    """`PUT /nodes/{node}/health/{pipeline}`: how a node is, by its own word, about every ten seconds and when it changes."""
+
+    state: Literal["starting", "running", "waiting", "failed", "stopped"]
+    sent_us: int
+    epoch: int = 0
+    rows_in: int = 0
+    rows_late: int = 0
+    watermark_us: int | None = None
+    outbox_epochs: int = 0
+    outbox_bytes: int = 0
+    restarts: int = 0
+    problem: str = ""
+    version: str = ""
+
+
+class NodeInfo(Message, frozen=True):
+    """A pipeline on a node, in `GET /nodes`."""
+
+    node: str
+    pipeline: str
+    head: int
+    generation: Generation | None
+    seen_us: int
+    """When the hub last heard of it."""
+    committed_us: int | None
+    health: Health | None = None
+
+
+class StreamInfo(Message, frozen=True):
+    """A stream, in `GET /streams`."""
+
+    pipeline: str
+    stream: str
+    nodes: int
+    epochs: int
+    """Kept."""
+    rows: int
+    size_bytes: int
+    watermark_us: int
+    """The least over the nodes."""
+    consumers: dict[str, int]
+    """How many epochs each has still to read."""
+
+
+class EpochInfo(Message, frozen=True):
+    """An epoch, in `GET /epochs?pipeline=&node=&limit=`: newest first."""
+
+    seq: int
+    pipeline: str
+    node: str
+    epoch: int
+    first: int
+    last: int
+    """Of the commit that it came with."""
+    rows: int
+    size_bytes: int
+    received_us: int
+    created_us: int
+    generation: Generation
+
+
+class Nodes(Message, frozen=True):
+    """`GET /nodes`."""
+
+    nodes: tuple[NodeInfo, ...]
+
+
+class Streams(Message, frozen=True):
+    """`GET /streams`."""
+
+    streams: tuple[StreamInfo, ...]
+
+
+class Epochs(Message, frozen=True):
+    """`GET /epochs`."""
+
+    epochs: tuple[EpochInfo, ...]
+
+
+class Digests(Message, frozen=True):
+    """`POST /blobs/missing`: which of these does the hub not have? Answered by the same."""
+
+    digests: tuple[str, ...]
+
+
+ENDED_US: Final = TIME_MAX_US
