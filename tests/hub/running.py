@@ -1,0 +1,76 @@
+"""A hub on an ephemeral port of this machine, in a thread of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from fordstone.hub.address import HubAddress
+from fordstone.hub.app import make_app
+from fordstone.hub.blobs import open_blobs
+from fordstone.hub.log import HubLog
+
+START_SECONDS_MAX = 30.0
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+@contextlib.contextmanager
+def running_hub(
+    data: Path, *, blobs: str | None = None, direct: bool = True, clock_us: Any = now_us, port: int = 0, **options: Any
+) -> Iterator[HubAddress]:
+    """A hub over `data` that stops with the block; the same directory again is the same hub again (give its `port`, too)."""
+    data.mkdir(parents=True, exist_ok=True)
+    url = blobs or f"file://{data / 'blobs'}"
+    log = HubLog(data / "log.sqlite", clock_us=clock_us, failpoints=options.get("failpoints"))
+    try:
+        store = open_blobs(url, failpoints=options.get("failpoints"))
+        app = make_app(log, store, direct_url=url if direct else None, **options)
+        with serving(app, port=port) as base:
+            yield HubAddress(url=base)
+    finally:
+        log.close()
+
+
+@contextlib.contextmanager
+def serving(app: Any, *, port: int = 0) -> Iterator[str]:
+    """An app of ours on a port of this machine; gives its URL."""
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio does not send at once, and answers wait 40 ms
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=10,
+        )
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not server.started:
+            assert thread.is_alive(), "the hub did not start"
+            assert time.monotonic() < deadline, "the hub took too long to start"
+            time.sleep(0.002)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        with contextlib.suppress(AttributeError):
+            app.state.waiting.end()
+        server.should_exit = True
+        thread.join(START_SECONDS_MAX)
+        listener.close()
+        assert not thread.is_alive(), "the hub did not stop"

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.hub.sending import blob, checkpoint, commit_of, entry, run
+
+from fordstone.hub import commits, streams
+from fordstone.hub.commits import runs_of
+from fordstone.hub.log import HubLog
+from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest
+from fordstone.hub.refused import Refused
+from fordstone.model.manifest import RunRef
+
+
+class Ledger:
+    """A log without HTTP around it."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = HubLog(path / "log.sqlite", clock_us=lambda: 5)
+
+    def have(self, *texts: str) -> None:
+        for text in texts:
+            self.log.note_blob(run(text).digest, len(blob(text)))
+
+    def lease(self, holder: str = "h", local: int = 1, **more: Any) -> Generation:
+        asked = LeaseRequest(holder=holder, local=local, **more)
+        return self.log.write(lambda turn: commits.lease(turn, "p", "n", asked)).result(10).generation
+
+    def commit(self, body: Commit) -> Committed:
+        return self.log.write(lambda turn: commits.commit(turn, "p", "n", commits.prepare(body))).result(10)
+
+    def head(self) -> Head:
+        return self.log.read(lambda db: commits.head(db, "p", "n"))
+
+    def stream(self) -> list[tuple[int, tuple[RunRef, ...], int]]:
+        page = self.log.read(lambda db: streams.page(db, "p", "s", after=0, limit=10_000))
+        return [(found.epoch, found.runs, found.watermark_us) for found in page.epochs]
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """How often blobs are named: as counted, and as they really are."""
+
+        def both(db: Any) -> tuple[Counter[str], Counter[str]]:
+            counted = Counter(dict(db.execute("SELECT digest, refs FROM blobs WHERE refs > 0")))
+            real = Counter(
+                ref.digest
+                for (runs,) in db.execute("SELECT runs FROM segments")
+                for ref in msgspec.json.decode(runs, type=list[RunRef])
+            )
+            for (content,) in db.execute("SELECT content FROM checkpoints"):
+                real.update(ref.digest for ref in runs_of(msgspec.json.decode(content, type=Checkpoint)))
+            return counted, real
+
+        return self.log.read(both)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.log.close()
+
+
+def refusal(ledger: Ledger, body: Commit) -> Refused:
+    with pytest.raises(Refused) as raised:
+        ledger.commit(body)
+    return raised.value
+
+
+def test_an_epoch_is_committed_once_whatever_is_sent_again(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a")
+    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1)
+    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1, already=True)
+    assert ledger.stream() == [(1, (run("a"),), 1)]
+    assert ledger.head() == Head(epoch=1, digest=entry(1, "a").digest(), generation=Generation(hub=1, local=1))
+
+
+def test_a_range_folded_anew_adds_only_what_is_new(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b", "c")
+    ledger.commit(commit_of(entry(1, "a"), entry(2, "b")))
+    assert ledger.commit(commit_of(entry(2, "b"), entry(3, "c"))) == Committed(head=3)
+    assert [epoch for epoch, *_ in ledger.stream()] == [1, 2, 3]
+
+
+def test_other_content_is_refused_and_changes_nothing(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b")
+    ledger.commit(commit_of(entry(1, "a")))
+    refused = refusal(ledger, commit_of(entry(1, "b"), entry(2, "a")))
+    assert (refused.status, refused.refusal.error) == (409, "other_content")
+    assert ledger.stream() == [(1, (run("a"),), 1)]
+
+
+def test_a_gap_is_refused_and_the_next_epoch_named(ledger: Ledger) -> None:
+    ledger.lease()
+    refused = refusal(ledger, commit_of(entry(3)))
+    assert (refused.status, refused.refusal.error, refused.refusal.next_epoch) == (409, "gap", 1)
+
+
+def test_missing_blobs_are_named_and_nothing_is_kept(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a")
+    refused = refusal(ledger, commit_of(entry(1, "a", "b"), checkpoint=checkpoint(1, "c")))
+    assert refused.status == 424
+    assert set(refused.refusal.missing) == {run("b").digest, run("c").digest, run("manifest 1").digest}
+    assert ledger.head().epoch == 0
+    assert ledger.stream() == []
+
+
+def test_a_blob_of_another_size_counts_as_missing(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.log.note_blob(run("a").digest, 3)
+    assert refusal(ledger, commit_of(entry(1, "a"))).refusal.missing == (run("a").digest,)
+
+
+def test_a_commit_without_a_lease_is_told_to_ask_for_one(ledger: Ledger) -> None:
+    refused = refusal(ledger, commit_of(entry(1)))
+    assert (refused.status, refused.refusal.error) == (404, "not_found")
+
+
+def test_who_was_taken_over_is_shut_out_even_of_what_is_there(ledger: Ledger) -> None:
+    first = ledger.lease("old")
+    ledger.commit(commit_of(entry(1), generation=first))
+    second = ledger.lease("new", take_over=True)
+    for body in (commit_of(entry(1), generation=first), commit_of(entry(2), generation=first)):
+        refused = refusal(ledger, body)
+        assert (refused.status, refused.refusal.generation) == (412, second)
+    assert ledger.commit(commit_of(entry(2), generation=second)).head == 2
+
+
+def test_another_holder_is_refused_unless_it_takes_over(ledger: Ledger) -> None:
+    ledger.lease("old", 5)
+    with pytest.raises(Refused, match="take-over") as raised:
+        ledger.lease("new", 1)
+    assert (raised.value.status, raised.value.refusal.error) == (409, "held")
+    assert ledger.lease("new", 1, take_over=True) == Generation(hub=2, local=1)
+
+
+def test_the_last_two_checkpoints_are_kept_and_the_names_counted(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b", "c", *(f"manifest {epoch}" for epoch in range(1, 6)))
+    for epoch, state in enumerate((("a",), ("a", "b"), ("a", "b", "b"), ("b", "c"), ("c",)), start=1):
+        ledger.commit(commit_of(entry(epoch, "a"), checkpoint=checkpoint(epoch, *state)))
+        counted, real = ledger.counts()
+        assert counted == real
+    assert ledger.log.read(lambda db: commits.newest_checkpoint(db, "p", "n")) == checkpoint(5, "c")
+    assert ledger.log.read(lambda db: db.execute("SELECT epoch FROM checkpoints").fetchall()) == [(4,), (5,)]
+    assert ledger.counts()[0][run("c").digest] == 2
+
+
+def test_a_kept_checkpoint_vouches_for_its_runs(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "manifest 1", "manifest 2")
+    ledger.commit(commit_of(entry(1), checkpoint=checkpoint(1, "a")))
+    ledger.commit(commit_of(entry(2), checkpoint=checkpoint(2, "a")))
+    assert ledger.counts()[0][run("a").digest] == 2
+
+
+def test_all_is_there_after_the_log_is_opened_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.lease()
+    ledger.have("a", "manifest 1")
+    ledger.commit(commit_of(entry(1, "a"), checkpoint=checkpoint(1)))
+    stream, head = ledger.stream(), ledger.head()
+    ledger.log.close()
+    again = Ledger(tmp_path)
+    assert (again.stream(), again.head()) == (stream, head)
+    assert again.commit(commit_of(entry(1, "a"))).already
+    assert again.commit(commit_of(entry(2, "a"))) == Committed(head=2)
+    again.log.close()
+
+
+def outcome(ledger: Ledger, body: Commit) -> str:
+    try:
+        ledger.commit(body)
+    except Refused as refused:
+        return refused.refusal.error
+    return "committed"
+
+
+EPOCHS = 12
+SENT = {epoch: entry(epoch, *(f"run {epoch} {part}" for part in range(epoch % 3))) for epoch in range(1, EPOCHS + 1)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, EPOCHS), st.integers(0, 5), st.sampled_from(["x", "y"]), st.booleans()), max_size=40
+    )
+)
+def test_however_commits_are_folded_repeated_and_reordered_the_log_is_the_same(
+    tries: list[tuple[int, int, str, bool]],
+) -> None:
+    """Two processes of a node send any ranges; now and then one takes over. Then the newest sends all in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder))
+        ledger.have(*(f"run {epoch} {part}" for epoch in SENT for part in range(epoch % 3)))
+        have = {"x": ledger.lease("x")}
+        have["y"] = ledger.lease("y", take_over=True)
+        newest = have["y"]
+        for first, more, who, take_over in tries:
+            if take_over:
+                have[who] = newest = ledger.lease(who, take_over=True)
+            body = commit_of(
+                *(SENT[epoch] for epoch in range(first, min(first + more, EPOCHS) + 1)), generation=have[who]
+            )
+            before = ledger.head().epoch
+            word = outcome(ledger, body)
+            if have[who] != newest:
+                assert word == "stale_generation"
+            assert word == "committed" or ledger.head().epoch == before
+            assert word != "gap" or first > before + 1
+        start = ledger.head().epoch
+        for epoch in range(start + 1, EPOCHS + 1):
+            ledger.commit(commit_of(SENT[epoch], generation=newest))
+        assert ledger.stream() == [
+            (sent.epoch, sent.streams["s"].runs, sent.streams["s"].watermark_us) for sent in SENT.values()
+        ]
+        counted, real = ledger.counts()
+        assert counted == real
+        ledger.log.close()

@@ -1,0 +1,575 @@
+"""The guard in front of the hub's app: who gets in, with what, how often, and how it is told no."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fordstone.errors import ConfigError
+from fordstone.hub.guard import Guard
+from fordstone.hub.limits import SHARED_TIMES, Buckets, Limits, Slots
+from fordstone.hub.messages import Generation, NodeInfo, Refusal, StreamInfo
+from fordstone.hub.metrics import LABEL_SETS_MAX, SERIES_MAX, Counter, Looked, Metrics
+from fordstone.hub.tokens import TokenFile, Tokens
+
+DIGEST = "ab" * 32
+BLOB = f"/v1/blobs/{DIGEST}"
+LIMITS = Limits(blob_bytes_max=1000, body_bytes_max=100, chunk_seconds_max=5.0)
+Pieces = list[bytes | float]
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def refusal(self) -> Refusal:
+        return msgspec.json.decode(self.body, type=Refusal)
+
+
+@dataclass
+class Front:
+    """A guard around an app that reads the body and says how long it was, with a clock that only tests move."""
+
+    data: Path
+    limits: Limits = LIMITS
+    app: Callable[[Any, Any, Any], Awaitable[None]] | None = None
+    now_s: float = 0.0
+    seen: list[Any] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=Metrics)
+    aborted: int = 0
+
+    def __post_init__(self) -> None:
+        async def look() -> Looked | None:
+            return Looked(now_us=0)
+
+        tokens = Tokens(TokenFile(self.data), clock_s=lambda: self.now_s, clock_us=lambda: 0)
+        self.guard = Guard(
+            self.app or self.reading,
+            tokens=tokens,
+            limits=self.limits,
+            metrics=self.metrics,
+            look=look,
+            clock_s=lambda: self.now_s,
+        )
+
+    async def reading(self, scope, receive, send) -> None:
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.seen.append("gone")
+                raise ConnectionError("the client has gone")
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+        self.seen.append(size)
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"cache-control", b"public")]})
+        await send({"type": "http.response.body", "body": b"%d" % size})
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+    async def ask(
+        self,
+        method: str = "GET",
+        path: str | bytes = "/v1/nodes",
+        *,
+        token: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        body: Pieces | None = None,
+        query: bytes = b"",
+        peer: str = "127.0.0.1",
+        send: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> Answered:
+        """Ask once. A number among the pieces of the body: so many seconds pass; infinity: nothing more comes."""
+        pieces = list(body or [b""])
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            while pieces and isinstance(pieces[0], float):
+                wait = pieces.pop(0)
+                assert isinstance(wait, float)
+                if wait == float("inf"):
+                    await asyncio.Event().wait()
+                self.now_s += wait
+            if not pieces:
+                return {"type": "http.disconnect"}
+            piece = pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+
+        async def keep(message: Any) -> None:
+            sent.append(message)
+
+        if token is not None:
+            headers = (*headers, (b"authorization", f"Bearer {token}".encode()))
+        raw = path if isinstance(path, bytes) else path.encode()
+        scope = {
+            "type": "http", "method": method, "raw_path": raw, "path": raw.decode("latin-1"), "query_string": query,
+            "headers": list(headers), "client": (peer, 1), "extensions": {"fordstone.abort": {"now": self.abort}},
+        }  # fmt: skip
+        await self.guard(scope, receive, send or keep)
+        if not sent:
+            return Answered(0, {}, b"")
+        assert [one["type"] for one in sent[:2]] == ["http.response.start", "http.response.body"]
+        return Answered(sent[0]["status"], dict(sent[0]["headers"]), b"".join(one.get("body", b"") for one in sent[1:]))
+
+
+def asked(front: Front, *args: Any, **kwargs: Any) -> Answered:
+    return asyncio.run(front.ask(*args, **kwargs))
+
+
+def secret(data: Path, name: str = "t", **facts: Any) -> str:
+    return TokenFile(data).add(name, now_us=0, **{"role": "admin", **facts})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/pipelines/../nodes/n/head",
+        "/v1/pipelines/%2e%2e/nodes/n/head",
+        "/v1/pipelines/..%2f..%2fetc/nodes/n/head",
+        "/v1/pipelines/p%00/nodes/n/head",
+        b"/v1/pipelines/p\x00/nodes/n/head",
+        "/v1/pipelines/pä/nodes/n/head",
+        "/v1/pipelines/p%C3%A4/nodes/n/head",
+        "/v1/pipelines/a..b/nodes/n/head",
+        "/v1/pipelines/.a/nodes/n/head",
+        "/v1/pipelines//nodes/n/head",
+        "/v1/nodes/",
+        "//v1/nodes",
+        "/v1/pipelines/" + "p" * 101 + "/nodes/n/head",
+        "/v1" * 400,
+        "/v1/pipelines/p /nodes/n/head",
+        "/v1/pipelines/p\\..\\x/nodes/n/head",
+        "/v1/blobs/abc",
+        "/v1/blobs/" + "AB" * 32,
+        "/v1/blobs/" + "ab" * 33,
+        "*",
+        "v1/nodes",
+    ],
+)
+def test_a_path_with_anything_but_names_is_refused_before_the_token_is_looked_at(tmp_path, path):
+    secret(tmp_path)
+    front = Front(tmp_path)
+    answered = asked(front, "GET", path)
+    assert (answered.status, answered.refusal.error) == (400, "bad_name")
+    assert front.seen == []
+
+
+def test_without_any_token_the_hub_is_open(tmp_path):
+    assert asked(Front(tmp_path)).status == 201
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, b"", b"Bearer", b"Bearer ", b"Bearer fst_" + b"A" * 43, b"Basic dXNlcjpwdw==", b"Bearer \xff\xfe", b"fst_x"],
+)
+def test_a_missing_or_wrong_token_is_401_and_says_how_to_mend_it(tmp_path, authorization):
+    text = secret(tmp_path)
+    front = Front(tmp_path)
+    headers = () if authorization is None else ((b"authorization", authorization),)
+    answered = asked(front, headers=headers)
+    assert (answered.status, answered.refusal.error) == (401, "unauthorised")
+    assert answered.headers[b"www-authenticate"].startswith(b"Bearer")
+    assert "--token-file" in answered.refusal.message
+    assert front.seen == []
+    assert asked(front, token=text).status == 201
+
+
+def test_a_revoked_token_is_401(tmp_path):
+    text = secret(tmp_path)
+    TokenFile(tmp_path).revoke("t", now_us=1)
+    answered = asked(Front(tmp_path), token=text)
+    assert answered.status == 401
+    assert "has been revoked" in answered.refusal.message
+
+
+def test_two_tokens_in_one_request_are_none(tmp_path):
+    text = secret(tmp_path)
+    header = (b"authorization", f"Bearer {text}".encode())
+    assert asked(Front(tmp_path), headers=(header, header)).status == 401
+
+
+def test_the_right_token_in_the_wrong_place_is_403(tmp_path):
+    text = secret(tmp_path, role="node", node="n1")
+    front = Front(tmp_path)
+    answered = asked(front, "POST", "/v1/pipelines/p/nodes/n2/lease", token=text)
+    assert (answered.status, answered.refusal.error) == (403, "forbidden")
+    assert "for node n1, not for n2" in answered.refusal.message
+    assert asked(front, "POST", "/v1/pipelines/p/nodes/n1/lease", token=text).status == 201
+    assert front.seen == [0]
+
+
+def test_no_answer_and_no_log_line_has_the_token(tmp_path, caplog):
+    text = secret(tmp_path, role="node", node="n1")
+    wrong = "fst_" + "B" * 43
+    front = Front(tmp_path)
+    with caplog.at_level(logging.DEBUG):
+        for token in (text, wrong):
+            for path in ("/v1/nodes", "/v1/pipelines/p/nodes/n1/head", "/v1/nothing", "/v1/.."):
+                answered = asked(front, path=path, token=token)
+                assert token.encode() not in answered.body
+                assert all(token.encode() not in value for value in answered.headers.values())
+    assert len(caplog.records) >= 8
+    assert not any(token in str(vars(record)) for record in caplog.records for token in (text, wrong))
+
+
+def test_health_is_open_and_metrics_are_not(tmp_path):
+    node, center = secret(tmp_path, "n", role="node", node="n"), secret(tmp_path, "c", role="center")
+    front = Front(tmp_path)
+    assert asked(front, path="/healthz").status == 201
+    assert asked(front, path="/metrics").status == 401
+    assert asked(front, path="/metrics", token=node).status == 403
+    assert asked(front, path="/metrics", token=center).status == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/v1/nothing"), ("PUT", "/v1/a/b/c/d/e/f/g/h")])
+def test_what_is_not_there_is_404(tmp_path, method, path):
+    answered = asked(Front(tmp_path), method, path)
+    assert (answered.status, answered.refusal.error) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("DELETE", BLOB, b"PUT, GET, HEAD"),
+        ("GET", "/v1/blobs/missing", b"POST"),
+        ("BREW", "/v1/pipelines/p/control/c", b"POST, GET"),
+        ("OPTIONS", "/v1/nodes", b"GET"),
+    ],
+)
+def test_another_method_is_405_and_says_which_are_allowed(tmp_path, method, path, allow):
+    answered = asked(Front(tmp_path), method, path)
+    assert (answered.status, answered.refusal.error, answered.headers[b"allow"]) == (405, "bad_request", allow)
+
+
+@pytest.mark.parametrize(("method", "path", "most"), [("PUT", BLOB, 1000), ("POST", "/v1/blobs/missing", 100)])
+def test_bodies_are_bounded_by_kind_before_and_while_they_come(tmp_path, method, path, most):
+    front = Front(tmp_path)
+    told = ((b"content-length", b"%d" % (most + 1)),)
+    answered = asked(front, method, path, headers=told, body=[b"x" * (most + 1)])
+    assert (answered.status, answered.refusal.error) == (413, "too_large")
+    assert front.seen == []
+    answered = asked(front, method, path, body=[b"x" * most, b"x", b"y"])
+    assert (answered.status, answered.refusal.error) == (413, "too_large")
+    assert front.seen == ["gone"]
+    assert asked(front, method, path, body=[b"x" * (most - 1), b"x"]).status == 201
+    assert front.seen == ["gone", most]
+
+
+@pytest.mark.parametrize("length", [b"-1", b"abc", b"1e3", b"", b"1,1", b"\xb2"])
+def test_a_content_length_that_is_no_number_is_refused(tmp_path, length):
+    answered = asked(Front(tmp_path), "PUT", BLOB, headers=((b"content-length", length),))
+    assert (answered.status, answered.refusal.error) == (400, "bad_request")
+
+
+def test_a_content_length_with_very_many_digits_is_only_too_large(tmp_path):
+    answered = asked(Front(tmp_path), "PUT", BLOB, headers=((b"content-length", b"9" * 10_000),))
+    assert answered.status == 413
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"zstd", b"identity, gzip", b"br"])
+def test_nothing_is_decompressed(tmp_path, encoding):
+    answered = asked(Front(tmp_path), "PUT", BLOB, headers=((b"content-encoding", encoding),))
+    assert (answered.status, answered.refusal.error) == (415, "bad_request")
+    assert asked(Front(tmp_path), "PUT", BLOB, headers=((b"content-encoding", b"identity"),)).status == 201
+
+
+def test_a_body_that_stops_coming_is_408(tmp_path):
+    front = Front(tmp_path, limits=replace(LIMITS, chunk_seconds_max=0.01))
+    answered = asked(front, "PUT", BLOB, body=[b"x", float("inf"), b"y"])
+    assert answered.status == 408
+    assert "too slowly" in answered.refusal.message
+    assert front.seen == ["gone"]
+
+
+def test_a_body_that_drips_is_408_although_it_never_stops(tmp_path):
+    front = Front(tmp_path)
+    drip: Pieces = [piece for _ in range(30) for piece in (b"x", 1.0)]
+    answered = asked(front, "PUT", BLOB, body=[*drip, b"y"])
+    assert answered.status == 408
+    assert front.seen == ["gone"]
+    assert front.now_s < 15
+
+
+def test_a_body_on_a_slow_line_is_taken(tmp_path):
+    front = Front(tmp_path, limits=replace(LIMITS, bytes_per_s_min=10))
+    steady: Pieces = [piece for _ in range(40) for piece in (b"x" * 20, 1.0)]
+    assert asked(front, "PUT", BLOB, body=[*steady, b"y"]).status == 201
+
+
+def test_a_client_that_goes_away_is_counted_and_gets_no_answer(tmp_path, caplog):
+    front = Front(tmp_path)
+
+    async def ask() -> list[Any]:
+        sent: list[Any] = []
+        messages = iter([{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive() -> Any:
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "PUT",
+            "raw_path": BLOB.encode(),
+            "path": BLOB,
+            "headers": [],
+            "client": None,
+        }
+        await front.guard(scope, receive, send)
+        return sent
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(ask()) == []
+    assert caplog.records == []
+    assert "fordstone_hub_disconnects_total 1" in front.metrics.text(None)
+
+
+def test_an_answer_that_nobody_takes_cuts_the_connection_off(tmp_path):
+    front = Front(tmp_path, limits=replace(LIMITS, chunk_seconds_max=0.01))
+
+    async def stuck(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    asyncio.run(front.ask(send=stuck))
+    assert front.aborted == 1
+
+
+def test_a_token_that_asks_too_often_is_429_and_others_are_not(tmp_path):
+    first, second = secret(tmp_path, "a", role="node", node="a"), secret(tmp_path, "b", role="node", node="b")
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=2.0, burst_s=1.0))
+    path = "/v1/pipelines/p/nodes/{}/head"
+
+    def status(token: str, node: str) -> int:
+        return asked(front, path=path.format(node), token=token).status
+
+    assert [status(first, "a") for _ in range(3)] == [201, 201, 429]
+    answered = asked(front, path=path.format("a"), token=first)
+    assert answered.refusal.error == "too_many_requests"
+    assert int(answered.headers[b"retry-after"]) >= 1
+    assert status(second, "b") == 201
+    front.now_s += 0.5
+    assert [status(first, "a") for _ in range(2)] == [201, 429]
+
+
+def test_guessing_tokens_is_slowed_by_peer_and_does_not_slow_those_who_have_one(tmp_path):
+    text = secret(tmp_path)
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=2.0))
+    guesses = [asked(front, token="fst_" + "C" * 43, peer="10.0.0.1").status for _ in range(4)]
+    assert guesses == [401, 401, 429, 429]
+    assert asked(front, token=text, peer="10.0.0.1").status == 201
+
+
+def test_without_tokens_a_peer_has_the_rate_of_many_nodes(tmp_path):
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=1.0))
+    answers = [asked(front, peer="10.0.0.1").status for _ in range(SHARED_TIMES + 1)]
+    assert answers == [201] * SHARED_TIMES + [429]
+    assert asked(front, peer="10.0.0.2").status == 201
+
+
+def test_callers_beyond_the_bound_are_forgotten_oldest_first():
+    buckets = Buckets(rate_per_s=1.0, burst=1.0, buckets_max=2)
+    assert [buckets.take(caller, 0.0) for caller in "abc"] == [0.0, 0.0, 0.0]
+    assert len(buckets) == 2
+    assert buckets.take("c", 0.0) > 0
+    assert buckets.take("a", 0.0) == 0.0
+
+
+def test_a_clock_that_goes_back_gives_no_requests_and_takes_none():
+    buckets = Buckets(rate_per_s=1.0, burst=2.0, buckets_max=9)
+    assert buckets.take("a", 10.0) == 0.0
+    assert buckets.take("a", 5.0) == 0.0
+    assert buckets.take("a", 5.0) == pytest.approx(1.0)
+
+
+def test_slots_are_given_back_whatever_happens():
+    slots = Slots(1)
+    with contextlib.suppress(ValueError), slots.one() as inside:
+        assert inside
+        with slots.one() as second:
+            assert not second
+        assert slots.taken == 1
+        raise ValueError("x")
+    assert slots.taken == 0
+
+
+def test_requests_and_polls_have_room_apart_from_each_other(tmp_path):
+    stream = "/v1/pipelines/p/streams/s/epochs"
+
+    async def go() -> None:
+        started, release = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send) -> None:
+            started.set()
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        front = Front(tmp_path, limits=replace(LIMITS, polls_max=1, requests_max=1), app=app)
+        first = asyncio.create_task(front.ask(path=stream, query=b"after=0&wait=5"))
+        await started.wait()
+        assert front.metrics.polls_waiting == 1
+        busy = await front.ask(path=stream, query=b"after=0&wait=5")
+        assert (busy.status, busy.refusal.error, busy.headers[b"retry-after"]) == (503, "too_many_requests", b"1")
+        started.clear()
+        second = asyncio.create_task(front.ask(path=stream, query=b"after=0"))
+        await started.wait()
+        assert (await front.ask()).status == 503
+        release.set()
+        assert [(await one).status for one in (first, second)] == [200, 200]
+        assert [front.metrics.polls_waiting, front.metrics.requests_running] == [0, 0]
+        assert (await front.ask()).status == 200
+
+    asyncio.run(go())
+
+
+def test_every_answer_says_that_it_may_not_be_cached_nor_guessed_and_has_an_id(tmp_path):
+    front = Front(tmp_path)
+    ids = set()
+    for path in ("/v1/nodes", "/healthz", "/metrics", "/nothing", "/../x"):
+        headers = asked(front, path=path).headers
+        assert headers[b"cache-control"] == b"no-store"
+        assert headers[b"x-content-type-options"] == b"nosniff"
+        ids.add(headers[b"x-request-id"])
+    assert len(ids) == 5
+
+
+def test_an_app_that_fails_is_500_with_the_id_under_which_the_log_says_why(tmp_path, caplog):
+    async def app(scope, receive, send) -> None:
+        raise ZeroDivisionError("a bug")
+
+    front = Front(tmp_path, app=app)
+    with caplog.at_level(logging.ERROR):
+        answered = asked(front)
+    assert (answered.status, answered.refusal.error) == (500, "failed")
+    assert "a bug" not in answered.refusal.message
+    request_id = answered.headers[b"x-request-id"].decode()
+    assert request_id in answered.refusal.message
+    failed = next(record for record in caplog.records if record.getMessage() == "request failed")
+    assert vars(failed)["request"] == request_id
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(404, "not_found"), (405, "bad_request"), (500, "failed"), (507, "storage")]
+)
+def test_an_answer_of_the_web_framework_becomes_a_refusal(tmp_path, status, error):
+    async def app(scope, receive, send) -> None:
+        head = [(b"content-type", b"text/plain"), (b"allow", b"GET")]
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": b"Some Text"})
+
+    answered = asked(Front(tmp_path, app=app))
+    assert (answered.status, answered.refusal.error, answered.headers[b"allow"]) == (status, error, b"GET")
+
+
+def test_who_waits_for_leave_to_send_and_is_refused_is_cut_off(tmp_path):
+    headers = ((b"expect", b"100-continue"), (b"content-length", b"5000"))
+    answered = asked(Front(tmp_path), "PUT", BLOB, headers=headers)
+    assert (answered.status, answered.headers[b"connection"]) == (413, b"close")
+
+
+def test_web_sockets_are_closed(tmp_path):
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        return {}
+
+    asyncio.run(Front(tmp_path).guard({"type": "websocket"}, receive, send))
+    assert sent == ["websocket.close"]
+
+
+def test_requests_are_logged_with_names_but_refusals_only_as_loud_as_they_matter(tmp_path, caplog):
+    front = Front(tmp_path)
+    with caplog.at_level(logging.DEBUG, logger="fordstone.hub.guard"):
+        asked(front, path="/v1/pipelines/p/nodes/n1/head")
+        asked(front, path="/v1/pipelines/%0a/nodes/n1/head")
+    done, refused = caplog.records
+    assert (done.levelno, vars(done)["call"], vars(done)["node"]) == (
+        logging.DEBUG,
+        "/v1/pipelines/{pipeline}/nodes/{node}/head",
+        "n1",
+    )
+    assert (refused.levelno, vars(refused)["refused"]) == (logging.INFO, "bad_name")
+
+
+def test_metrics_count_what_passed(tmp_path):
+    front = Front(tmp_path)
+    asked(front, "PUT", BLOB, body=[b"x" * 40])
+    asked(front, "POST", "/v1/pipelines/p/nodes/n/epochs/3-7", body=[b"{}"])
+    asked(front, "BREW", "/nothing")
+    text = asked(front, path="/metrics").body.decode()
+    assert 'fordstone_hub_requests_total{method="PUT",route="/v1/blobs/{digest}",status="201"} 1\n' in text
+    assert 'fordstone_hub_requests_total{method="other",route="none",status="404"} 1\n' in text
+    assert 'fordstone_hub_refusals_total{error="not_found"} 1\n' in text
+    assert "fordstone_hub_blob_bytes_in_total 40\n" in text
+    assert "fordstone_hub_blob_bytes_out_total 2\n" in text
+    assert "fordstone_hub_commits_total 1\n" in text
+    assert "fordstone_hub_committed_epochs_total 5\n" in text
+    assert 'fordstone_hub_request_seconds_bucket{method="PUT",route="/v1/blobs/{digest}",le="+Inf"} 1\n' in text
+    assert "fordstone_hub_requests_running 1\n" in text
+
+
+def test_metrics_are_in_the_text_format(tmp_path):
+    info = NodeInfo(
+        node='n"1', pipeline="p", head=7, generation=Generation(hub=1, local=1), seen_us=9, committed_us=1_000_000
+    )
+    stream = StreamInfo(
+        pipeline="p", stream="s", nodes=1, epochs=2, rows=30, size_bytes=400, watermark_us=0, consumers={"center": 5}
+    )
+    looked = Looked(now_us=3_500_000, nodes=[info], streams=[stream], log_bytes=10, blobs=2, blob_bytes=300, rows=30)
+    text = Metrics().text(looked)
+    assert 'fordstone_hub_node_lag_seconds{pipeline="p",node="n\\"1"} 2.5\n' in text
+    assert 'fordstone_hub_consumer_backlog_epochs{pipeline="p",stream="s",consumer="center"} 5\n' in text
+    assert "fordstone_hub_committed_rows_total 30\n" in text
+    assert 'fordstone_hub_stream_rows{pipeline="p",stream="s"} 30\n' in text
+    names = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        name = line.partition("{")[0].partition(" ")[0]
+        assert name in names or name.rpartition("_")[0] in names
+        float(line.rpartition(" ")[2])
+    assert len(names) == text.count("# HELP")
+
+
+def test_labels_are_bounded():
+    counter = Counter("x_total", "X.")
+    for number in range(LABEL_SETS_MAX + 100):
+        counter.add(name=str(number))
+    lines = [line for line in counter.lines() if not line.startswith("#")]
+    assert len(lines) == LABEL_SETS_MAX + 1
+    assert lines[-1] == 'fordstone_hub_x_total{name="other"} 100'
+    nodes = [
+        NodeInfo(node=f"n{number}", pipeline="p", head=number, generation=None, seen_us=0, committed_us=number)
+        for number in range(SERIES_MAX + 10)
+    ]
+    text = Metrics().text(Looked(now_us=0, nodes=nodes))
+    assert text.count("fordstone_hub_node_lag_seconds{") == SERIES_MAX
+    assert 'node_lag_seconds{pipeline="p",node="n0"}' in text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"blob_bytes_max": 0}, {"body_bytes_max": 1 << 40}, {"rate_per_s": 0.0}, {"rate_per_s": float("nan")}]
+)
+def test_limits_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Limits(**wrong)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fordstone.errors import ConfigError, StorageError
+from fordstone.hub.log import HubLog, Turn
+from fordstone.hub.refused import Refused
+
+
+def opened(path: Path, **options: Any) -> HubLog:
+    return HubLog(path / "log.sqlite", clock_us=lambda: 1_000, **options)
+
+
+def add(text: str) -> Any:
+    def work(turn: Turn) -> str:
+        turn.db.execute("INSERT INTO streams (pipeline, stream) VALUES ('p', ?)", (text,))
+        turn.changed.add(("stream", "p", text))
+        return text
+
+    return work
+
+
+def names(log: HubLog) -> list[str]:
+    return log.read(lambda db: [row[0] for row in db.execute("SELECT stream FROM streams ORDER BY id")])
+
+
+def held_up(log: HubLog) -> threading.Event:
+    """Keep the writing thread busy, so that what comes meanwhile goes into one transaction."""
+    go, begun = threading.Event(), threading.Event()
+
+    def work(turn: Turn) -> None:
+        begun.set()
+        assert go.wait(10)
+
+    log.write(work)
+    assert begun.wait(10)
+    return go
+
+
+def test_what_was_written_is_there_after_the_log_is_opened_again(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.write(add("a")).result(10)
+    log.close()
+    log = opened(tmp_path)
+    log.write(add("b")).result(10)
+    assert names(log) == ["a", "b"]
+    log.close()
+
+
+def test_what_was_answered_is_there_for_a_process_that_finds_the_log_unclosed(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.write(add("a")).result(10)
+    for file in tmp_path.iterdir():
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes()) if file.is_file() else None
+    again = opened(tmp_path / "copy")
+    assert names(again) == ["a"]
+    again.close()
+    log.close()
+
+
+def test_jobs_that_wait_together_are_one_transaction_and_a_refused_one_changes_nothing(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    told: list[frozenset[Any]] = []
+    log.listen(told.append)
+    go = held_up(log)
+
+    def refused(turn: Turn) -> None:
+        add("no")(turn)
+        raise Refused("gap", "no")
+
+    outcomes = [log.write(add("a")), log.write(refused), log.write(add("b"))]
+    broken = log.write(add("a"))
+    go.set()
+    assert [outcomes[0].result(10), outcomes[2].result(10)] == ["a", "b"]
+    with pytest.raises(Refused):
+        outcomes[1].result(10)
+    with pytest.raises(sqlite3.IntegrityError):
+        broken.result(10)
+    assert names(log) == ["a", "b"]
+    assert told == [frozenset({("stream", "p", "a"), ("stream", "p", "b")})]
+    log.close()
+
+
+def test_a_transaction_that_the_disk_refuses_fails_every_job_in_it_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    go = held_up(log)
+
+    def full(turn: Turn) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    outcomes = [log.write(add("a")), log.write(full), log.write(add("b"))]
+    go.set()
+    for outcome in outcomes:
+        with pytest.raises(Refused, match="full") as raised:
+            outcome.result(10)
+        assert raised.value.status == 507
+    log.write(add("c")).result(10)
+    assert names(log) == ["c"]
+    log.close()
+
+
+def test_a_job_that_was_cancelled_while_it_waited_is_not_done(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    go = held_up(log)
+    assert log.write(add("a")).cancel()
+    go.set()
+    log.write(add("b")).result(10)
+    assert names(log) == ["b"]
+    log.close()
+
+
+def test_blobs_that_arrived_are_written_down_with_the_next_transaction(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.note_blob("d", 7)
+    assert log.arrived(["d", "e"]) == {"d": 7}
+    seen = log.write(lambda turn: turn.db.execute("SELECT digest, size_bytes, refs FROM blobs").fetchall()).result(10)
+    assert seen == [("d", 7, 0)]
+    assert log.arrived(["d", "e"]) == {}
+    log.close()
+
+
+def test_blobs_are_written_down_even_if_nobody_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fordstone.hub.log.NOTED_BLOBS", 3)
+    log = opened(tmp_path)
+    for digest in "abc":
+        log.note_blob(digest, 1)
+    log.close()
+    again = opened(tmp_path)
+    assert again.read(lambda db: db.execute("SELECT count(*) FROM blobs").fetchone()) == (3,)
+    again.close()
+
+
+def test_a_bug_in_a_listener_is_answered_and_the_log_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = opened(tmp_path)
+
+    def broken(_: Any) -> None:
+        raise ZeroDivisionError
+
+    log.listen(broken)
+    with pytest.raises(ZeroDivisionError):
+        log.write(add("a")).result(10)
+    log.unlisten(broken)
+    log.write(add("b")).result(10)
+    assert names(log) == ["a", "b"]
+    assert "hub log failed" in caplog.text
+    log.close()
+
+
+def test_a_closed_log_refuses_and_says_to_try_again(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(Refused) as raised:
+        log.write(add("a")).result(10)
+    assert raised.value.status == 503
+
+
+def test_readers_cannot_write(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    with pytest.raises(sqlite3.OperationalError):
+        log.read(lambda db: db.execute("DELETE FROM streams"))
+    log.close()
+
+
+def test_every_transaction_is_synced(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    settings = log.write(
+        lambda turn: [turn.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    ).result(10)
+    assert settings == ["wal", 2]
+    log.close()
+
+
+def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "log.sqlite")
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(ConfigError, match="version 99"):
+        opened(tmp_path)
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StorageError, match="cannot be opened"):
+        opened(tmp_path)

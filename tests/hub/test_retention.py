@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.sending import blob, checkpoint, commit_of, entry, run
+
+from fordstone.hub import commits, control, streams
+from fordstone.hub import retention as retention_module
+from fordstone.hub.blobs import DiskBlobs, Gate, Upload
+from fordstone.hub.log import HubLog
+from fordstone.hub.messages import Commit, ConsumerPosition, ControlPublish, LeaseRequest
+from fordstone.hub.retention import HOUR_US, Keeping, Removed, Retention
+
+DAY_US = 24 * HOUR_US
+
+
+class Place:
+    """A log and a store with a clock to turn."""
+
+    def __init__(self, path: Path, **keeping: Any) -> None:
+        self.time_us = 0
+        self.hits: list[str] = []
+        self.log = HubLog(path / "log.sqlite", clock_us=lambda: self.time_us)
+        self.blobs = DiskBlobs(path / "blobs")
+        self.gate = Gate()
+        self.retention = Retention(self.log, self.blobs, self.gate, keeping=Keeping(**keeping), failpoints=self)
+
+    def hit(self, name: str) -> None:
+        self.hits.append(name)
+
+    def put(self, *texts: str) -> None:
+        for text in texts:
+            upload = Upload(self.blobs.beside())
+            upload.write(blob(text))
+            with self.gate.arrival(run(text).digest):
+                upload.store(self.blobs, run(text).digest)
+                self.log.note_blob(run(text).digest, upload.size_bytes)
+            upload.close()
+        self.log.write(lambda turn: None).result(10)
+
+    def commit(self, body: Commit, node: str = "n") -> None:
+        asked = LeaseRequest(holder="h", local=1)
+        self.log.write(lambda turn: commits.lease(turn, "p", node, asked)).result(10)
+        self.log.write(lambda turn: commits.commit(turn, "p", node, commits.prepare(body))).result(10)
+
+    def passed(self, consumer: str, **epochs: dict[str, int]) -> None:
+        position = ConsumerPosition(streams=epochs)
+        self.log.write(lambda turn: streams.keep_position(turn, "p", consumer, position)).result(10)
+
+    def publish(self, batch: int, text: str, *, snapshot: bool = False) -> None:
+        body = ControlPublish(owner="o", batch=batch, blob=run(text), snapshot=snapshot)
+        self.log.write(lambda turn: control.publish(turn, "p", "c", body)).result(10)
+
+    def epochs(self, stream: str = "s") -> list[int]:
+        page = self.log.read(lambda db: streams.page(db, "p", stream, after=0, limit=10_000))
+        return [found.epoch for found in page.epochs]
+
+    def versions(self) -> list[int]:
+        page = self.log.read(lambda db: db.execute("SELECT version FROM versions ORDER BY 1").fetchall())
+        return [version for (version,) in page]
+
+    def all_rounds(self) -> Counter[str]:
+        sums: Counter[str] = Counter()
+        while True:
+            removed = self.retention.round()
+            sums.update(segments=removed.segments, blobs=removed.blobs, versions=removed.versions)
+            if removed == Removed():
+                return sums
+
+    def there(self, *texts: str) -> list[str]:
+        return [text for text in texts if self.blobs.size(run(text).digest) is not None]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.log.close()
+
+
+def three(place: Place) -> None:
+    place.put("a", "b", "c")
+    place.commit(commit_of(entry(1, "a"), entry(2, "b"), entry(3, "c")))
+
+
+def test_segments_stay_while_no_consumer_is_registered(place: Place) -> None:
+    three(place)
+    place.time_us = 99 * DAY_US
+    assert not place.all_rounds()["segments"]
+    assert place.epochs() == [1, 2, 3]
+    assert place.there("a", "b", "c") == ["a", "b", "c"]
+
+
+def test_segments_go_when_the_slowest_consumer_has_passed_them_and_then_their_blobs(place: Place) -> None:
+    three(place)
+    place.passed("quick", s={"n": 3})
+    place.passed("slow", s={"n": 1})
+    place.time_us = 2 * HOUR_US
+    place.all_rounds()
+    assert place.epochs() == [2, 3]
+    assert place.there("a", "b", "c") == ["b", "c"]
+    place.passed("slow", s={"n": 3})
+    place.all_rounds()
+    assert place.epochs() == []
+    assert place.there("a", "b", "c") == []
+    assert place.log.read(lambda db: commits.head(db, "p", "n")).digest == entry(3, "c").digest()
+
+
+def test_a_consumer_that_has_just_come_holds_all_and_one_of_another_stream_holds_nothing(place: Place) -> None:
+    three(place)
+    place.passed("reader", s={"n": 3})
+    place.passed("other", t={})
+    place.passed("new")
+    place.all_rounds()
+    assert place.epochs() == [1, 2, 3], "nobody knows yet what the new one will read"
+    place.passed("new", t={})
+    place.all_rounds()
+    assert place.epochs() == []
+
+
+def test_a_node_that_a_consumer_does_not_name_is_kept(place: Place) -> None:
+    three(place)
+    place.commit(commit_of(entry(1, "a")), node="m")
+    place.passed("reader", s={"n": 3})
+    place.all_rounds()
+    assert place.log.read(lambda db: [e.node for e in streams.page(db, "p", "s", after=0, limit=9).epochs]) == ["m"]
+    place.time_us = 2 * HOUR_US
+    place.all_rounds()
+    assert place.there("a", "b", "c") == ["a"], "another node's epoch names it"
+
+
+def test_positions_never_go_back(place: Place) -> None:
+    three(place)
+    place.passed("reader", s={"n": 2})
+    place.passed("reader", s={"n": 1})
+    assert place.log.read(lambda db: streams.positions(db, "p", "reader")).streams == {"s": {"n": 2}}
+
+
+def test_a_consumer_that_was_forgotten_holds_nothing(place: Place) -> None:
+    three(place)
+    place.passed("reader", s={"n": 3})
+    place.passed("gone", s={})
+    place.log.write(lambda turn: streams.forget_consumer(turn, "p", "gone")).result(10)
+    place.all_rounds()
+    assert place.epochs() == []
+
+
+def test_unread_segments_go_after_their_time_if_there_is_one(tmp_path: Path) -> None:
+    place = Place(tmp_path, unread_us=DAY_US)
+    three(place)
+    place.time_us = 1
+    place.commit(commit_of(entry(4)))
+    place.time_us = DAY_US + 1
+    place.all_rounds()
+    assert place.epochs() == [4]
+    place.log.close()
+
+
+def test_an_upload_waits_its_grace_time_for_the_commit_that_names_it(place: Place) -> None:
+    place.put("a")
+    place.time_us = HOUR_US
+    place.all_rounds()
+    assert place.there("a") == ["a"]
+    place.time_us += 1
+    assert place.all_rounds()["blobs"] == 1
+    assert place.there("a") == []
+
+
+def test_an_upload_that_came_again_waits_anew(place: Place) -> None:
+    place.put("a")
+    place.time_us = HOUR_US
+    place.put("a")
+    place.time_us = HOUR_US + 1
+    place.all_rounds()
+    assert place.there("a") == ["a"]
+
+
+def test_a_blob_that_arrives_while_it_would_go_stays_and_can_be_named(place: Place) -> None:
+    place.put("a")
+    place.time_us = 2 * HOUR_US
+    with place.gate.arrival(run("a").digest):
+        place.all_rounds()
+    assert place.there("a") == ["a"]
+
+
+def test_a_blob_named_by_the_two_newest_checkpoints_stays(place: Place) -> None:
+    place.put("x", "y", "manifest 1", "manifest 2", "manifest 3")
+    place.commit(commit_of(entry(1), checkpoint=checkpoint(1, "x")))
+    place.commit(commit_of(entry(2), checkpoint=checkpoint(2, "x", "y")))
+    place.commit(commit_of(entry(3), checkpoint=checkpoint(3, "y")))
+    place.time_us = 2 * HOUR_US
+    place.all_rounds()
+    assert place.there("x", "y", "manifest 1", "manifest 2", "manifest 3") == ["x", "y", "manifest 2", "manifest 3"]
+
+
+def test_entries_go_far_behind_the_head_and_what_is_sent_again_is_still_known(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "ENTRIES_KEPT", 2)
+    place.passed("reader", s={"n": 9})
+    place.commit(commit_of(*(entry(epoch) for epoch in range(1, 6))))
+    place.all_rounds()
+    kept = place.log.read(lambda db: db.execute("SELECT epoch FROM entries").fetchall())
+    assert kept == [(4,), (5,)]
+    place.commit(commit_of(entry(1), entry(2)))
+    assert place.log.read(lambda db: commits.head(db, "p", "n")).epoch == 5
+
+
+def controlled(place: Place) -> None:
+    place.put("v1", "v2", "v3", "v4")
+    for batch, text in enumerate(("v1", "v2", "v3", "v4"), start=1):
+        place.publish(batch, text, snapshot=text in {"v2", "v4"})
+
+
+def test_versions_go_below_the_newest_snapshot_that_all_nodes_have_passed(place: Place) -> None:
+    controlled(place)
+    place.commit(commit_of(entry(1, controls={"c": 4})))
+    place.commit(commit_of(entry(1, controls={"c": 3})), node="m")
+    place.commit(commit_of(entry(1)), node="reads none")
+    place.all_rounds()
+    assert place.versions() == [2, 3, 4]
+    place.commit(commit_of(entry(2, controls={"c": 4})), node="m")
+    place.time_us = 2 * HOUR_US
+    place.all_rounds()
+    assert place.versions() == [4]
+    assert place.there("v1", "v2", "v3", "v4") == ["v4"]
+
+
+def test_a_node_not_heard_of_for_long_does_not_hold_versions(place: Place) -> None:
+    controlled(place)
+    place.commit(commit_of(entry(1, controls={"c": 1})), node="lost")
+    place.time_us = 7 * DAY_US
+    place.commit(commit_of(entry(1, controls={"c": 4})))
+    place.all_rounds()
+    assert place.versions() == [1, 2, 3, 4]
+    place.time_us += 1
+    place.all_rounds()
+    assert place.versions() == [4]
+
+
+def test_without_a_snapshot_every_version_stays(place: Place) -> None:
+    place.put("v1", "v2")
+    place.publish(1, "v1")
+    place.publish(2, "v2")
+    place.all_rounds()
+    assert place.versions() == [1, 2]
+
+
+def test_the_sweep_finds_bytes_that_the_log_does_not_know_and_lets_them_go_later(place: Place) -> None:
+    place.put("a")
+    upload = Upload(place.blobs.beside())
+    upload.write(blob("stray"))
+    upload.store(place.blobs, run("stray").digest)
+    upload.close()
+    (place.blobs.root / "00").mkdir(exist_ok=True)
+    (place.blobs.root / "00" / "notes.txt").write_text("not ours")
+    place.time_us = 30
+    assert sum(place.retention.sweep() for _ in range(256)) == 1
+    assert sum(place.retention.sweep() for _ in range(256)) == 0
+    place.time_us = HOUR_US + 30
+    place.all_rounds()
+    assert place.there("a", "stray") == ["stray"]
+    place.time_us = HOUR_US + 31
+    place.all_rounds()
+    assert place.there("stray") == []
+
+
+def test_work_is_bounded_a_round_and_more_is_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "PIECE", 2)
+    three(place)
+    place.passed("reader", s={"n": 3})
+    removed = place.retention.round()
+    assert (removed.segments, removed.more) == (2, True)
+    assert place.retention.round().segments == 1
+
+
+def test_rows_go_before_bytes_and_every_step_is_a_failpoint(place: Place) -> None:
+    place.put("a")
+    place.time_us = 2 * HOUR_US
+    place.retention.round()
+    assert place.hits == ["hub.gc-before", "hub.gc-forgotten", "hub.gc-removed"]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.hub.running import running_hub
+from tests.hub.sending import digest_of
+
+from fordstone.hub.blobs import DiskBlobs, Gate
+from fordstone.hub.client import HubClient
+from fordstone.hub.log import HubLog
+from fordstone.hub.retention import HOUR_US, Keeping, Retention
+from fordstone.hub.small_blobs import keep_small, small_blob
+from fordstone.model.manifest import RunRef
+
+DATA = b"a few rows"
+DIGEST = digest_of(DATA)
+
+
+def files(data: Path) -> list[str]:
+    return [path.name for path in (data / "blobs").glob("??/*")]
+
+
+def test_a_small_blob_is_no_file_and_read_through_the_hub_also_by_those_who_reach_the_store(tmp_path: Path) -> None:
+    large = b"x" * 20_000
+    with running_hub(tmp_path) as address:
+        client = HubClient(address)
+        client.put_blob(DIGEST, DATA)
+        client.put_blob(digest_of(large), large)
+        assert files(tmp_path) == [digest_of(large)]
+        direct = client.stream_page("p", "s").blobs
+        for data in (DATA, large):
+            assert client.read_blob(RunRef(digest_of(data), len(data), 0), direct) == data
+    with running_hub(tmp_path) as address:
+        assert HubClient(address).get_blob(DIGEST) == DATA, "durable when it was answered"
+        assert HubClient(address).missing([DIGEST]) == set()
+
+
+def test_a_hub_that_keeps_nothing_small_reads_what_another_kept(tmp_path: Path) -> None:
+    with running_hub(tmp_path) as address:
+        HubClient(address).put_blob(DIGEST, DATA)
+    with running_hub(tmp_path, small_bytes_max=-1) as address:
+        client = HubClient(address)
+        client.put_blob(digest_of(b"other"), b"other")
+        assert files(tmp_path) == [digest_of(b"other")]
+        assert client.get_blob(DIGEST) == DATA
+    with running_hub(tmp_path) as address:
+        client = HubClient(address)
+        client.put_blob(digest_of(b"other"), b"other")
+        assert client.get_blob(digest_of(b"other")) == b"other"
+
+
+@pytest.fixture
+def clock() -> list[int]:
+    return [0]
+
+
+def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
+    tmp_path: Path, clock: list[int]
+) -> None:
+    log = HubLog(tmp_path / "log.sqlite", clock_us=lambda: clock[0])
+    retention = Retention(log, DiskBlobs(tmp_path / "blobs"), Gate(), keeping=Keeping())
+    assert log.write(lambda turn: keep_small(turn, DIGEST, DATA)).result(10)
+    clock[0] = HOUR_US
+    assert not log.write(lambda turn: keep_small(turn, DIGEST, DATA)).result(10)
+    clock[0] = 2 * HOUR_US
+    assert retention.round().blobs == 0, "it came again"
+    clock[0] += 1
+    assert retention.round().blobs == 1
+    assert log.read(lambda db: small_blob(db, DIGEST)) is None
+    assert log.write(lambda turn: keep_small(turn, DIGEST, DATA)).result(10)
+    assert log.read(lambda db: small_blob(db, DIGEST)) == DATA
+    log.close()
+
+
+def test_a_blob_that_is_not_whole_in_the_store_is_kept_whole_here(tmp_path: Path) -> None:
+    log = HubLog(tmp_path / "log.sqlite", clock_us=lambda: 0)
+    log.note_blob(DIGEST, 3)
+    assert log.write(lambda turn: keep_small(turn, DIGEST, DATA)).result(10)
+    assert log.read(lambda db: small_blob(db, DIGEST)) == DATA
+    log.close()
