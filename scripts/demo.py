@@ -1,109 +1,309 @@
-"""Run two pipelines as real processes, kill them with SIGKILL half way, start them again, and count what was lost.
+"""Run a fleet on this machine: three gateways with 300 devices each, a hub, and Spark at the center.
 
-Word count over files that appear and grow, and a cold chain of sensors: windows, late rows, alarms that go out at once,
-running totals. In the end all results are compared with an oracle that shares no code with Fordstone.
-Exits with 1 if a single row was lost, doubled or wrong.
+Windows are counted below the cut and merged on Spark; limits for alarms come back from the center. Meanwhile one gateway is
+killed with SIGKILL and started again, the hub is killed and started again, and the network of another gateway is cut. In
+the end the center's results are compared with an oracle that shares no code with Fordstone. Exits with 1 if a single row
+was lost, doubled or wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from demo_job import DemoError, Job, cold_chain, word_count
-from demo_oracle import Verdict
+import polars as pl
+from demo_fleet import DemoError, Fleet, make_fleet
+from demo_oracle import Alarms, Verdict, judge_alarms, judge_windows
+from demo_report import Fault, Figure, Line, Plot, write_report
+from demo_view import View
+from demo_watch import Watch
 from rich import box
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
+
+READY_SECONDS_MAX = 120.0
+CATCH_UP_SECONDS_MAX = 120.0
+FEED_SECONDS = 0.1
+LOOK_SECONDS = 0.5
+DEAD_SECONDS = 4.0
+CUT_SECONDS = 8.0
+KILL_GATEWAY, KILL_HUB, CUT_NETWORK = 0.40, 0.55, 0.70
+"""When, as shares of the time that devices write."""
 
 
-class View:
-    """What one sees: bars on a terminal; on anything else the events alone, a line each."""
+@contextmanager
+def feeding(fleet: Fleet) -> Iterator[Callable[[], None]]:
+    """Let all devices write, in a thread; gives what ends it."""
+    over = threading.Event()
+    began = time.monotonic()
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = time.monotonic()
-        self._bars = Progress(
-            TextColumn("{task.description:<22}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
-        )
-        self._events: list[Text] = []
-        self._rows: dict[str, tuple[TaskID, TaskID]] = {}
-        # By job, the bars of its input and of its results.
-        self.live = Live(self._shown(), console=console, refresh_per_second=10) if console.is_terminal else None
+    def feed() -> None:
+        while not over.wait(FEED_SECONDS):
+            for gateway in fleet.gateways:
+                gateway.devices.write_until(time.monotonic() - began)
 
-    def add(self, job: Job) -> None:
-        written = self._bars.add_task(f"{job.name}: written", total=job.feed.total)
-        counted = self._bars.add_task(f"{job.name}: counted", total=None)
-        self._rows[job.name] = (written, counted)
+    thread = threading.Thread(target=feed, daemon=True)
 
-    def tell(self, job: Job, event: str) -> None:
-        line = Text.from_markup(f"{time.monotonic() - self._began:5.1f} s  {job.name:<10}  {event}")
-        self._events.append(line)
-        if self.live is None:
-            self._console.print(line, soft_wrap=True)
-        else:
-            self.live.update(self._shown())
+    def end() -> None:
+        over.set()
+        thread.join()
 
-    def tick(self, job: Job) -> None:
-        if self.live is None:
-            return
-        written, counted = self._rows[job.name]
-        self._bars.update(written, completed=job.feed.count)
-        self._bars.update(counted, completed=job.counted(), total=job.expected())
-
-    def _shown(self) -> Group:
-        return Group(self._bars, *self._events)
+    thread.start()
+    try:
+        yield end
+    finally:
+        end()
 
 
-def verdicts_table(jobs: list[tuple[Job, list[Verdict]]]) -> Table:
-    """All that was compared, a line each."""
-    table = Table(
-        title="Compared with the oracle", title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    table.add_column("output")
-    for column in ("produced", "counted", "lost", "doubled", "wrong", "kills", "epochs"):
-        table.add_column(column, justify="right")
-    for job, verdicts in jobs:
-        for at, verdict in enumerate(verdicts):
-            numbers = (verdict.produced, verdict.counted, verdict.lost, verdict.doubled, verdict.wrong)
-            run = (str(job.kills), str(job.epochs())) if at == 0 else ("", "")
-            style = "" if verdict.good else "bold red"
-            table.add_row(verdict.output, *(f"{n:,}" for n in numbers), *run, style=style)
+class Demo:
+    """One run."""
+
+    def __init__(self, fleet: Fleet, watch: Watch, view: View, *, seconds: float) -> None:
+        self.fleet = fleet
+        self.watch = watch
+        self.view = view
+        self.faults: list[Fault] = []
+        self._seconds = seconds
+        self._began = 0.0
+
+    def run(self, *, keep: bool) -> None:
+        """Start everything, let things happen to it, and end it when the center has counted all there is."""
+        fleet, view = self.fleet, self.view
+        fleet.hub.start()
+        self.until(self.hub_answers, READY_SECONDS_MAX, "the hub answers")
+        view.tell("the hub answers")
+        for gateway in fleet.gateways:
+            gateway.command.start()
+        fleet.center.start()
+        view.tell(f"{len(fleet.gateways)} gateways run; the center is starting")
+        self.until(self.center_runs, READY_SECONDS_MAX, "the center runs")
+        view.tell("the center runs; the devices begin")
+        with feeding(fleet) as end_feeding:
+            self._began = self.watch.seconds
+            self.pause_until_share(KILL_GATEWAY)
+            self.kill_gateway()
+            self.pause_until_share(KILL_HUB)
+            self.kill_hub()
+            self.pause_until_share(CUT_NETWORK)
+            self.cut_network()
+            self.pause_until_share(1.0)
+            if keep:
+                view.tell("it goes on until Ctrl-C")
+                self.wait_for_interrupt()
+            end_feeding()
+        produced = sum(gateway.devices.rows for gateway in fleet.gateways)
+        view.tell(f"the devices are silent, after {produced:,} rows")
+        self.until(lambda: self.watch.counted >= produced, CATCH_UP_SECONDS_MAX, "the center has counted every row")
+        view.tell("the center has caught up; all are asked to stop")
+        for gateway in fleet.gateways:
+            gateway.command.stop()
+        fleet.center.stop()
+        fleet.hub.stop()
+        self.watch.look()
+
+    # What happens to the fleet.
+
+    def kill_gateway(self) -> None:
+        gateway = self.fleet.gateways[1 % len(self.fleet.gateways)]
+        gateway.command.kill()
+        self.view.tell(f"[bold red]kill -9[/] {gateway.name}, with all its processes")
+        begins = self.watch.seconds
+        self.pause(DEAD_SECONDS)
+        gateway.command.start()
+        self.faults.append(Fault(name=f"{gateway.name} killed", begins=begins, ends=self.watch.seconds))
+        self.view.tell(f"{gateway.name} is started again")
+
+    def kill_hub(self) -> None:
+        self.fleet.hub.kill()
+        self.view.tell("[bold red]kill -9[/] the hub")
+        begins = self.watch.seconds
+        self.pause(DEAD_SECONDS)
+        self.fleet.hub.start()
+        self.until(self.hub_answers, READY_SECONDS_MAX, "the hub answers again")
+        self.faults.append(Fault(name="hub killed", begins=begins, ends=self.watch.seconds))
+        self.view.tell("the hub is started again")
+
+    def cut_network(self) -> None:
+        gateway = self.fleet.gateways[-1]
+        gateway.network.cut()
+        self.view.tell(f"[bold red]the network of {gateway.name} is cut[/]")
+        begins = self.watch.seconds
+        self.pause(CUT_SECONDS)
+        gateway.network.mend()
+        self.faults.append(Fault(name=f"{gateway.name} cut off", begins=begins, ends=self.watch.seconds))
+        self.view.tell(f"the network of {gateway.name} is back")
+
+    # Waiting.
+
+    def hub_answers(self) -> bool:
+        return self.fleet.client().healthz()
+
+    def center_runs(self) -> bool:
+        return b'"progress"' in self.fleet.center.log.read_bytes()
+
+    def pause(self, seconds: float) -> None:
+        """Look on for so long."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.look_on(min(left, LOOK_SECONDS))
+
+    def pause_until_share(self, share: float) -> None:
+        self.pause(max(0.0, self._began + share * self._seconds - self.watch.seconds))
+
+    def until(self, reached: Callable[[], bool], seconds_max: float, what: str) -> None:
+        until = time.monotonic() + seconds_max
+        while not reached():
+            if time.monotonic() > until:
+                raise DemoError(
+                    f"waited {seconds_max:.0f} s in vain until {what}. Logs: {self.fleet.folder}/*/fordstone.log"
+                )
+            self.look_on(LOOK_SECONDS / 2)
+
+    def wait_for_interrupt(self) -> None:
+        try:
+            while True:
+                self.look_on(LOOK_SECONDS)
+        except KeyboardInterrupt:
+            self.view.tell("told to end")
+
+    def look_on(self, seconds: float) -> None:
+        self.fleet.check()
+        self.watch.look()
+        self.view.draw()
+        time.sleep(seconds)
+
+
+def figures_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> list[Figure]:
+    """The table at the end."""
+    fleet, watch = demo.fleet, demo.watch
+    sent = sum(gateway.network.sent_bytes for gateway in fleet.gateways)
+    raw = sum(gateway.devices.raw_bytes for gateway in fleet.gateways)
+    epochs = sum(view.head[-1][1] for view in watch.gateways.values() if view.head)
+    seconds = watch.alarm_seconds
+    lag = sorted(value for _, value in watch.lag)
+    return [
+        Figure(name="rows produced", value=f"{verdict.produced:,}"),
+        Figure(name="rows counted at the center", value=f"{verdict.counted:,}"),
+        Figure(name="lost", value=f"{verdict.lost:,}", zero=True),
+        Figure(name="doubled", value=f"{verdict.doubled:,}", zero=True),
+        Figure(name="windows with wrong values", value=f"{verdict.wrong:,}", zero=True),
+        Figure(name="windows (device and 10 s)", value=f"{verdict.windows:,}"),
+        Figure(name="bytes of raw rows (JSON lines)", value=f"{raw:,}"),
+        Figure(name="bytes sent to the hub, all in all", value=f"{sent:,}"),
+        Figure(name="sent of raw", value=f"{sent / max(raw, 1):.1%}"),
+        Figure(name="alarms at the gateways", value=f"{alarms.alarms:,}"),
+        Figure(name="alarms that came again, known by their id", value=f"{alarms.again:,}"),
+        Figure(name="alarms without cause", value=f"{alarms.unfounded:,}", zero=True),
+        Figure(name="reading to alarm, median / 99 %", value=f"{_quantile(seconds, 0.5)} / {_quantile(seconds, 0.99)}"),
+        Figure(name="reading to center, median / 99 %", value=f"{_quantile(lag, 0.5)} / {_quantile(lag, 0.99)}"),
+        Figure(name="checkpoints (epochs at the hub)", value=f"{epochs:,.0f}"),
+        Figure(name="kills with SIGKILL", value=f"{sum(command.kills for command in fleet.commands):,}"),
+    ]
+
+
+def plots_of(demo: Demo) -> list[Plot]:
+    watch = demo.watch
+    each = watch.gateways.items()
+    return [
+        Plot(
+            title="Rows a second",
+            text="Written by the devices, and counted at the center. What was held up is counted when it comes.",
+            unit="",
+            lines=[
+                Line(name="written", points=_rates(watch.produced)),
+                Line(name="counted", points=_rates(watch.counts)),
+            ],
+        ),
+        Plot(
+            title="How far the center is behind",
+            text="How long ago as many rows had been written as the center has counted.",
+            unit=" s",
+            lines=[Line(name="all gateways", points=watch.lag)],
+        ),
+        Plot(
+            title="Epochs at the hub, per node",
+            text="A gateway that was away sends what it has kept, in order, when it is back.",
+            unit="",
+            lines=[Line(name=name, points=view.head) for name, view in each],
+        ),
+        Plot(
+            title="Epochs waiting in the outbox",
+            text="Sealed on the gateway's disk, and not yet at the hub.",
+            unit="",
+            lines=[Line(name=name, points=view.outbox) for name, view in each],
+        ),
+        Plot(
+            title="What a checkpoint costs",
+            text="From the last task's word to the seal, in milliseconds, fsync included.",
+            unit=" ms",
+            lines=[Line(name=name, points=view.checkpoint_ms) for name, view in each],
+        ),
+    ]
+
+
+def _rates(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of a count that grows, how fast: over about two seconds."""
+    span = max(1, round(2.0 / LOOK_SECONDS))
+    return [
+        (now, (count - before) / max(now - then, 1e-6))
+        for (then, before), (now, count) in zip(points, points[span:], strict=False)
+    ]
+
+
+def _quantile(ordered: list[float], share: float) -> str:
+    if not ordered:
+        return "-"
+    seconds = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def table_of(figures: list[Figure]) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for figure in figures:
+        style = "" if not figure.zero else "bold green" if figure.value == "0" else "bold red"
+        table.add_row(figure.name, figure.value, style=style)
     return table
 
 
-def run(folder: Path, *, seed: int, kills: int, seconds: float, console: Console) -> bool:
-    """Both jobs, one after the other; whether all was right."""
-    view = View(console)
-    done: list[tuple[Job, list[Verdict]]] = []
-    jobs = [make(folder / make.__name__, seed=seed, kills=kills, seconds=seconds) for make in (word_count, cold_chain)]
-    if view.live is not None:
-        view.live.start()
+def run(fleet: Fleet, console: Console, given: argparse.Namespace) -> bool:
+    """The whole demo; whether all was right."""
+    watch = Watch(fleet)
+    view = View(console, fleet, watch, seconds=given.seconds)
+    demo = Demo(fleet, watch, view, seconds=given.seconds)
+    view.start()
     try:
-        for job in jobs:
-            view.add(job)
-            done.append((job, job.run(seconds, lambda event, job=job: view.tell(job, event), view.tick)))  # type: ignore[misc]  # a lambda's default
+        demo.run(keep=given.keep)
     finally:
-        if view.live is not None:
-            view.live.stop()
-    verdicts = [verdict for _, found in done for verdict in found]
-    console.print(verdicts_table(done))
-    again = sum(verdict.again for verdict in verdicts)
-    console.print(
-        f"Every epoch has its checkpoint. Alarms that came again after a kill, dropped by their id: {again:,}."
+        view.stop()
+        fleet.close()
+        watch.close()
+    written = pl.concat([gateway.devices.written() for gateway in fleet.gateways])
+    verdict = judge_windows(written, fleet.center.folder / "out" / "per_device")
+    alarms = judge_alarms(written, [gateway.command.folder / "out" / "alarms" for gateway in fleet.gateways])
+    figures = figures_of(demo, verdict, alarms)
+    console.print(table_of(figures))
+    report = given.report or fleet.folder / "report.html"
+    write_report(
+        report,
+        title="Fordstone: three gateways, a hub, and Spark",
+        text=f"Seed {given.seed}; {given.devices} devices a gateway; what was done to the fleet is marked in the plots.",
+        figures=figures,
+        plots=plots_of(demo),
+        faults=demo.faults,
     )
     console.print(
-        f"Rows produced: {sum(job.feed.count for job in jobs):,}. Kills: {sum(job.kills for job in jobs)}. "
-        f"Lost: {sum(v.lost for v in verdicts)}. Doubled: {sum(v.doubled for v in verdicts)}. Seed: {seed}."
+        f"Rows produced: {verdict.produced:,}. Lost: {verdict.lost}. Doubled: {verdict.doubled}. Seed: {given.seed}."
     )
-    return all(verdict.good for verdict in verdicts) and all(job.kills == kills for job in jobs)
+    console.print(f"Report with plots: {report}", soft_wrap=True)
+    return verdict.good and alarms.unfounded == 0
 
 
 def main() -> int:
@@ -111,30 +311,36 @@ def main() -> int:
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seed",
-        type=int,
-        default=int(time.time()) % 10_000,
-        help="of the rows and of the moments of the kills; by the clock if left out",
+        "--seed", type=int, default=int(time.time()) % 10_000, help="of the readings; by the clock if left out"
     )
-    parser.add_argument("--kills", type=int, default=1, help="how often each job is killed (1)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for how long each job's input comes in (6)")
+    parser.add_argument("--seconds", type=float, default=75.0, help="for how long devices write (75)")
+    parser.add_argument("--devices", type=int, default=300, help="of each gateway (300)")
+    parser.add_argument("--rate", type=float, default=10.0, help="readings a second of each device (10)")
     parser.add_argument(
-        "--out", type=Path, help="a new folder for input, state and output; a temporary one if left out"
+        "--center", choices=["spark", "local"], default="spark", help="Spark, or the edge engine, without a JVM"
     )
+    parser.add_argument("--keep", action="store_true", help="leave it running, until Ctrl-C")
+    parser.add_argument(
+        "--out", type=Path, help="a new folder for input, state, output and logs; a temporary one if left out"
+    )
+    parser.add_argument("--report", type=Path, help="where the report goes; into the folder if left out")
     given = parser.parse_args()
     console = Console(highlight=False)
-    folder = given.out or Path(tempfile.mkdtemp(prefix="fordstone-demo-"))
+    folder = (given.out or Path(tempfile.mkdtemp(prefix="fordstone-demo-"))).absolute()
     if given.out is not None and given.out.exists():
         parser.error(f"{given.out} is there already. Name a new folder.")
+    fleet = make_fleet(
+        folder, gateways=3, devices=given.devices, rate=given.rate, seed=given.seed, local=given.center == "local"
+    )
     try:
-        good = run(folder, seed=given.seed, kills=given.kills, seconds=given.seconds, console=console)
+        good = run(fleet, console, given)
     except DemoError as error:
         console.print(f"The demo could not go on: {error}", markup=False)
         good = False
-    if good and given.out is None:
-        shutil.rmtree(folder)
-    else:
-        console.print(f"Input, state and output are in {folder}.")
+    except KeyboardInterrupt:
+        console.print("Ended by Ctrl-C.")
+        good = False
+    console.print(f"Input, state, output and logs are in {folder}.", soft_wrap=True)
     return 0 if good else 1
 
 

@@ -1,12 +1,13 @@
-"""The demo's oracle finds what is lost, doubled or wrong; and the demo kills and finds nothing."""
+"""The demo's oracle finds what is lost, doubled or wrong; its report opens by itself; and the demo finds nothing."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,127 +19,130 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 START_US = 1_767_225_600_000_000
 
 
-@pytest.fixture(scope="module")
-def oracle() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo_oracle", SCRIPTS / "demo_oracle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
 
 
-def write(directory: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+def reading(device: str, seq: int, second: float, temp: float) -> dict[str, Any]:
+    return {"device": device, "seq": seq, "us": int(START_US + second * 1e6), "temp": temp}
 
 
-LINES = [{"line": "a b  a"}, {"line": ""}, {"line": "c"}]
+WRITTEN = [reading("a", 1, 1, 2.0), reading("a", 2, 9, 4.0), reading("a", 3, 12, 9.0), reading("b", 4, 3, 5.0)]
 
 
-@pytest.mark.parametrize(
-    ("counts", "lost", "doubled"),
-    [
-        ({"a": 2, "b": 1, "c": 1}, 0, 0),
-        ({"a": 1, "b": 1}, 2, 0),
-        ({"a": 2, "b": 3, "c": 1}, 0, 2),
-        ({"a": 2, "b": 1, "x": 1}, 1, 1),
-    ],
-)
-def test_words_that_are_missing_or_too_many_are_found(oracle, tmp_path, counts, lost, doubled):
-    write(tmp_path / "counts", "epoch-000000000001.jsonl", [{"word": "a", "n": 1}])
-    write(tmp_path / "counts", "epoch-000000000002.jsonl", [{"word": word, "n": n} for word, n in counts.items()])
-    (verdict,) = oracle.judge_words(LINES, tmp_path)
-    assert (verdict.lost, verdict.doubled, verdict.good) == (lost, doubled, lost == doubled == 0)
+def result(device: str, second: int, n: int, values: tuple[float, float, float]) -> dict[str, Any]:
+    return {"device": device, "second": second, "n": n, "mean": values[0], "low": values[1], "top": values[2]}
 
 
-def reading(seq: int, second: float, temp: float) -> dict[str, Any]:
-    moment = pl.Series([int(START_US + second * 1e6)]).cast(pl.Datetime("us", "UTC"))[0].isoformat()
-    return {"device": "box", "seq": seq, "ts": moment, "temp": temp}
+RIGHT = [
+    result("a", 0, 2, (3.0, 2.0, 4.0)),
+    result("a", 10, 1, (9.0, 9.0, 9.0)),
+    result("b", 0, 1, (5.0, 5.0, 5.0)),
+]
 
 
-GATEWAY = [reading(1, 1, 2.0), reading(2, 12, 9.0), reading(3, 7, 4.0), reading(4, 6, 5.0), reading(5, 13, 999.0)]
-"""Number 4 is late by a second, number 5 is implausible, number 2 is an alarm."""
+def write_epoch(directory: Path, epoch: int, results: list[dict[str, Any]]) -> None:
+    folder = directory / f"epoch-{epoch:012d}"
+    folder.mkdir(parents=True)
+    start = (pl.lit(START_US) + pl.col("second") * 1_000_000).cast(pl.Datetime("us", "UTC")).alias("window_start")
+    pl.DataFrame(results).with_columns(start).drop("second").write_parquet(folder / "part-0.parquet")
 
 
-def right_output() -> dict[str, list[dict[str, Any]]]:
-    return {
-        "windows": [
-            {"device": "box", "start": START_US, "n": 2, "mean": 3.0, "low": 2.0, "top": 4.0},
-            {"device": "box", "start": START_US + 10_000_000, "n": 1, "mean": 9.0, "low": 9.0, "top": 9.0},
-        ],
-        "late": [GATEWAY[3]],
-        "alarms": [GATEWAY[1] | {"__id": "g:1:0"}, GATEWAY[1] | {"__id": "g:1:0"}],
-        "totals": [{"device": "box", "n": 4, "top": 9.0}],
-    }
-
-
-KEYS = {"rows in windows": "windows", "late rows": "late", "alarms at once": "alarms", "running totals": "totals"}
-
-
-def judged(oracle: ModuleType, out: Path, output: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    write(out / "late", "epoch-000000000003.jsonl", output["late"])
-    write(out / "alarms", "rows-000001-00000001.jsonl", output["alarms"])
-    write(out / "totals", "epoch-000000000002.jsonl", output["totals"])
-    (out / "per_device").mkdir(parents=True)
-    frame = pl.DataFrame(output["windows"]).with_columns(
-        pl.col("start").cast(pl.Datetime("us", "UTC")).alias("window_start")
-    )
-    frame.drop("start").write_parquet(out / "per_device" / "epoch-000000000003.parquet")
-    return {verdict.output: verdict for verdict in oracle.judge_readings([GATEWAY], out)}
-
-
-def test_right_readings_are_found_right_and_repeated_alarms_are_known_by_their_id(oracle, tmp_path):
-    verdicts = judged(oracle, tmp_path, right_output())
-    assert all(verdict.good for verdict in verdicts.values()), verdicts
-    assert verdicts["alarms at once"].again == 1
+def test_a_later_result_of_a_window_counts_in_place_of_the_earlier(script, tmp_path):
+    write_epoch(tmp_path, 1, [result("a", 0, 1, (2.0, 2.0, 2.0)), RIGHT[1]])
+    write_epoch(tmp_path, 2, [RIGHT[0], RIGHT[2]])
+    verdict = script("demo_oracle").judge_windows(pl.DataFrame(WRITTEN), tmp_path)
+    assert verdict.good
+    assert (verdict.produced, verdict.counted, verdict.windows) == (4, 4, 3)
 
 
 @pytest.mark.parametrize(
-    ("output", "change", "expected"),
+    ("results", "expected"),
     [
-        ("rows in windows", lambda rows: rows[:1], ("lost", 1)),
-        ("rows in windows", lambda rows: [*rows, rows[0]], ("doubled", 2)),
-        ("rows in windows", lambda rows: [rows[0] | {"mean": 3.1}, rows[1]], ("wrong", 1)),
-        ("late rows", lambda _: [], ("lost", 1)),
-        ("late rows", lambda rows: rows * 2, ("doubled", 1)),
-        ("alarms at once", lambda _: [], ("lost", 1)),
-        ("alarms at once", lambda rows: [rows[0], rows[0] | {"__id": "g:2:0"}], ("doubled", 1)),
-        ("running totals", lambda rows: [rows[0] | {"n": 5}], ("doubled", 1)),
-        ("running totals", lambda rows: [rows[0] | {"top": 999.0}], ("wrong", 1)),
+        (RIGHT[:2], (1, 0, 0)),
+        ([*RIGHT, result("c", 0, 2, (1.0, 1.0, 1.0))], (0, 2, 0)),
+        ([RIGHT[0] | {"n": 3}, *RIGHT[1:]], (0, 1, 0)),
+        ([RIGHT[0] | {"n": 1}, RIGHT[1] | {"n": 2}, RIGHT[2]], (1, 1, 0)),
+        ([RIGHT[0] | {"mean": 3.1}, *RIGHT[1:]], (0, 0, 1)),
+        ([], (4, 0, 0)),
     ],
 )
-def test_every_fault_in_the_readings_is_found(oracle, tmp_path, output, change, expected):
-    right = right_output()
-    key = KEYS[output]
-    verdicts = judged(oracle, tmp_path, right | {key: change(right[key])})
-    what, count = expected
-    assert getattr(verdicts[output], what) == count, verdicts
-    assert not verdicts[output].good
+def test_every_row_that_is_lost_doubled_or_wrong_is_found(script, tmp_path, results, expected):
+    if results:
+        write_epoch(tmp_path, 1, results)
+    verdict = script("demo_oracle").judge_windows(pl.DataFrame(WRITTEN), tmp_path)
+    assert (verdict.lost, verdict.doubled, verdict.wrong) == expected
+    assert not verdict.good
 
 
-def test_a_line_that_a_crash_tore_off_is_not_a_row(oracle, tmp_path):
-    (tmp_path / "rows-1.jsonl").write_text('{"n": 1}\n{"n": 2')
-    assert list(oracle.json_rows(tmp_path, "rows-*.jsonl")) == [{"n": 1}]
-
-
-def test_the_demo_kills_both_jobs_twice_and_finds_nothing_lost_or_doubled(tmp_path):
-    command = [
-        sys.executable,
-        str(SCRIPTS / "demo.py"),
-        "--seed",
-        "3",
-        "--kills",
-        "2",
-        "--seconds",
-        "2",
-        "--out",
-        str(tmp_path / "demo"),
+def test_alarms_are_known_by_their_id_and_must_have_a_cause(script, tmp_path):
+    cause = {"device": "a", "seq": 3, "temp": 9.0, "high": 8.0}
+    rows = [
+        cause | {"__id": "x:1:0"},
+        cause | {"__id": "x:1:0"},
+        cause | {"__id": "x:2:0", "high": 9.5},
+        cause | {"__id": "x:3:0", "seq": 77},
     ]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"device": "torn'
+    (tmp_path / "rows-1.jsonl").write_text(text)
+    alarms = script("demo_oracle").judge_alarms(pl.DataFrame(WRITTEN), [tmp_path])
+    assert (alarms.alarms, alarms.again, alarms.unfounded) == (3, 1, 2)
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.outside += [str(value) for name, value in attrs if name in {"src", "href"}]
+
+
+def test_the_report_needs_nothing_from_outside_and_escapes_what_it_is_told(script, tmp_path):
+    report = script("demo_report")
+    report.write_report(
+        tmp_path / "report.html",
+        title="<b>",
+        text="&",
+        figures=[report.Figure(name="lost", value="0", zero=True), report.Figure(name="doubled", value="2", zero=True)],
+        plots=[
+            report.Plot(title="p", text="t", unit=" s", lines=[report.Line(name="<i>", points=[(0, 1), (5, 3)])]),
+            report.Plot(title="none", text="t", unit="", lines=[report.Line(name="n", points=[])]),
+        ],
+        faults=[report.Fault(name="x<y", begins=1, ends=99)],
+    )
+    page = (tmp_path / "report.html").read_text()
+    parser = Links()
+    parser.feed(page)
+    assert not parser.outside
+    assert parser.tags.count("svg") == 1
+    assert "b" not in parser.tags
+    assert 'class="number zero">0<' in page
+    assert 'class="number bad">2<' in page
+    assert "Nothing was measured" in page
+
+
+@pytest.mark.parametrize(("most", "axis"), [(0, (1, 1)), (1, (1.0, 0.5)), (97, (100, 50)), (2001, (3000, 1000))])
+def test_axes_end_at_round_numbers_above_what_they_show(script, most, axis):
+    assert script("demo_report")._scale(most) == pytest.approx(axis)
+
+
+def test_a_short_demo_without_spark_kills_cuts_and_finds_nothing_lost_or_doubled(tmp_path):
+    command = [sys.executable, str(SCRIPTS / "demo.py"), "--seed", "3", "--seconds", "30", "--devices", "20"]
+    command += ["--center", "local", "--out", str(tmp_path / "demo")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | {"COLUMNS": "120"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("kill -9") == 4
-    assert "Kills: 4. Lost: 0. Doubled: 0. Seed: 3." in done.stdout
+    assert done.stdout.count("kill -9") == 2
+    assert "is cut" in done.stdout
+    assert "Lost: 0. Doubled: 0. Seed: 3." in done.stdout
+    assert (tmp_path / "demo" / "report.html").exists()

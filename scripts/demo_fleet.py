@@ -1,0 +1,179 @@
+"""The demo's processes: a hub, gateways, and Spark at the center. Each is a `fordstone` command in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo_devices import Devices
+from demo_network import Network
+
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
+
+FORDSTONE = Path(sys.executable).with_name("fordstone")
+PIPELINE = Path(__file__).with_name("demo_pipeline.py")
+STOP_SECONDS_MAX = 60.0
+LOG_LINES_SHOWN = 12
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+class Command:
+    """One process, and all that it starts. Killed with SIGKILL, it can be started again with the same command."""
+
+    def __init__(self, name: str, folder: Path, *arguments: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.kills = 0
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / "fordstone.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(FORDSTONE), *self._arguments],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Raise if it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise DemoError(f"{self.name} ended by itself, with {self._process.returncode}:\n{self._tail()}")
+
+    def kill(self) -> None:
+        """SIGKILL, which no program can catch, for the process and its children."""
+        if self._process is None:
+            raise DemoError(f"{self.name} does not run.")
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        self.kills += 1
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise DemoError(f"{self.name} did not end within {STOP_SECONDS_MAX:.0f} s:\n{self._tail()}") from None
+        if code != 0:
+            raise DemoError(f"{self.name} ended with {code}:\n{self._tail()}")
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+
+
+@dataclass(kw_only=True)
+class Gateway:
+    """A node: its devices, its process and its network."""
+
+    name: str
+    command: Command
+    devices: Devices
+    network: Network
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """All of it."""
+
+    folder: Path
+    hub: Command
+    hub_port: int
+    center: Command
+    gateways: list[Gateway] = field(default_factory=list)
+
+    @property
+    def commands(self) -> list[Command]:
+        return [self.hub, self.center, *(gateway.command for gateway in self.gateways)]
+
+    def client(self) -> HubClient:
+        """Who asks the hub, past the gateways' networks."""
+        return HubClient(HubAddress(url=f"http://127.0.0.1:{self.hub_port}"), timeout_s=5)
+
+    def check(self) -> None:
+        for command in self.commands:
+            command.check()
+
+    def close(self) -> None:
+        for command in self.commands:
+            command.close()
+        for gateway in self.gateways:
+            gateway.network.close()
+
+
+def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: int, local: bool) -> Fleet:
+    """Folders, ports and commands; nothing runs yet. `local`: the center on the edge engine, without Spark."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    engine = ("--on", "edge") if local else ("--on", "spark", "--master", "local[*]", "--memory", "1g")
+    fleet = Fleet(
+        folder=folder,
+        hub=Command("the hub", folder / "hub", "hub", "--listen", f"127.0.0.1:{port}", "--data", "data"),
+        hub_port=port,
+        center=Command(
+            "the center",
+            folder / "center",
+            "center",
+            str(PIPELINE),
+            "--hub",
+            url,
+            "--state",
+            "state",
+            "--interval",
+            "1s",
+            *engine,
+            "--json",
+        ),
+    )
+    for number in range(1, gateways + 1):
+        name = f"gateway-{number}"
+        network = Network(port)
+        own = folder / name
+        fleet.gateways.append(
+            Gateway(
+                name=name,
+                devices=Devices(name, own / "in", devices=devices, rate=rate, seed=seed),
+                network=network,
+                command=Command(
+                    name, own, "edge", str(PIPELINE), "--hub", f"http://127.0.0.1:{network.port}", "--node", name, "--state", "state",
+                    "--interval", "1s", "-v",
+                ),
+            )
+        )  # fmt: skip
+    return fleet
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,146 @@
+"""The demo's report: one HTML file with its plots inside, which opens from disk without a network."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WIDTH, HEIGHT = 900, 230
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 22, 30
+COLOURS = ("#2f6db3", "#c4622d", "#3f8f5a", "#8a5bb0", "#b03a5b", "#6b6b6b")
+TICKS = 4
+TIME_TICKS = 9
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #66707d; --line: #d8dde3; --page: #fff; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa4b1; --line: #39424e; --page: #14181e; --bad: #ff8a80; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 940px; margin: 2.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
+p { margin: .3rem 0 .8rem; color: var(--soft); max-width: 46rem; }
+table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem 1.4rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+td.number { text-align: right; font-variant-numeric: tabular-nums; } td.zero { font-weight: 700; } td.bad { color: var(--bad); font-weight: 700; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+.grid { stroke: var(--line); } .fault { stroke: var(--bad); stroke-dasharray: 3 3; } text.fault-name { fill: var(--bad); stroke: none; }
+.legend span { display: inline-block; margin-right: 1.4rem; color: var(--soft); font-size: .9rem; }
+.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; vertical-align: -1px; }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A curve: points of (seconds, value). A value that is not known is left out."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What was done to the fleet, from when to when."""
+
+    name: str
+    begins: float
+    ends: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Some curves over one axis of time."""
+
+    title: str
+    text: str
+    unit: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A line of the table. `zero`: it is right if, and only if, it is 0."""
+
+    name: str
+    value: str
+    zero: bool = False
+
+
+def write_report(
+    path: Path, *, title: str, text: str, figures: Sequence[Figure], plots: Sequence[Plot], faults: Sequence[Fault]
+) -> None:
+    """Write the page."""
+    rows = "".join(_row(figure) for figure in figures)
+    drawn = "".join(_plot(plot, faults) for plot in plots)
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+        f"<h1>{html.escape(title)}</h1><p>{html.escape(text)}</p><table>{rows}</table>{drawn}</body></html>\n"
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _row(figure: Figure) -> str:
+    kind = "" if not figure.zero else " zero" if figure.value == "0" else " bad"
+    return f'<tr><td>{html.escape(figure.name)}</td><td class="number{kind}">{html.escape(figure.value)}</td></tr>'
+
+
+def _plot(plot: Plot, faults: Sequence[Fault]) -> str:
+    points = [point for line in plot.lines for point in line.points]
+    head = f"<h2>{html.escape(plot.title)}</h2><p>{html.escape(plot.text)}</p>"
+    if not points:
+        return f"{head}<p>Nothing was measured.</p>"
+    last = max(x for x, _ in points) or 1.0
+    top, step = _scale(max(y for _, y in points))
+    inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return LEFT + x / last * inner_width, TOP + (1 - y / top) * inner_height
+
+    parts = [_grid(top, step, last, plot.unit, at)]
+    for fault in faults:
+        (begins, _), (ends, _) = at(min(fault.begins, last), 0), at(min(fault.ends, last), 0)
+        parts.append(
+            f'<rect x="{begins:.1f}" y="{TOP}" width="{max(ends - begins, 1):.1f}" height="{inner_height}" fill="currentColor" opacity=".06"/>'
+            f'<line class="fault" x1="{begins:.1f}" y1="{TOP}" x2="{begins:.1f}" y2="{TOP + inner_height}"/>'
+            f'<text class="fault-name" x="{begins + 4:.1f}" y="{TOP - 6}">{html.escape(fault.name)}</text>'
+        )
+    for line, colour in zip(plot.lines, COLOURS, strict=False):
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>'
+        )
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{html.escape(line.name)}</span>'
+        for line, colour in zip(plot.lines, COLOURS, strict=False)
+    )
+    label = html.escape(plot.title, quote=True)
+    return f'{head}<div class="legend">{legend}</div><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _grid(top: float, step: float, last: float, unit: str, at: Callable[[float, float], tuple[float, float]]) -> str:
+    parts = []
+    value = 0.0
+    while value <= top + step / 2:
+        _, y = at(0, value)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:,.10g}{unit if value else ""}</text>'
+        )
+        value += step
+    _, every = _scale(last, TIME_TICKS)
+    seconds = 0.0
+    while seconds <= last:
+        x, _ = at(seconds, 0)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{seconds:g} s</text>')
+        seconds += every
+    return "".join(parts)
+
+
+def _scale(most: float, ticks: int = TICKS) -> tuple[float, float]:
+    """The end of an axis and the step between its marks: 1, 2 or 5 times a power of ten."""
+    if most <= 0:
+        return 1.0, 1.0
+    rough = most / ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    return math.ceil(most / step - 1e-9) * step, step

@@ -1,0 +1,180 @@
+"""What the demo sees of the fleet while it runs: sampled twice a second, kept for the view and for the report."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from demo_fleet import Fleet, Gateway
+from demo_oracle import epoch_files
+
+from fordstone.errors import HubError
+from fordstone.hub.messages import NodeInfo
+
+TAIL_SECONDS = 0.01
+
+
+@dataclass(kw_only=True)
+class GatewayView:
+    """One gateway over time: (seconds, value)."""
+
+    info: NodeInfo | None = None
+    sealed: int = 0
+    alarms: int = 0
+    written: list[tuple[float, float]] = field(default_factory=list)
+    sent: list[tuple[float, float]] = field(default_factory=list)
+    head: list[tuple[float, float]] = field(default_factory=list)
+    outbox: list[tuple[float, float]] = field(default_factory=list)
+    checkpoint_ms: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> int:
+        """Epochs that are sealed, and as far as the hub has said not there yet."""
+        return max(0, self.sealed - (self.info.head if self.info is not None else 0))
+
+
+class SealedEpochs:
+    """Reads what a gateway logs of its epochs, from where it was read last."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._read = 0
+
+    def sealed(self) -> list[dict[str, Any]]:
+        if not self._log.exists():
+            return []
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+        return [line for line in lines if line.get("event") == "epoch sealed"]
+
+
+class AlarmTail:
+    """Follows the alarms of one gateway closely, to see how soon they come. A thread of its own."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.alarms = 0
+        self.seconds: list[float] = []
+        self._gateway = gateway
+        self._folder = gateway.command.folder / "out" / "alarms"
+        self._read: dict[Path, int] = {}
+        self._seen: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._over.wait(TAIL_SECONDS):
+            for file in sorted(self._folder.glob("rows-*.jsonl")):
+                self._take(file)
+
+    def _take(self, file: Path) -> None:
+        offset = self._read.get(file, 0)
+        with file.open("rb") as opened:
+            opened.seek(offset)
+            data = opened.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read[file] = offset + len(whole)
+        now = time.monotonic()
+        for line in whole.splitlines():
+            row = json.loads(line)
+            if row["__id"] not in self._seen:
+                self._seen.add(row["__id"])
+                self.seconds.append(now - self._gateway.devices.written_at(row["seq"]))
+        self.alarms = len(self._seen)
+
+
+class Watch:
+    """Looks at files and asks the hub. Changes nothing."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._client = fleet.client()
+        self._began = time.monotonic()
+        self._seen: set[Path] = set()
+        self._windows: dict[tuple[str, Any], int] = {}
+        self._logs = {gateway.name: SealedEpochs(gateway.command.log) for gateway in fleet.gateways}
+        self._tails = {gateway.name: AlarmTail(gateway) for gateway in fleet.gateways}
+        self.gateways = {gateway.name: GatewayView() for gateway in fleet.gateways}
+        self.hub_answers = False
+        self.counted = 0
+        self.produced: list[tuple[float, float]] = []
+        self.counts: list[tuple[float, float]] = []
+        self.lag: list[tuple[float, float]] = []
+
+    @property
+    def alarm_seconds(self) -> list[float]:
+        """From the writing of a reading to its alarm, for every alarm that was seen for the first time."""
+        return sorted(second for tail in self._tails.values() for second in tail.seconds)
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def look(self) -> None:
+        """Take a sample."""
+        now = self.seconds
+        self._ask_hub()
+        self._count()
+        produced = sum(gateway.devices.rows for gateway in self._fleet.gateways)
+        self.produced.append((now, produced))
+        self.counts.append((now, self.counted))
+        self.lag.append((now, self._behind(now)))
+        for gateway in self._fleet.gateways:
+            self._look_at(gateway, now)
+
+    def _ask_hub(self) -> None:
+        try:
+            nodes = self._client.nodes().nodes
+        except HubError:
+            self.hub_answers = False
+            return
+        self.hub_answers = True
+        for info in nodes:
+            if info.node in self.gateways:
+                self.gateways[info.node].info = info
+
+    def _count(self) -> None:
+        """Take in what the center has written since. A later result of a window replaces the one before."""
+        directory = self._fleet.center.folder / "out" / "per_device"
+        for file in epoch_files(directory):
+            if file in self._seen:
+                continue
+            self._seen.add(file)
+            for device, start, n in pl.read_parquet(file).select("device", "window_start", "n").iter_rows():
+                self.counted += n - self._windows.get((device, start), 0)
+                self._windows[device, start] = n
+
+    def _behind(self, now: float) -> float:
+        """How long ago as many rows had been written as the center has counted now."""
+        at = bisect_left(self.produced, float(self.counted), key=lambda point: point[1])
+        return now - self.produced[min(at, len(self.produced) - 1)][0]
+
+    def _look_at(self, gateway: Gateway, now: float) -> None:
+        view = self.gateways[gateway.name]
+        view.written.append((now, gateway.devices.rows))
+        view.sent.append((now, gateway.network.sent_bytes))
+        for sealed in self._logs[gateway.name].sealed():
+            view.sealed = int(sealed["epoch"])
+            view.checkpoint_ms.append((now, sealed["took_us"] / 1000))
+        if view.info is not None:
+            view.head.append((now, view.info.head))
+        view.outbox.append((now, view.waiting))
+        view.alarms = self._tails[gateway.name].alarms
