@@ -102,6 +102,11 @@ class HubError(FordstoneError):
 class HubAwayError(HubError):
     """The hub does not answer, or not sensibly: the network, a restart, an overload. Trying again later is right."""
 
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: when to try again, if the hub has said so."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class HubRefusedError(HubError):
     """The hub said no. `code` is its word for why (`hub.messages.Refusal.error`), `status` the HTTP status."""

@@ -203,13 +203,17 @@ def test_help_lists_the_options_of_each_engine_apart(invoke: Invoke):
     assert "FILE[:NAME]\n" not in shared.partition("Options:")[2]
     assert "--parallelism N" in edge
     assert "--available-now" in spark
-    assert "Options with" not in invoke("center", "--help").stdout, "there is nothing to choose"
-    assert {option.name for option in center.params} == {
-        option.name
-        for option in run.params
-        if not (isinstance(option, EngineOption) and option.engine == "edge")
-        and option.name not in {"engine", "bounded"}
+    assert "--part [edge|center]" in spark.partition("Options of two tiers:")[2]
+    assert {option.name for option in run.params} - {option.name for option in center.params} == {
+        "bounded",
+        "part",
+        "center_on",
+        "outbox_max",
+        "outbox_full",
+        "hub_state",
+        "take_over",
     }
+    assert {option.name for option in center.params} <= {option.name for option in run.params}
 
 
 def test_a_mistake_told_by_spark_is_shown_without_a_traceback(invoke: Invoke, spark_stand_in: FakeSpark):

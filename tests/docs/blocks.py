@@ -17,8 +17,10 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,17 +131,22 @@ class Page:
         commands = commands_of(block.body)
         for command in commands:
             wanted = block.ends_with if command is commands[-1] else 0
-            done = subprocess.run(
+            done = subprocess.Popen(
                 ["bash", "-c", _stand_in(command.text)],
                 cwd=self.directory,
                 env=_environment(self.directory),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=COMMAND_SECONDS_MAX,
-                check=False,
+                start_new_session=True,
             )
-            printed = done.stdout.decode()
+            # What a page leaves running in the background, by mistake or because it failed half way, goes with the page.
+            weakref.finalize(self, _end_group, done.pid)
+            try:
+                printed = done.communicate(timeout=COMMAND_SECONDS_MAX)[0].decode()
+            except subprocess.TimeoutExpired:
+                _end_group(done.pid)
+                raise
             place = f"{self.name}:{block.line}: `{command.text}`"
             # A shell that became the command dies of its signal; people see what a shell makes of that.
             code = done.returncode if done.returncode >= 0 else 128 - done.returncode
@@ -149,6 +156,12 @@ class Page:
     def _compare(self, block: Block, shown: str | None, printed: str) -> None:
         if shown is not None:
             assert fits(shown, printed), f"{self.name}:{block.line} shows\n{shown}\nbut it prints\n{printed}"
+
+
+def _end_group(pid: int) -> None:
+    """End a command and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

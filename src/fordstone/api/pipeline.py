@@ -129,10 +129,18 @@ class Pipeline:
         return dict(self._functions)
 
     def explain(self, *, format: str = "text") -> str:  # noqa: A002 - the word users expect
-        """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"` or `"mermaid"`."""
+        """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"` or `"mermaid"`.
+
+        Of a pipeline for two tiers also what crosses between them, what was pushed below the cut, and why no more.
+        """
+        plan = self.plan()
+        if plan.tiered:
+            from fordstone.tiers.explain import explain as explain_tiers  # noqa: PLC0415 - running is above declaring
+
+            return explain_tiers(plan, format=format)
         from fordstone.edge.explain import explain  # noqa: PLC0415 - running is above declaring
 
-        return explain(self.plan(), format=format)
+        return explain(plan, format=format)
 
     def run(self, config: RunConfig | None = None, **options: Any) -> Report:
         """Run here, on the edge engine, until bounded input ends or the process is told to stop.

@@ -3,8 +3,9 @@
 Production runs with `NoFailpoints`. A test sets one by name and count, and the process kills itself there as a power
 cut would: nothing is flushed, nothing is closed.
 
-Invariant: every name that is hit anywhere stands in `FAILPOINTS`, or in `SPARK_FAILPOINTS` if a query on Spark hits it, so
-that a test can go through all of them.
+Invariant: every name that is hit anywhere stands in `FAILPOINTS`, or in `SPARK_FAILPOINTS` if a query on Spark hits it, or in
+`OUTBOX_FAILPOINTS` if it is on the way to the hub, or in `HUB_FAILPOINTS` if it is there, or in
+`CONTROL_FAILPOINTS` if it is on the way back, so that a test can go through all of them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,29 @@ SPARK_FAILPOINTS: Final[tuple[str, ...]] = (
     "sink.released",
     "batch.released",
     "batch.kept",
+)
+OUTBOX_FAILPOINTS: Final[tuple[str, ...]] = (
+    "outbox.before-add",
+    "outbox.added",
+    "outbox.blob-sent",
+    "outbox.before-commit",
+    "outbox.committed",
+    "outbox.marked",
+    "outbox.trimmed",
+)
+CONTROL_FAILPOINTS: Final[tuple[str, ...]] = (
+    "control.fetched",
+    "control.stored",
+)
+HUB_FAILPOINTS: Final[tuple[str, ...]] = (
+    "hub.blob-written",
+    "hub.blob-renamed",
+    "hub.before-commit",
+    "hub.committed",
+    "hub.before-answer",
+    "hub.gc-before",
+    "hub.gc-forgotten",
+    "hub.gc-removed",
 )
 
 
@@ -93,7 +117,7 @@ def parse_failpoints(value: str) -> Failpoints:
         return NoFailpoints()
     spec, _, hits = value.strip().partition("@")
     name, colon, count = spec.partition(":")
-    known = dict.fromkeys((*FAILPOINTS, *SPARK_FAILPOINTS))
+    known = dict.fromkeys((*FAILPOINTS, *SPARK_FAILPOINTS, *OUTBOX_FAILPOINTS, *HUB_FAILPOINTS, *CONTROL_FAILPOINTS))
     if name not in known:
         raise ConfigError(f"failpoint {name!r} does not exist. There are: {', '.join(known)}.")
     if colon and not (count.isascii() and count.isdigit() and int(count) > 0):

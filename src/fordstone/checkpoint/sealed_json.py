@@ -91,6 +91,16 @@ def decode_sealed(line: bytes) -> int:
     return epoch
 
 
+def seal_line(kind: bytes, value: object) -> bytes:
+    """Any value as one line of a file that others keep (the outbox, the owner), without its newlines."""
+    return _seal(kind, _ENCODER.encode(value))
+
+
+def unseal_line(kind: bytes, line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Read such a line back; `DamagedError` if it is of another kind, or is not what was written."""
+    return _decode(decoder, _unseal(kind, line))
+
+
 def epoch_name(epoch: int, suffix: str = ".json") -> str:
     """The file name that belongs to an epoch; names sort as epochs do."""
     return f"{epoch:0{EPOCH_DIGITS}}{suffix}"

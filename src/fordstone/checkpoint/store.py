@@ -20,6 +20,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import polars as pl
@@ -276,8 +277,8 @@ class CheckpointStore:
             if self._pins[epoch] <= 0:
                 del self._pins[epoch]
 
-    def collect(self, *, acknowledged: int | None = None) -> Collected:
-        """Remove what retention lets go: manifests first, durably, then the runs that no manifest names.
+    def collect(self, *, acknowledged: int | None = None, held: AbstractSet[str] = frozenset()) -> Collected:
+        """Remove what retention lets go: manifests first, durably, then the runs that no manifest names and that are not `held`.
 
         Called after each commit. What an epoch let out that is still to be rebuilt stays too, to be compared with. While
         a manifest among the kept ones cannot be read nobody knows its runs, so no run is removed; one that is older than
@@ -293,7 +294,7 @@ class CheckpointStore:
                 keep=self._keep,
                 pinned=self._pins.keys(),
                 acknowledged=acknowledged,
-                held=self._runs.held() | self._committing | self._sealed_output(),
+                held=self._runs.held() | self._committing | self._sealed_output() | held,
             )
             for epoch in decision.remove_manifests:
                 self._disk.remove(self._manifest_path(epoch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from fordstone.cli.teaching import TaughtCommand
 
 if TYPE_CHECKING:
     from fordstone.spark.choice import Native
+    from fordstone.tiers.explain import CenterWords
 
 
 @click.command(
@@ -43,9 +45,8 @@ if TYPE_CHECKING:
     "--on",
     "engine",
     type=click.Choice(["edge", "spark"]),
-    default="edge",
-    show_default=True,
-    help="The engine that it would run on. Spark is not started.",
+    show_default="edge; of two tiers, the center on spark",
+    help="The engine that it, or its center part, would run on. Spark is not started.",
 )
 @click.option(
     "--native",
@@ -60,7 +61,7 @@ def explain(
     file: str,
     form: str,
     parallelism: int | None,
-    engine: str,
+    engine: str | None,
     native: Native,
     bounded: bool,  # noqa: FBT001 - a flag of the command line
     seeded: bool,  # noqa: FBT001 - likewise
@@ -69,9 +70,18 @@ def explain(
 
     Which steps run together as one task, what is shuffled by which key, what is kept in checkpoints, and what each path
     from a source to a sink guarantees, with the reason. With --on spark also whether our operators or Spark's own run.
+
+    Of a pipeline for two tiers: the edge part, what crosses to the center and what was pushed below the cut to make that
+    less, the center part, and the control tables.
     """
     limit_polars(1)
     plan = load_pipeline(file).plan()
+    if plan.tiered:
+        from fordstone.tiers.explain import explain as explain_tiers
+
+        text = explain_tiers(plan, format=form, parallelism=parallelism or 1, center=_center(engine, native, bounded))
+        click.echo(text, nl=False)
+        return
     if form == "json":
         import msgspec
 
@@ -88,3 +98,12 @@ def explain(
     from fordstone.edge import explain as wording
 
     click.echo(wording.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
+
+
+def _center(engine: str | None, native: Native, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given
+    """How the center part is worded: as it runs on Spark, unless told otherwise."""
+    if engine == "edge":
+        return None
+    from fordstone.spark.explain import center_words
+
+    return partial(center_words, native=native, bounded=bounded)

@@ -54,8 +54,8 @@ class LiveView:
         self._console.show_cursor(show=True)
         # Rows of a sink that prints elsewhere than to this terminal must not be caught.
         if sys.stdout.isatty():
-            sys.stdout = cast("TextIO", _Above(self._console))
-        sys.stderr = cast("TextIO", _Above(self._console))
+            sys.stdout = cast("TextIO", Above(self._console))
+        sys.stderr = cast("TextIO", Above(self._console))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +124,7 @@ def _line(pipeline: str, words: Sequence[str]) -> Text:
     return text
 
 
-class _Above(io.TextIOBase):
+class Above(io.TextIOBase):
     """Prints whole lines above what is drawn, as they are: not wrapped, so that they can be copied."""
 
     def __init__(self, console: Console) -> None:

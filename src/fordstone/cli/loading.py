@@ -30,7 +30,7 @@ _EXAMPLE: Final = """
 
 def load_pipeline(target: str) -> Pipeline:
     """The pipeline of `FILE` or `FILE:name`. Raises what the command line shows."""
-    path, name = _split(target)
+    path, name = split_target(target)
     module = _load(path)
     from fordstone.api.pipeline import Pipeline
 
@@ -53,7 +53,7 @@ def load_pipeline(target: str) -> Pipeline:
 
 def file_of(target: str) -> Path:
     """The file of `FILE` or `FILE:name`."""
-    return _split(target)[0].resolve()
+    return split_target(target)[0].resolve()
 
 
 def _offer(path: Path, found: dict[str, Pipeline]) -> str:
@@ -63,7 +63,8 @@ def _offer(path: Path, found: dict[str, Pipeline]) -> str:
     return "\n".join(["Say which one:", *lines])
 
 
-def _split(target: str) -> tuple[Path, str | None]:
+def split_target(target: str) -> tuple[Path, str | None]:
+    """The file and the variable of `FILE` or `FILE:name`, without loading anything. Raises `Misuse` if there is no such file."""
     name: str | None = None
     path = Path(target)
     if not path.exists() and ":" in target:

@@ -1,6 +1,7 @@
-"""Logging for the command line: one line a record on standard error, the event first, then its fields.
+"""Logging for the command line: one line a record on standard error, the event first, then its fields; or JSON, for machines.
 
 12:00:01 WARNING checkpoint damaged epoch=41 problem="run 9f2c… is missing" using=40
+{"at":"2026-01-31T12:00:01.250Z","level":"WARNING","event":"checkpoint damaged","epoch":41,"using":40}
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from fordstone.cli.mistakes import of_spark
@@ -37,6 +40,40 @@ class LineFormatter(logging.Formatter):
         return line
 
 
+class JsonFormatter(logging.Formatter):
+    """A JSON object: when, how grave, the event, then whatever came in `extra`."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        """`tracebacks`: as for `LineFormatter`."""
+        super().__init__()
+        self._tracebacks = tracebacks
+        self.always: dict[str, object] = {}
+        """What every line says, unless it says otherwise itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever is in it."""
+        fields = self.always | {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            fields["error"] = _told(error)
+            if self._tracebacks and record.exc_info:
+                fields["traceback"] = self.formatException(record.exc_info)
+        return json_line(record.levelname, record.getMessage(), at_s=record.created, **fields)
+
+
+def json_line(level: str, event: str, /, *, at_s: float, **fields: object) -> str:
+    """A line of a log, for machines."""
+    at = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps({"at": at, "level": level, "event": event} | fields, ensure_ascii=False, default=str)
+
+
+def line_of(entry: Mapping[str, object]) -> str:
+    """A log line for machines as people read it."""
+    fields = {name: value for name, value in entry.items() if name not in {"at", "level", "event", "traceback"}}
+    words = [f"{name}={_value(value)}" for name, value in fields.items()]
+    return " ".join([str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *words])
+
+
 class StderrHandler(logging.Handler):
     """Writes to whatever standard error is now: while a live view is shown, that puts the line above it."""
 
@@ -48,16 +85,30 @@ class StderrHandler(logging.Handler):
             self.handleError(record)
 
 
-def configure_logging(verbosity: int) -> None:
+def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
     """Warnings; with 1 also what happens, with 2 everything. Called once by a command, before anything runs."""
     handler = StderrHandler()
-    handler.setFormatter(LineFormatter(tracebacks=verbosity > 0))
+    form = JsonFormatter if as_json else LineFormatter
+    handler.setFormatter(form(tracebacks=verbosity > 0))
     root = logging.getLogger("fordstone")
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.propagate = False
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+
+
+def speaks_json() -> bool:
+    """Whether standard error is for log lines that machines read."""
+    handlers = logging.getLogger("fordstone").handlers
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
+
+
+def say_always(**fields: object) -> None:
+    """Let every line of a log for machines say this too: which pipeline it is about."""
+    for handler in logging.getLogger("fordstone").handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.always.update(fields)
 
 
 def _told(error: BaseException) -> str:

@@ -14,7 +14,10 @@ import click
 import fordstone
 from fordstone.cli.center import center
 from fordstone.cli.checkpoints import checkpoints
+from fordstone.cli.edge import edge
 from fordstone.cli.explain import explain
+from fordstone.cli.hub import hub
+from fordstone.cli.hub_tables import epochs, nodes, streams
 from fordstone.cli.mistakes import FAILED, as_exit, show_bug
 from fordstone.cli.plan_interval import plan_interval
 from fordstone.cli.run import run
@@ -52,8 +55,11 @@ class Commands(TaughtGroup):
         "fordstone run cold_chain.py --state /var/fs   run on, until SIGINT or SIGTERM",
         "fordstone run cold_chain.py --on spark        the same on Spark",
         "fordstone sql \"SELECT ...\" -s a='in/*.csv'    answer a query over files",
+        "fordstone edge cold_chain.py --hub URL        its edge half, on a gateway",
+        "fordstone center cold_chain.py --hub URL      its center, on Spark",
         "fordstone explain cold_chain.py               what would run, and what it guarantees",
         "fordstone checkpoints ls                      what is stored",
+        "fordstone hub                                 the service between nodes and center",
     ],
 )
 @click.version_option(fordstone.__version__, prog_name="fordstone")
@@ -67,7 +73,12 @@ def cli() -> None:
 
 cli.add_command(run)
 cli.add_command(sql)
+cli.add_command(edge)
 cli.add_command(center)
+cli.add_command(nodes)
+cli.add_command(streams)
+cli.add_command(epochs)
+cli.add_command(hub)
 cli.add_command(explain)
 cli.add_command(checkpoints)
 cli.add_command(plan_interval)

@@ -6,6 +6,7 @@ in the user's own code is shown with the frames of their code. Anything else is 
 
 from __future__ import annotations
 
+import logging
 import sys
 import sysconfig
 import traceback
@@ -17,10 +18,15 @@ from typing import IO, Any, Final
 import click
 
 import fordstone
-from fordstone.errors import FordstoneError, TaskError
+from fordstone.errors import FencedError, FordstoneError, TaskError
+
+log = logging.getLogger(__name__)
 
 FAILED: Final = 1
 MISUSED: Final = 2
+FENCED: Final = 3
+FAILURE: Final = "command failed"
+"""The event of a log line that says why a command failed."""
 _OURS: Final = str(Path(fordstone.__file__).parent)
 _BUG = "This is a bug in fordstone. Please report it with the lines above."
 
@@ -31,8 +37,19 @@ class Mistake(click.ClickException):
     exit_code = FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it to standard error."""
+        """Print it to standard error; if that is for log lines alone, as one of them."""
+        from fordstone.cli.logs import speaks_json
+
+        if speaks_json():
+            log.error(FAILURE, extra={"problem": self.message, "code": self.exit_code})
+            return
         click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", file=file, err=True)
+
+
+class Fenced(Mistake):
+    """Somebody else owns the pipeline on this node now. A supervisor that started it again would do no good."""
+
+    exit_code = FENCED
 
 
 class Misuse(Mistake):
@@ -45,6 +62,8 @@ def as_exit(error: Exception) -> click.ClickException | None:
     """What to show instead of the exception; None: it is a bug of ours."""
     if isinstance(error, click.ClickException):
         return error
+    if isinstance(error, FencedError):
+        return Fenced(str(error))
     if isinstance(error, FordstoneError) and not isinstance(error, TaskError):
         return Mistake(str(error))
     cause = error.__cause__ if isinstance(error, TaskError) else error

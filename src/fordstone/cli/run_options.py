@@ -41,6 +41,20 @@ def _spark(*names: str, otherwise: str, **facts: Any) -> _Decorator[Any]:
 
 bounded_option = click.option("--bounded", is_flag=True, help="Stop when everything that is there now has been read.")
 
+_interval = click.option(
+    "--interval",
+    metavar="SPAN",
+    default="1s",
+    show_default=True,
+    help="Between two checkpoints; on the edge, 'auto' chooses it by their cost.",
+)
+_allow_new_state = click.option(
+    "--allow-new-state", is_flag=True, help="Go on although stateful steps changed; the state of those is dropped."
+)
+_batch_rows = click.option(
+    "--batch-rows", metavar="N", type=int, default=65_536, show_default=True, help="Rows read at a time."
+)
+
 shared_options = _all(
     click.option("--state", metavar="DIR", default="state", show_default=True, help="Where checkpoints are kept."),
     click.option(
@@ -48,19 +62,12 @@ shared_options = _all(
         metavar="ID",
         default="node",
         show_default=True,
-        help="The name of the edge machine in the state directory.",
+        help="The name of the edge machine in the state directory; with --part edge also at the hub, and this machine's own "
+        "unless given.",
     ),
-    click.option(
-        "--interval",
-        metavar="SPAN",
-        default="1s",
-        show_default=True,
-        help="Between two checkpoints; on the edge, 'auto' chooses it by their cost.",
-    ),
-    click.option(
-        "--allow-new-state", is_flag=True, help="Go on although stateful steps changed; the state of those is dropped."
-    ),
-    click.option("--batch-rows", metavar="N", type=int, default=65_536, show_default=True, help="Rows read at a time."),
+    _interval,
+    _allow_new_state,
+    _batch_rows,
     click.option(
         "--json",
         "as_json",
@@ -68,6 +75,14 @@ shared_options = _all(
         help="Print JSON lines to stdout: progress once a second, a report at the end.",
     ),
     click.option("-v", "--verbose", count=True, help="Log more; twice for everything."),
+    click.option(
+        "--logs",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="How log lines look on stderr; with 'json' there is nothing else on it.",
+    ),
+    click.option("--progress-every", metavar="SPAN", default="60s", hidden=True, help="With --logs json."),
 )
 
 edge_options = _all(
@@ -128,6 +143,9 @@ edge_options = _all(
         help="Copy checkpoints there in the background (any fsspec URL).",
     ),
 )
+
+pipeline_options = _all(_interval, _allow_new_state, _batch_rows, edge_options)
+"""How pipelines are run on the edge, for a command that starts others."""
 
 spark_options = _all(
     _spark(

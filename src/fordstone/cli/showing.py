@@ -11,18 +11,33 @@ from typing import TYPE_CHECKING
 import click
 
 from fordstone.cli.mistakes import Misuse
-from fordstone.cli.view import JsonView, LineView, View
+from fordstone.cli.view import JsonView, LineView, LogView, View
 
 if TYPE_CHECKING:
     from fordstone.edge.report import Report
     from fordstone.model.plan import Plan
 
 
-def make_view(plan: Plan, *, bounded: bool, dead_letters: Path, as_json: bool, batch_job: bool = False) -> View:
-    """JSON lines if they were asked for, else a live line for a terminal and plain ones for anything else."""
+def make_view(
+    plan: Plan,
+    *,
+    bounded: bool,
+    dead_letters: Path,
+    as_json: bool,
+    batch_job: bool = False,
+    logged_every: str | None = None,
+) -> View:
+    """JSON lines if they were asked for, else a live line for a terminal and plain ones for anything else.
+
+    `logged_every`: standard error is for log lines alone, and progress one of them so often.
+    """
     if as_json:
-        _check_stdout(plan)
+        check_stdout(plan)
         return JsonView(monotonic_us=_monotonic_us)
+    if logged_every is not None:
+        from fordstone.model.duration import positive_us
+
+        return LogView(monotonic_us=_monotonic_us, every_us=positive_us(logged_every, what="--progress-every"))
     plain = LineView(
         bounded=bounded,
         dead_letters=dead_letters,
@@ -55,7 +70,7 @@ def print_json(body: object) -> None:
     click.echo(msgspec.json.encode(body).decode())
 
 
-def _check_stdout(plan: Plan) -> None:
+def check_stdout(plan: Plan) -> None:
     """With --json, standard output is for the machine that reads it."""
     from fordstone.connectors.live_spec import live_of
     from fordstone.model import plan as p

@@ -10,26 +10,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fordstone.cli.loading import file_of, load_pipeline
-from fordstone.cli.memory import limit_polars
+from fordstone.cli.loading import file_of
 from fordstone.cli.mistakes import Misuse
 from fordstone.cli.showing import make_view, shown
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.edge.report import Report
+    from fordstone.model.plan import Plan
+    from fordstone.operators.setting import Functions
     from fordstone.spark.config import SparkConfig
 
 STARTING: Final = "starting Spark ..."
 _LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
 
 
-def run_on_spark(file: str, options: Mapping[str, Any], *, as_json: bool, verbose: int) -> None:
-    """Run the pipeline of FILE[:NAME]. `options` are those of `run_options` that Spark has."""
-    # A task is a process with Polars of its own; several threads in each would only get in each other's way.
-    limit_polars(1)
-    pipeline = load_pipeline(file)
-    plan = pipeline.plan()
+def run_on_spark(
+    plan: Plan,
+    functions: Functions,
+    options: Mapping[str, Any],
+    *,
+    file: str,
+    as_json: bool,
+    verbose: int,
+    logged_every: str | None = None,
+) -> None:
+    """Run a plan that came from FILE[:NAME]. `options` are those of `run_options` that Spark has.
+
+    A task is a process with Polars of its own; several threads in each would only get in each other's way. So whoever comes
+    here has limited Polars to one before it was loaded.
+    """
     options = dict(options)
     master, memory, settings = (options.pop(name) for name in ("master", "memory", "settings"))
     config = _config(options)
@@ -39,7 +49,14 @@ def run_on_spark(file: str, options: Mapping[str, Any], *, as_json: bool, verbos
     from fordstone.spark.run import run_plan
 
     letters = dead_letters_of(config, plan.pipeline)
-    view = make_view(plan, bounded=config.bounded, dead_letters=letters, as_json=as_json, batch_job=config.bounded)
+    view = make_view(
+        plan,
+        bounded=config.bounded,
+        dead_letters=letters,
+        as_json=as_json,
+        batch_job=config.bounded,
+        logged_every=logged_every,
+    )
 
     def work() -> Report:
         view.note(plan.pipeline, STARTING)
@@ -52,7 +69,7 @@ def run_on_spark(file: str, options: Mapping[str, Any], *, as_json: bool, verbos
             file=file_of(file),
         ) as spark:
             view.note(plan.pipeline, "running as a batch job ..." if config.bounded else "starting the query ...")
-            return run_plan(plan, pipeline.functions, config, spark=spark, on_progress=view.show)
+            return run_plan(plan, functions, config, spark=spark, on_progress=view.show)
 
     shown(view, work)
 

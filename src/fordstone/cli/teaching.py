@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 import click
 
 EXIT_CODES = "Exit codes: 0 done or stopped cleanly, 1 failed, 2 the command was misused."
+FENCED_CODE = "3 with a hub: another holder has taken the pipeline over."
+TIERS_TITLE = "Options of two tiers"
 
 
 class EngineOption(click.Option):
@@ -18,6 +20,10 @@ class EngineOption(click.Option):
         super().__init__(*args, **kwargs)
         self.engine = engine
         self.otherwise = otherwise
+
+
+class TierOption(click.Option):
+    """An option that only a pipeline of two tiers has."""
 
 
 class TaughtCommand(click.Command):
@@ -35,6 +41,7 @@ class TaughtCommand(click.Command):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is not None:
                 title = f"Options with --on {option.engine}" if _of_one_engine(option, self) else "Options"
+                title = TIERS_TITLE if isinstance(option, TierOption) and _can_choose(self) else title
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
@@ -69,7 +76,11 @@ class TaughtGroup(click.Group):
 
 def _of_one_engine(option: click.Parameter, command: click.Command) -> TypeGuard[EngineOption]:
     """Whether the option holds for one engine only, in a command that can choose."""
-    return isinstance(option, EngineOption) and any(one.name == "engine" for one in command.params)
+    return isinstance(option, EngineOption) and _can_choose(command)
+
+
+def _can_choose(command: click.Command) -> bool:
+    return any(one.name == "engine" for one in command.params)
 
 
 def write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import click
 
 from fordstone.cli import wording
+from fordstone.cli.logs import json_line
 from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 JSON_EVERY_US: Final = 1_000_000
 LINE_EVERY_US: Final = 10_000_000
+LOG_EVERY_US: Final = 60_000_000
+PREPARES: Final = "pipeline prepares"
+PROGRESS: Final = "pipeline progress"
+OVER: Final = "pipeline over"
 SMOOTHED_OVER_US: Final = 2_000_000
 """A rate follows a change to two thirds within this time."""
 TIME_END_US: Final = 2**62
@@ -83,6 +89,10 @@ def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> 
             f"checkpoint {wording.span(progress.checkpoint_us)}, {wording.size(progress.checkpoint_bytes or 0)}"
         )
     words.append(f"state {wording.size(progress.state_bytes)}")
+    if progress.outbox_epochs:
+        words.append(f"outbox {wording.count(progress.outbox_epochs, 'epoch')}, {wording.size(progress.outbox_bytes)}")
+    if progress.hub_problem is not None:
+        words.append(" ".join(progress.hub_problem.split()))
     for number, word in (
         (progress.rows_late, "late"),
         (progress.rows_rejected, "rejected"),
@@ -206,6 +216,48 @@ class LineView:
 
     def failed(self, error: Exception) -> None:
         """Whoever shows errors does it."""
+
+
+class LogView:
+    """For standard error that machines read: a log line now and then, whatever is logged besides."""
+
+    def __init__(self, *, monotonic_us: ClockUs, every_us: int = LOG_EVERY_US) -> None:
+        self._monotonic_us = monotonic_us
+        self._every_us = every_us
+        self._next_us = monotonic_us()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def note(self, pipeline: str, words: str) -> None:
+        """Something begins that takes a while."""
+        self._say(PREPARES, {"pipeline": pipeline, "doing": words})
+
+    def show(self, progress: Progress) -> None:
+        """A line if it is time."""
+        now_us = self._monotonic_us()
+        if now_us >= self._next_us:
+            self._next_us = now_us + self._every_us
+            self._say(PROGRESS, _facts(progress))
+
+    def report(self, report: Report) -> None:
+        """The last line."""
+        self._say(OVER, _facts(report.progress) | {"outcome": report.outcome, "resumed_from": report.resumed_from})
+
+    def failed(self, error: Exception) -> None:
+        """Whoever shows errors does it."""
+
+    def _say(self, event: str, fields: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            print(json_line("INFO", event, at_s=time.time(), **fields), file=sys.stderr, flush=True)
+
+
+def _facts(progress: Progress) -> dict[str, Any]:
+    import msgspec
+
+    return {name: value for name, value in msgspec.to_builtins(progress).items() if value is not None}
 
 
 class JsonView:

@@ -18,9 +18,12 @@ ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
 
 _OURS: Final = {
+    "center": ("fordstone.connectors.hub_stream", "CenterKind"),
+    "control": ("fordstone.connectors.control", "ControlKind"),
     "delta": ("fordstone.connectors.delta", "DeltaKind"),
     "files": ("fordstone.connectors.files", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
+    "hub": ("fordstone.connectors.hub_stream", "HubKind"),
     "inline": ("fordstone.connectors.inline", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),

@@ -19,6 +19,7 @@ from fordstone.connectors.connector import Sink, Source
 from fordstone.edge.chain import Chain, Link
 from fordstone.edge.channel import Channel
 from fordstone.edge.clock import Clock
+from fordstone.edge.crossing import CENTER
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.gate import Gate
 from fordstone.edge.graph import Edge, Graph, Vertex, VertexKind
@@ -39,6 +40,8 @@ from fordstone.state.state import State
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4
+CROSSING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of rows for the center that wait in one outlet; well below what one blob at the hub may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +243,13 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
 
 
 def _outlet(parts: Parts, step: p.Sink) -> Outlet:
-    waits = parts.plan.guarantee == "exactly_once" and step.release == "commit"
+    crosses = step.connector.kind == CENTER
+    # What crosses waits for the seal whatever the guarantee, and one outlet's rows of an epoch are one blob at the hub.
+    waits = crosses or (parts.plan.guarantee == "exactly_once" and step.release == "commit")
     return Outlet(
         step.name,
         write_to=None if waits else parts.open_sink(step),
-        waiting_bytes_max=parts.waiting_bytes_max,
+        waiting_bytes_max=min(parts.waiting_bytes_max, CROSSING_BYTES_MAX) if crosses else parts.waiting_bytes_max,
         on_full=parts.reports.outlet_full,
     )
 

@@ -9,11 +9,13 @@ from typing import Final, Literal
 from fordstone.edge.channel import BYTES_MAX, ROWS_MAX
 from fordstone.edge.outlet import WAITING_BYTES_MAX
 from fordstone.errors import ConfigError
+from fordstone.hub.address import HubAddress
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import KEY_GROUPS, checked_name
 from fordstone.protocol.restart import RestartPolicy
 
 AUTO: Final = "auto"
+OUTBOX_BYTES_MAX: Final = 10 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,16 @@ class RunConfig:
     waiting_bytes_max: int = WAITING_BYTES_MAX
     """When so much output waits for a seal, an epoch ends early and nothing more is read until it is sealed."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    hub: HubAddress | None = None
+    """Where sealed epochs are sent, with what they hold for the center."""
+    outbox_bytes_max: int = OUTBOX_BYTES_MAX
+    """How many bytes of rows may wait for the hub."""
+    outbox_full: Literal["block", "drop_oldest"] = "block"
+    """What happens then: nothing more is sealed, or the oldest rows are dropped (only with at_most_once)."""
+    hub_state: bool = True
+    """The hub gets the checkpoints too, so that another machine can take over."""
+    take_over: bool = False
+    """Shut out whoever else runs this pipeline under this node's name. Without any state here, go on from the hub's checkpoint."""
 
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
@@ -62,6 +74,14 @@ class RunConfig:
             positive_us(self.recovery_goal, what="recovery_goal")
         if self.compression not in {"zstd", "lz4", "none"}:
             raise ConfigError(f"compression={self.compression!r}: it is 'zstd', 'lz4' or 'none'.")
+        if self.outbox_bytes_max < 1:
+            raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max}: the outbox needs room for at least one byte.")
+        if self.outbox_full not in {"block", "drop_oldest"}:
+            raise ConfigError(f"outbox_full={self.outbox_full!r}: it is 'block' or 'drop_oldest'.")
+        if self.take_over and self.hub is None:
+            raise ConfigError(
+                "take_over needs a hub: it is the hub that shuts the other one out. Give its address (--hub)."
+            )
 
     @property
     def interval_us(self) -> int | None:

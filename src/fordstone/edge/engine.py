@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -17,17 +16,19 @@ import polars as pl
 from fordstone.checkpoint.disk import Disk
 from fordstone.checkpoint.failpoint import Failpoints, NoFailpoints
 from fordstone.checkpoint.store import CheckpointStore
-from fordstone.connectors import files
-from fordstone.connectors.connector import Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.connector import Sink, Source
 from fordstone.connectors.lookup_table import read_table
-from fordstone.connectors.registry import open_sink, open_source
 from fordstone.edge.assembly import Parts, assemble
 from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
+from fordstone.edge.crossing import CENTER, Crossing, crossing_streams
 from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.edge.dealing import dealt, newcomers, readers
+from fordstone.edge.ends import Ends
 from fordstone.edge.graph import build_graph, steps_with_ids
+from fordstone.edge.outbox import Outbox
+from fordstone.edge.partition import tells_time
 from fordstone.edge.reading import ReadSoFar
 from fordstone.edge.rebuild import varying_sinks
 from fordstone.edge.recovery import Resumption, check_plan
@@ -38,14 +39,13 @@ from fordstone.edge.source_task import SourceTask
 from fordstone.edge.step_digest import step_digests
 from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
+from fordstone.errors import ConfigError, PipelineError
 from fordstone.model import plan as p
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import Attempt, PartitionId, TaskId
-from fordstone.model.manifest import TIME_MIN_US, PartitionCut
-from fordstone.model.schema import Schema
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut
 from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import StreamType
-from fordstone.operators.operator import OP
 from fordstone.operators.setting import Functions, OperatorSetting
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
@@ -90,11 +90,15 @@ class Engine:
         rim: Rim,
         store: CheckpointStore,
         resumption: Resumption,
+        *,
+        outbox: Outbox | None = None,
     ) -> None:
+        """`outbox`: where sealed epochs wait for the hub; needed if anything crosses."""
+        _check_tiers(plan, outbox)
         self.plan = plan
         self.config = config
         self.resumption = _without_end(resumption, plan)
-        self._rim = rim
+        self.rim = rim
         self._types = stream_types(plan)
         self._interval_us = config.interval_us or 1_000_000
         self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
@@ -113,7 +117,13 @@ class Engine:
         self._reservations = (
             Reservations(rim.disk, f"{store.pipeline}/{store.node}") if plan.guarantee == "at_most_once" else None
         )
-        self.sources = {step.name: self._open_source(step) for step in plan.steps if isinstance(step, p.Source)}
+        home = f"{store.pipeline}/{store.node}"
+        self._ends = Ends(self._types, rim.disk, home, bounded=config.bounded, clock_us=rim.clock.monotonic_us)
+        self.sources = {step.name: self._ends.source(step) for step in plan.steps if isinstance(step, p.Source)}
+        self._crossing: Crossing | None = None
+        if outbox is not None:
+            self._crossing = Crossing(outbox, plan, build_graph(plan, config.parallelism))
+            outbox.begin(resumption.next_epoch - 1, self._crossing.finder(store), rebuilding=len(resumption.follow))
         self.writer = self._make_writer(store)
         self.coordinator, self.tasks = self._make_tasks(functions, store)
         self._read_so_far = ReadSoFar(self.sources, self.tasks, rim.clock)
@@ -136,7 +146,7 @@ class Engine:
         Without event time nothing was closed, and a run over input that has grown since goes on.
         """
         manifest = self.resumption.manifest
-        timed = any(isinstance(step, p.Source) and step.time is not None for step in self.plan.steps)
+        timed = any(isinstance(step, p.Source) and tells_time(step) for step in self.plan.steps)
         return manifest is not None and manifest.cut.ended and timed and not self.resumption.follow
 
     @property
@@ -150,6 +160,7 @@ class Engine:
         if manifest is None or self.resumption.follow:
             # Epochs after it were sealed, so it had been let out; released again, what was taken away since would come back.
             return
+        self.writer.cross_again(manifest)
         for segment in manifest.segments:
             if segment.sink in self.writer.sink_names:
                 frames = [self._store.read_run(run) for run in segment.runs]
@@ -190,7 +201,7 @@ class Engine:
             interval_us=self._interval_us,
             restarts=restarts,
             stalled=self.writer.stall,
-            elapsed_us=self._rim.clock.monotonic_us() - self._began_us,
+            elapsed_us=self.rim.clock.monotonic_us() - self._began_us,
             share=share,
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
             total_bytes=size_bytes,
@@ -199,22 +210,14 @@ class Engine:
 
     # How it is put together.
 
-    def _open_source(self, step: p.Source) -> Source:
-        options = SourceOptions(
-            schema=Schema.stored(step.schema), bounded=self.config.bounded, options=step.connector.options
-        )
-        return open_source(step.connector, options, clock_us=self._rim.clock.monotonic_us)
-
     def _make_writer(self, store: CheckpointStore) -> Writer:
         self._store = store
         plan = self.plan
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in plan.steps:
-            if isinstance(step, p.Sink) and step.release == "commit" and plan.guarantee == "exactly_once":
-                sinks[step.name] = (
-                    open_sink(step.connector, sink_stream(step, self._types)),
-                    _out_schema(step, self._types),
-                )
+            waits = plan.guarantee == "exactly_once" and isinstance(step, p.Sink) and step.release == "commit"
+            if isinstance(step, p.Sink) and waits and step.connector.kind != CENTER:
+                sinks[step.name] = (self._ends.sink(step), self._ends.schema(step))
             if isinstance(step, p.Source):
                 sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
         identity = Identity(
@@ -229,15 +232,25 @@ class Engine:
             store=store,
             identity=identity,
             sinks=sinks,
-            clock=self._rim.clock,
-            failpoints=self._rim.failpoints,
+            clock=self.rim.clock,
+            failpoints=self.rim.failpoints,
             next_epoch=self.resumption.next_epoch - len(self.resumption.follow),
             committed=self._on_committed,
             stalled=self._on_stalled,
             sealed=self.resumption.sealed,
             keys={name: key for name, key in _upsert_keys(plan, self._types).items() if key is not None},
             varying=varying_sinks(plan, self._types),
+            let_go=self._let_go
+            if any(type(one).let_go is not Source.let_go for one in self.sources.values())
+            else None,
+            crossing=self._crossing,
         )
+
+    def _let_go(self, cut: Cut) -> None:
+        """Tell the sources whose far ends keep rows for us what they need not keep any longer."""
+        for name, source in self.sources.items():
+            if name in cut.sources:
+                source.let_go(cut.sources[name].partitions)
 
     def _on_stalled(self) -> None:
         self.coordinator.stalled()
@@ -259,7 +272,7 @@ class Engine:
         return choose(facts).interval_us
 
     def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
-        plan, config, rim = self.plan, self.config, self._rim
+        plan, config, rim = self.plan, self.config, self.rim
         graph = build_graph(plan, config.parallelism)
         setting = OperatorSetting(
             plan=plan, types=self._types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
@@ -273,7 +286,7 @@ class Engine:
             sources=self.sources,
             partitions=shares,
             joining=joining,
-            open_sink=lambda step: open_sink(step.connector, sink_stream(step, self._types)),
+            open_sink=self._ends.sink,
             store=store,
             clock=rim.clock,
             reports=reports,
@@ -337,20 +350,35 @@ class Engine:
         if self._reservations is None:
             return {}
         sources = [step for step in self.plan.steps if isinstance(step, p.Source)]
-        return {step.name: self._reservations.time_us(step.name, step.lateness_us) for step in sources}
+        return {
+            step.name: TIME_MAX_US if step.replaces else self._reservations.time_us(step.name, step.lateness_us)
+            for step in sources
+        }
 
     def _dead_letters(self, source: str) -> Sink:
-        if self._rim.dead_letters is not None:
-            return self._rim.dead_letters(source)
-        directory = Path(self.config.state) / self._store.pipeline / self._store.node / "dead-letters" / source
-        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
-        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+        if self.rim.dead_letters is not None:
+            return self.rim.dead_letters(source)
+        return self._ends.dead_letters(self.config.state, source)
+
+
+def _check_tiers(plan: p.Plan, outbox: Outbox | None) -> None:
+    """Refuse what is not for one engine alone."""
+    if plan.tiered:
+        raise PipelineError(
+            f"pipeline {plan.pipeline} has two tiers, so no engine runs it as it is. On one machine: fordstone run FILE. On several: "
+            "fordstone edge FILE on each node and fordstone center FILE at the center, with a hub between them."
+        )
+    if crossing_streams(plan) and outbox is None:
+        raise ConfigError(
+            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and nobody said through which hub. "
+            "Give its address (--hub URL)."
+        )
 
 
 def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:
     """Take the end back that a bounded run without event time had come to: more input may have come since."""
     manifest = resumption.manifest
-    if manifest is None or any(isinstance(step, p.Source) and step.time is not None for step in plan.steps):
+    if manifest is None or any(isinstance(step, p.Source) and tells_time(step) for step in plan.steps):
         return resumption
     sources = {
         name: msgspec.structs.replace(cut, watermark_us=TIME_MIN_US) for name, cut in manifest.cut.sources.items()
@@ -381,17 +409,5 @@ class _Reports:
         self.coordinator.finished(task)
 
 
-def sink_stream(step: p.Sink, types: Mapping[p.Input, StreamType]) -> SinkStream:
-    """What a sink is told about its stream."""
-    stream = types[step.input]
-    return SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key)
-
-
 def _upsert_keys(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, tuple[str, ...] | None]:
     return {step.name: types[step.input].upsert_key for step in plan.steps if isinstance(step, p.Sink)}
-
-
-def _out_schema(step: p.Sink, types: Mapping[p.Input, StreamType]) -> pl.Schema:
-    stream = types[step.input]
-    columns = dict(stream.schema.polars)
-    return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)

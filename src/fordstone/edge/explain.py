@@ -18,7 +18,7 @@ from fordstone.model import plan as p
 from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import Types
 
-_BARRIERS: Final = {
+BARRIERS: Final = {
     "aligned": "aligned: a task waits for the barrier on every input",
     "unaligned": "unaligned: barriers overtake rows, which become part of the checkpoint",
     "blocking": "blocking: sources stop until the checkpoint is sealed",
@@ -38,8 +38,9 @@ def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:
 def crossing(plan: p.Plan, edge: Edge) -> str:
     """What travels along an edge between tasks."""
     target = plan.step(edge.target)
-    combined = edge.feeder and isinstance(target, p.Aggregate)
-    what = PORT_WORDS[edge.port] if edge.port != "main" else "partial aggregates" if combined else "rows"
+    combined = edge.feeder and isinstance(target, p.Aggregate | p.Combine)
+    partial = combined or (isinstance(target, p.Aggregate) and target.merges is not None)
+    what = PORT_WORDS[edge.port] if edge.port != "main" else "partial aggregates" if partial else "rows"
     if edge.back:
         return f"{what}, back to the loop's head"
     if edge.keys is None:
@@ -68,13 +69,23 @@ def _text(plan: p.Plan, graph: Graph, types: Types) -> str:
     lines = [
         f"pipeline {plan.pipeline}",
         f"  guarantee  {plan.guarantee}",
-        f"  barriers   {_BARRIERS[plan.mode]}",
+        f"  barriers   {BARRIERS[plan.mode]}",
         f"  runs       on the edge, as {_count(len(graph.vertices), 'task')}",
     ]
+    lines += [*_tasks(plan, graph, types), "", "guarantees", *guarantees(plan)]
+    return "\n".join(lines) + "\n"
+
+
+def tasks(plan: p.Plan, *, parallelism: int = 1) -> list[str]:
+    """The tasks of a plan, an empty line before each: for those who word more than one plan (`tiers.explain`)."""
+    return _tasks(plan, build_graph(plan, parallelism), stream_types(plan))
+
+
+def _tasks(plan: p.Plan, graph: Graph, types: Types) -> list[str]:
+    lines: list[str] = []
     for vertex in graph.vertices:
         lines += ["", _task_title(vertex), *drawn(_node(plan, graph, types, vertex, vertex.name, ""))]
-    lines += ["", "guarantees", *guarantees(plan)]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _task_title(vertex: Vertex) -> str:
@@ -129,19 +140,24 @@ def _count(number: int, noun: str) -> str:
 
 
 def _mermaid(plan: p.Plan, graph: Graph) -> str:
-    ids = {step.name: f"s{number}" for number, step in enumerate(plan.steps)}
-    lines = ["flowchart TD"]
+    return "\n".join(["flowchart TD", *chart(plan, graph), *_mermaid_guarantees(plan)]) + "\n"
+
+
+def chart(plan: p.Plan, graph: Graph, *, tier: str = "") -> list[str]:
+    """The tasks, and what travels between them. `tier` begins every id: two plans may stand in one flowchart."""
+    ids = {step.name: f"{tier}s{number}" for number, step in enumerate(plan.steps)}
+    lines = []
     for number, vertex in enumerate(graph.vertices):
-        lines.append(f'  subgraph t{number}["{_quoted(_task_title(vertex))}"]')
+        lines.append(f'  subgraph {tier}t{number}["{quoted(_task_title(vertex))}"]')
         lines += [f"    {ids[name]}{_shape(plan.step(name))}" for name in vertex.steps]
         lines.append("  end")
-    lines += [f'  {ids[edge.step]} ==>|"{_quoted(crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
+    lines += [f'  {ids[edge.step]} ==>|"{quoted(crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
     for step in plan.steps:
         for stream in step.inputs:
             if graph.home[step.name] == graph.home[stream.step]:
                 label = f'|"{PORT_WORDS[stream.port]}"|' if stream.port != "main" else ""
                 lines.append(f"  {ids[stream.step]} -->{label} {ids[step.name]}")
-    return "\n".join([*lines, *_mermaid_guarantees(plan)]) + "\n"
+    return lines
 
 
 def _mermaid_guarantees(plan: p.Plan) -> Sequence[str]:
@@ -150,13 +166,13 @@ def _mermaid_guarantees(plan: p.Plan) -> Sequence[str]:
 
 
 def _shape(step: p.Step) -> str:
-    label = f'"{_quoted(step.name)}<br/>{_quoted(title(step))}"'
+    label = f'"{quoted(step.name)}<br/>{quoted(title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
     return f"[({label})]" if isinstance(step, p.KeyedStep | p.Loop) else f"[{label}]"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Text inside a quoted label, where Mermaid reads '#...;' as a character."""
     for char, code in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("\n", " ")):
         text = text.replace(char, code)

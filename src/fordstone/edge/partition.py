@@ -1,7 +1,10 @@
 """One partition of a source as a task reads it: position, time, and which rows are late.
 
 Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
-or less than the floor that the partition joined at. How rows were cut into chunks makes no difference.
+or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Where the far end
+declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
+
+`Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
 """
 
 from __future__ import annotations
@@ -12,12 +15,28 @@ from typing import Final
 import polars as pl
 
 from fordstone.connectors.connector import Chunk, Reader
+from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MIN_US, PartitionCut
 from fordstone.operators.operator import ROW_ID
 from fordstone.state.microseconds import microseconds
 
 TIME_BOUND_US: Final = 2**62
 """Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The rows of a chunk."""
+
+    in_time: pl.DataFrame
+    late: pl.DataFrame | None = None
+    untimed: pl.DataFrame | None = None
+    """Those whose time is null or absurd."""
+
+
+def tells_time(step: p.Source) -> bool:
+    """Whether event time goes on with this source: its rows carry it, or its far end declares it."""
+    return step.time is not None or step.declares_time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +85,36 @@ class Partition:
             return self.floor_us
         return max(self.max_time_us - lateness_us, self.floor_us)
 
+    def judged(self, step: p.Source, chunk: Chunk, frame: pl.DataFrame) -> Judged:
+        """Sort the rows of a chunk out, and move time on. Called once for each chunk, in order, with its rows (and their ids).
+
+        Of a source that declares its time also for chunks without rows: what it declares counts behind its rows.
+        """
+        if step.declares_time:
+            judged = self._judged_declared(step, chunk.late, frame)
+            if chunk.watermark_us is not None:
+                self.max_time_us = max(self.max_time_us, chunk.watermark_us)
+            return judged
+        if step.time is None or not frame.height:
+            return Judged(in_time=frame)
+        frame, untimed = split_untimed(frame, step.time)
+        in_time, late = self.judge(frame, step.time, step.lateness_us)
+        return Judged(in_time=in_time, late=late, untimed=untimed)
+
+    def _judged_declared(self, step: p.Source, marked: pl.Series | None, frame: pl.DataFrame) -> Judged:
+        late, untimed = marked, None
+        if step.time is not None and frame.height:
+            sane = _sane(microseconds(frame.get_column(step.time)))
+            if sane is not None:
+                untimed, frame = frame.filter(~sane), frame.filter(sane)
+                late = None if late is None else late.filter(sane)
+            if self.floor_us > TIME_MIN_US:
+                below = microseconds(frame.get_column(step.time)) + step.shift_us < self.floor_us
+                late = below if late is None else late | below
+        if late is None or not late.any():
+            return Judged(in_time=frame, untimed=untimed)
+        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed)
+
     def judge(self, frame: pl.DataFrame, time: str, lateness_us: int) -> tuple[pl.DataFrame, pl.DataFrame | None]:
         """Split rows (none without a time) into those in time and those late, and move time on."""
         times = microseconds(frame.get_column(time))
@@ -89,13 +138,17 @@ class Partition:
 
 def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:
     """The rows that have a time, and those whose time is null or absurd, if any."""
-    times = microseconds(frame.get_column(time))
+    sane = _sane(microseconds(frame.get_column(time)))
+    return (frame, None) if sane is None else (frame.filter(sane), frame.filter(~sane))
+
+
+def _sane(times: pl.Series) -> pl.Series | None:
+    """Which rows have a time, and not an absurd one; None: all of these."""
     if not times.null_count():
         low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
         if -TIME_BOUND_US <= low <= high <= TIME_BOUND_US:
-            return frame, None
-    sane = times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
-    return frame.filter(sane), frame.filter(~sane)
+            return None
+    return times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
 
 
 def row_ids(source: str, partition: str, positions: pl.Series) -> pl.Expr:

@@ -18,8 +18,9 @@ from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.errors import CheckpointError, RebuildError
 from fordstone.model import plan as p
 from fordstone.model.aggregate_functions import AGGREGATES
-from fordstone.model.aggregating import aggregates
+from fordstone.model.aggregating import aggregates, rows_of
 from fordstone.model.manifest import Cut
+from fordstone.model.schema import DataType, Schema
 from fordstone.model.stream_type import StreamType
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,19 @@ def varying_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozense
     for step in plan.steps:
         own = isinstance(step, p.Aggregate) and any(
             not AGGREGATES[call.function].repeats
-            for aggregate in aggregates(step, types[step.input].schema)
+            for aggregate in aggregates(step, rows_of(step, types).schema)
             for call in aggregate.calls
             if call.function in AGGREGATES
         )
+        # What a sketch or a list of values looks like depends on the batches, although what is made of it may not.
+        own = own or (isinstance(step, p.Combine) and any(map(_varying, Schema.stored(step.schema).values())))
         if own or any(stream.step in varying for stream in step.inputs):
             varying.add(step.name)
     return frozenset(step.name for step in plan.steps if isinstance(step, p.Sink) and step.name in varying)
+
+
+def _varying(kind: DataType) -> bool:
+    return kind.element is not None or kind.name == "binary"
 
 
 SealedRows = Mapping[str, list[pl.DataFrame] | None]

@@ -39,6 +39,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     stopping: bool = False
     """Told to stop: the epoch is being finished."""
+    outbox_epochs: int = 0
+    """Sealed, and not at the hub yet."""
+    outbox_bytes: int = 0
+    sent_epoch: int | None = None
+    """The newest epoch that the hub has; None: there is no hub."""
+    sent_bytes: int = 0
+    """Sent to the hub by this process."""
+    hub_problem: str | None = None
+    """Why nothing can be sent now."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,14 @@ from fordstone.checkpoint.failpoint import parse_failpoints
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.clock import SystemClock
 from fordstone.edge.config import RunConfig
+from fordstone.edge.control_fetch import control_fetching
 from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.followers import Followers
+from fordstone.edge.outbox import Outbox
 from fordstone.edge.recovery import Remote, resume_from
 from fordstone.edge.report import Progress, Report
 from fordstone.edge.scheduler import ThreadScheduler
 from fordstone.edge.signals import Signals
-from fordstone.edge.uploading import Upload, remote_checkpoints
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.model import plan as p
 from fordstone.operators.setting import Functions
@@ -94,57 +96,70 @@ def _run_once(
         keep=config.keep,
         failpoints=rim.failpoints,
     )
-    remote = remote_checkpoints(config.remote, store) if config.remote is not None else None
-    engine = recovered_engine(plan, functions, config, rim, store, remote)
+    with closing(Followers(plan, config, rim, store)) as followers:
+        engine = recovered_engine(plan, functions, config, rim, store, followers.remote(), outbox=followers.outbox)
+        with closing(engine):
+            return _run_engine(engine, followers, signals, on_progress, restarts)
+
+
+def _run_engine(
+    engine: Engine, followers: Followers, signals: Signals, on_progress: OnProgress | None, restarts: int
+) -> Report:
+    plan, config, rim = engine.plan, engine.config, engine.rim
     manifest = engine.resumption.manifest
     resumed_from = manifest.epoch if manifest is not None else None
+    fetching = control_fetching(plan, engine.sources, manifest, hub=config.hub, failpoints=rim.failpoints)
+
+    def progress() -> Progress:
+        return fetching.told(followers.told(engine.progress(restarts=restarts)))
+
+    def tell() -> None:
+        if on_progress is not None:
+            on_progress(progress())
+
+    def report(outcome: Literal["ended", "stopped", "already_ended"]) -> Report:
+        return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress(), resumed_from=resumed_from)
+
     if engine.time_has_ended and not config.bounded:
-        engine.close()
         raise CheckpointError(
             f"pipeline {plan.pipeline} has ended: with epoch {resumed_from} its bounded input was read to the end and all its "
             "windows were closed, so every further row would be late. Go on with another state directory."
         )
-    upload = Upload(config.remote, store, rim.clock, keep=config.keep) if config.remote is not None else None
+    steppables = [*engine.steppables(), *followers.begin(engine.writer)]
     if engine.time_has_ended:
-        engine.close()
-        if upload is not None:
-            # The process before this one may have been stopped before it came to that.
-            upload.finish()
-        return Report(
-            pipeline=plan.pipeline,
-            outcome="already_ended",
-            progress=engine.progress(restarts=restarts),
-            resumed_from=resumed_from,
-        )
+        # The process before this one may have been stopped before it came to that.
+        followers.finish(patient=True, wait=signals.wait, tick=tell)
+        return report("already_ended")
     log.info(
         "pipeline started",
         extra={"pipeline": plan.pipeline, "node": config.node, "from_epoch": resumed_from, "tasks": len(engine.tasks)},
     )
-    if upload is not None:
-        engine.writer.keep_for(upload.acknowledged)
-    steppables = [*engine.steppables(), *([upload] if upload is not None else [])]
 
     def tick() -> None:
         if signals.told:
             engine.stop()
-        if on_progress is not None:
-            on_progress(engine.progress(restarts=restarts))
+            followers.stopping()
+        fetching.check()
+        tell()
 
-    try:
+    if config.bounded:
+        fetching.once()
+    with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-        if upload is not None:
-            upload.finish()
-        outcome: Literal["ended", "stopped"] = "ended" if engine.ended else "stopped"
-        progress = engine.progress(restarts=restarts)
-        if on_progress is not None:
-            on_progress(progress)
-        return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
-    finally:
-        engine.close()
+    followers.finish(patient=engine.ended and not signals.told, wait=signals.wait, tick=tell)
+    tell()
+    return report("ended" if engine.ended else "stopped")
 
 
 def recovered_engine(
-    plan: p.Plan, functions: Functions, config: RunConfig, rim: Rim, store: CheckpointStore, remote: Remote | None
+    plan: p.Plan,
+    functions: Functions,
+    config: RunConfig,
+    rim: Rim,
+    store: CheckpointStore,
+    remote: Remote | None,
+    *,
+    outbox: Outbox | None = None,
 ) -> Engine:
     """An engine from the newest whole checkpoint, whose epoch has been let out (again).
 
@@ -153,7 +168,7 @@ def recovered_engine(
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
-            engine = Engine(plan, functions, config, rim, store, resumption)
+            engine = Engine(plan, functions, config, rim, store, resumption, outbox=outbox)
             engine.release_again()
         except DamagedError as error:
             if resumption.manifest is None:

@@ -21,7 +21,7 @@ from fordstone.connectors.connector import Chunk, Source
 from fordstone.edge.dead_letters import DeadLetters
 from fordstone.edge.item import Barrier
 from fordstone.edge.outlet import Outlet
-from fordstone.edge.partition import Partition, row_ids, split_untimed
+from fordstone.edge.partition import Partition, row_ids, tells_time
 from fordstone.edge.share import BarrierOrder, Followed, Share
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Task, TaskParts
@@ -74,6 +74,8 @@ class SourceTask(Task):
         super().__init__(parts)
         self._setup = setup
         self._step = setup.step
+        self._timeless = bool(setup.step.replaces)
+        """A control table: it holds nobody's time back, ever."""
         self._share = Share(setup.partitions, now_us=parts.clock.monotonic_us())
         self._orders: deque[BarrierOrder] = deque()
         self._ends = setup.bounded and not setup.following
@@ -199,7 +201,7 @@ class SourceTask(Task):
             self._share.take_up(order.follow, now_us=now_us)
         self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
         self._asked = False
-        idle = all(partition.idle or partition.done for partition in self._share.partitions.values())
+        idle = self._timeless or all(q.idle or q.done for q in self._share.partitions.values())
         self._cut(replace(order.barrier, idle=idle and not self.finished), logging=False)
         self._tell_time()
 
@@ -209,7 +211,7 @@ class SourceTask(Task):
             self._follow(self._orders[0])
         else:
             self.finished, self._ends = False, self._setup.bounded
-            if self._step.time is None:
+            if not tells_time(self._step):
                 self._watermark_us = TIME_MIN_US
             self._share.start(
                 self._joining,
@@ -244,10 +246,13 @@ class SourceTask(Task):
 
     def _reserved(self, partition: Partition, chunk: Chunk) -> bool:
         """For at-most-once: mark the rows as used before they move; False: the disk refuses, so they stay."""
-        if self._setup.reservation is None:
+        if self._setup.reservation is None or self._timeless:
+            # A table's rows may come again: they replace each other by version.
             return True
         time_us = partition.max_time_us
-        if self._step.time is not None and chunk.frame.height:
+        if self._step.declares_time:
+            time_us = max(time_us, TIME_MIN_US if chunk.watermark_us is None else chunk.watermark_us)
+        elif self._step.time is not None and chunk.frame.height:
             newest = microseconds(chunk.frame.get_column(self._step.time)).max()
             time_us = max(time_us, int(newest)) if isinstance(newest, int) else time_us
         reserved = self._reserve(partition.name, int(chunk.position), time_us)
@@ -313,27 +318,22 @@ class SourceTask(Task):
         self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
             frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
-        if frame.height:
-            self._judge_and_push(partition, frame)
+        if frame.height or self._step.declares_time:
+            self._judge_and_push(partition, chunk, frame)
         if chunk.ended and not self._held:
             # While a recorded cut is followed, it says which partitions had ended by then. Of input that goes on, what has ended
             # counts up to the barrier: then all tasks behind hear of it at one place, and of its time at all.
             partition.done, partition.ended = self._ends, not self._ends
         self._tell_time()
 
-    def _judge_and_push(self, partition: Partition, frame: pl.DataFrame) -> None:
-        time = self._step.time
-        if time is None:
-            self.chain.push(frame, late=False)
-            return
-        frame, untimed = split_untimed(frame, time)
-        if untimed is not None:
-            self._dead_letters.take_timeless(partition.name, partition.position, untimed)
-        in_time, late = partition.judge(frame, time, self._step.lateness_us)
-        if in_time.height:
-            self.chain.push(in_time, late=False)
-        if late is not None:
-            self.chain.push(late, late=True)
+    def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> None:
+        judged = partition.judged(self._step, chunk, frame)
+        if judged.untimed is not None:
+            self._dead_letters.take_timeless(partition.name, partition.position, judged.untimed)
+        if judged.in_time.height:
+            self.chain.push(judged.in_time, late=False)
+        if judged.late is not None:
+            self.chain.push(judged.late, late=True)
 
     # Time.
 
@@ -348,9 +348,9 @@ class SourceTask(Task):
                 self._announce(TIME_MAX_US, idle=False)
                 self._reports.finished(self.id)
             return
-        busy = [q.watermark_us(self._step.lateness_us) for q in open_ if not q.idle]
+        busy = [q.watermark_us(self._step.lateness_us) for q in open_ if not (q.idle or self._timeless)]
         idle = not busy
-        grown = max(self._watermark_us, min(busy)) if busy and self._step.time is not None else self._watermark_us
+        grown = max(self._watermark_us, min(busy)) if busy and tells_time(self._step) else self._watermark_us
         if grown > self._watermark_us or idle != self._idle or not self._announced:
             self._announced = True
             moved, changed = grown > self._watermark_us, idle != self._idle

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from fordstone.model import plan as p
-from fordstone.model.aggregating import aggregates
+from fordstone.model.aggregating import aggregates, rows_of
 from fordstone.model.stream_type import StreamType
 
 _NO_MEANING: Final = frozenset({"name", "input", "left", "right", "control"})
@@ -23,12 +23,16 @@ def step_digests(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str,
         if isinstance(step, p.Source):
             meaning: list[object] = ["source", step.connector.kind, step.time]
         elif isinstance(step, p.Aggregate):
-            keys = [(key, str(types[step.input].schema[key])) for key in step.keys]
-            calls = [call for found in aggregates(step, types[step.input].schema) for call in found.calls]
+            # What is kept of rows is the same whether they came as rows or as partial rows (`merges`).
+            schema = rows_of(step, types).schema
+            keys = [(key, str(schema[key])) for key in step.keys]
+            calls = [call for found in aggregates(step, schema) for call in found.calls]
             kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
             meaning = ["aggregate", keys, step.window, step.aggregates, kinds]
             if step.early_us is not None:
                 meaning.append("early")  # what changed since the last early results is a part of its own
+        elif isinstance(step, p.Combine):
+            continue  # it forgets at every barrier
         elif isinstance(step, p.KeyedStep):
             # The rows that wait have all columns; the order of columns decides which of equal time comes first.
             taken = [(list(types[at].schema.to_dict().items()), types[at].time) for at in step.inputs]

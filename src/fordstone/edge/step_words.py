@@ -20,6 +20,8 @@ PORT_WORDS: Final = {
 }
 _FIRST_OPTIONS: Final = ("path", "url", "topic")
 """Shown without their name: they say which thing of its kind the connector means."""
+_FAR_ENDS: Final = frozenset({"center", "hub", "control"})
+"""Connectors between the tiers."""
 _SECRETS: Final = ("password", "secret", "token", "credential")
 
 
@@ -47,6 +49,8 @@ def has_late_reader(plan: p.Plan, step: p.Step) -> bool:
 def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
     """What a step does, in one line."""
     match step:
+        case p.Source() | p.Sink() if step.connector.kind in _FAR_ENDS:
+            return _far_end(step)
         case p.Source():
             return f"source {_connector(step.connector)}"
         case p.Filter():
@@ -62,7 +66,7 @@ def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
         case p.Union():
             return f"union of {', '.join(map(str, step.streams))}"
         case p.Aggregate():
-            return f"{_kind(step)} {_over(step.keys)}"
+            return f"{_kind(step)} {_over(step.keys)}{'' if step.merges is None else ', merged from partial rows'}"
         case p.Ewma():
             weight = f"alpha {step.alpha}" if step.half_life_us is None else f"half-life {human_us(step.half_life_us)}"
             return f"exponentially weighted mean {_over(step.keys)}, {weight}"
@@ -83,7 +87,9 @@ def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
         case p.Sink():
             return f"sink {_connector(step.connector)}"
         case p.Combine():
-            return f"partial rows {_over(step.keys)}, one an epoch"
+            return (
+                f"partial rows of {'a ' if step.window is None else ''}{_kind(step)} {_over(step.keys)}, once an epoch"
+            )
         case p.ToCenter():
             return "to the center"
         case p.Control():
@@ -94,7 +100,21 @@ def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
             assert_never(step)
 
 
-def _kind(step: p.Aggregate) -> str:
+def _far_end(step: p.Source | p.Sink) -> str:
+    """A source or a sink whose far end is the other tier (`tiers.split`)."""
+    options = step.connector.options
+    match step.connector.kind:
+        case "center":
+            return f"to the center as {options['stream']}, through the outbox and the hub"
+        case "hub":
+            return f"what all nodes sent as {options['stream']}, from the hub"
+        case _ if isinstance(step, p.Source):
+            return f"this node's copy of control table {options['control']}"
+        case _:
+            return f"to every node as control table {options['control']}"
+
+
+def _kind(step: p.Aggregate | p.Combine) -> str:
     match step.window:
         case None:
             return "running aggregate"
@@ -153,10 +173,10 @@ def _over(keys: tuple[str, ...]) -> str:
 def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:  # noqa: PLR0912 - one line a kind of step
     """What more there is to say of a step: a label and a text each."""
     stream = types[p.Input(step.name)]
-    if isinstance(step, p.Aggregate):
+    if isinstance(step, p.Aggregate | p.Combine):
         yield "computes", ", ".join(given.sql for given in step.aggregates)
-        if step.early_us is not None:
-            yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
+    if isinstance(step, p.Aggregate) and step.early_us is not None:
+        yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
     if isinstance(step, p.Process):
         yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
     if isinstance(step, p.Ewma):
@@ -165,15 +185,15 @@ def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str
         yield from pattern_details(step)
     if isinstance(step, p.Join | p.Lookup | p.LookupLatest):
         yield from _meets(step)
-    if not isinstance(step, p.Sink):
+    if not isinstance(step, p.Sink | p.Combine):
         before = types[step.inputs[0]] if step.inputs else None
         if before is None or before.schema != stream.schema or isinstance(step, p.Aggregate):
             yield "columns", _columns(stream.schema)
-        if before is None or before.time != stream.time:
+        if (before is None or before.time != stream.time) and not stream.table:
             yield "time", _time(step, stream)
         if stream.upsert_key is not None and (before is None or before.upsert_key != stream.upsert_key):
             yield "rows", _replacing(stream.upsert_key)
-    if isinstance(step, p.Source):
+    if isinstance(step, p.Source) and not step.declares_time and not step.replaces:
         yield "bad rows", "go to the dead letters" if step.on_error == "keep" else "stop the pipeline"
     if isinstance(step, p.Sink):
         yield "releases", _release(plan, step)
@@ -182,6 +202,10 @@ def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str
 
 
 def _time(step: p.Step, stream: StreamType) -> str:
+    if isinstance(step, p.Source) and step.declares_time:
+        column = "" if stream.time is None else f"{stream.time.column}, "
+        away = "" if step.idle_after_us is None else f"; one away for {human_us(step.idle_after_us)} is not waited for"
+        return f"{column}as far as every node has come{away}"
     if stream.time is None:
         return "none: rows may lack that of either side" if isinstance(step, p.Join) else "none"
     text = stream.time.column
@@ -198,9 +222,13 @@ def _replacing(key: tuple[str, ...]) -> str:
     return f"replace each other by {', '.join(key)}" if key else "each replaces the one before"
 
 
-def _kept(plan: p.Plan, step: p.Step) -> str | None:  # noqa: PLR0912 - one line a kind of step
+def _kept(plan: p.Plan, step: p.Step) -> str | None:  # noqa: C901, PLR0912 - one line a kind of step
     """What of a step is in a checkpoint."""
     match step:
+        case p.Source(replaces=keys) if keys:
+            return "which version of the table it has taken"
+        case p.Source(declares_time=True):
+            return "the epoch that each node's rows were read up to"
         case p.Source():
             return "the position of every partition"
         case p.Aggregate(window=None):
@@ -242,6 +270,8 @@ def _remembered(step: p.Process) -> str:
 
 
 def _release(plan: p.Plan, sink: p.Sink) -> str:
+    if sink.connector.kind in _FAR_ENDS:
+        return "when the epoch is sealed"
     if plan.guarantee != "exactly_once":
         return "at once"
     return "when the epoch is sealed" if sink.release == "commit" else "at once, with ids (__id) to deduplicate by"

@@ -26,12 +26,13 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.connector import Sink
 from fordstone.edge.clock import Clock
 from fordstone.edge.coordinator import Sealing
+from fordstone.edge.crossing import Crossing
 from fordstone.edge.dead_letters import DEAD_LETTERS
 from fordstone.edge.item import Batch, Item, Watermark
 from fordstone.edge.rebuild import SealedRows, latest_rows, left_over
 from fordstone.edge.snapshot import FrozenSource, FrozenState
 from fordstone.edge.source_task import source_cut
-from fordstone.errors import StorageError
+from fordstone.errors import CheckpointError, StorageError
 from fordstone.model.ids import Epoch
 from fordstone.model.manifest import (
     ChannelLog,
@@ -94,10 +95,13 @@ class Writer:
         sealed: Mapping[int, SealedRows] | None = None,
         keys: Mapping[str, tuple[str, ...]] | None = None,
         varying: frozenset[str] = frozenset(),
+        let_go: Callable[[Cut], None] | None = None,
+        crossing: Crossing | None = None,
     ) -> None:
         """`sealed`: what the epochs that are being computed again had let out. `keys`: by which rows at a sink replace each other.
 
-        `varying`: sinks whose values may be others when computed again (`rebuild.varying_sinks`).
+        `varying`: sinks whose values may be others when computed again (`rebuild.varying_sinks`). `let_go`: told, now and then,
+        the cut of the oldest checkpoint that is kept: no run will ever start before it. `crossing`: what goes to the hub.
         """
         self.wake: Callable[[], None] = lambda: None
         self.last: Written | None = None
@@ -115,6 +119,8 @@ class Writer:
         self._sealed = dict(sealed or {})
         self._keys = dict(keys or {})
         self._varying = varying
+        self._let_go = let_go
+        self._crossing = crossing
         self._carried: dict[str, list[pl.DataFrame]] = {}
         """Rows of epochs computed again that their seals had not let out yet."""
         self._acknowledged: Callable[[], int | None] = lambda: None
@@ -166,7 +172,7 @@ class Writer:
         began_us, cpu_ns = self._clock.monotonic_us(), time.thread_time_ns()
         outputs = {
             name: [piece for snapshot in sealing.snapshots for piece in snapshot.outputs.get(name, ())]
-            for name in self._sinks
+            for name in (*self._sinks, *(self._crossing.sinks if self._crossing is not None else ()))
         }
         if sealing.rebuilds is None:
             for name, carried in self._carried.items():
@@ -209,6 +215,7 @@ class Writer:
                 frames = {}
         else:
             self._carried = {}
+            yield from self._patiently(lambda: self._make_room(manifest))
         if not any(self._carried.values()):
             yield from self._patiently(lambda: self._store.commit(manifest, rebuilt=rebuilt))
         # Else it stays aside until the rows that are carried are sealed too: no manifest but that of the next epoch has them.
@@ -231,7 +238,8 @@ class Writer:
                 "rebuilt": rebuilt,
             },
         )
-        for name, found in frames.items():
+        yield from self._patiently(lambda: self._cross(manifest, rebuilt=rebuilt))
+        for name, found in [(name, found) for name, found in frames.items() if name in self._sinks]:
             yield from self._patiently(lambda name=name, found=found: self.release(name, manifest.epoch, found))  # type: ignore[misc]
         self._committed(sealing)
         self._states = deque(state for snapshot in sealing.snapshots for state in snapshot.states)
@@ -248,6 +256,23 @@ class Writer:
         if not name.startswith(DEAD_LETTERS):
             self.released_rows += rows.height
         self._failpoints.hit("sink.released")
+
+    def cross_again(self, manifest: Manifest) -> None:
+        """Put a sealed epoch into the outbox, in case the crash came between the two."""
+        if self._crossing is not None:
+            self._crossing.sealed(manifest)
+
+    def _make_room(self, manifest: Manifest) -> None:
+        if self._crossing is not None:
+            self._crossing.make_room(manifest)
+
+    def _cross(self, manifest: Manifest, *, rebuilt: bool) -> None:
+        if self._crossing is None:
+            return
+        if rebuilt:
+            self._crossing.rebuilt(manifest, self._store)
+        else:
+            self.released_rows += self._crossing.sealed(manifest)
 
     def _patiently(self, work: Callable[[], object]) -> Iterator[None]:
         """Do it; when the disk refuses, hold everything and try again until it does not."""
@@ -267,11 +292,16 @@ class Writer:
                 return
 
     def _collect(self) -> None:
+        if self._crossing is not None and self.epoch % self._crossing.outbox.collect_every:
+            return
         try:
-            self._store.collect(acknowledged=self._acknowledged())
+            held = self._crossing.outbox.held() if self._crossing is not None else frozenset()
+            self._store.collect(acknowledged=self._acknowledged(), held=held)
+            if self._let_go is not None and (kept := self._store.epochs()):
+                self._let_go(self._store.manifest(kept[0]).cut)
         except FatalStorageError:
             raise
-        except StorageError as error:
+        except (StorageError, CheckpointError) as error:
             # Nobody waits for it, and the next epoch tries again.
             log.warning("retention failed", extra={"problem": str(error)})
 

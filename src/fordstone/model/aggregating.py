@@ -25,23 +25,46 @@ from fordstone.model.windows import Count, Session, Sliding, Tumbling
 
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
+PARTIAL_ROWS: Final = "__rows"
+"""Of a partial row: how many rows it stands for."""
 
 
 def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
     """The streams of an aggregate step, by port."""
-    stream = types[step.input]
+    stream = rows_of(step, types)
     main = _aggregated(step, stream)
     if step.window is None:
         return {p.Input(step.name): main}
+    # Who merges partial rows has no late rows to show: those were told apart, and counted, where the partial rows were made.
+    late = late_rows(step, stream) if step.merges is None else {}
     if step.early_us is None:
-        return {p.Input(step.name): main} | late_rows(step, stream)
+        return {p.Input(step.name): main} | late
     # Until a window closes its results are provisional, and replace each other.
     key = (*step.keys, WINDOW_START, WINDOW_END)
     early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
-    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late_rows(step, stream)
+    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
 
-def aggregates(step: p.Aggregate, schema: Schema) -> tuple[Aggregate, ...]:
+def rows_of(step: p.Aggregate, types: Types) -> StreamType:
+    """The rows that the aggregates of a step are about: its input, or what partial rows of its input were made of."""
+    stream, below = types[step.input], step.merges
+    if below is None:
+        return stream
+    if isinstance(step.window, Session | Count):
+        raise PipelineError(
+            f"step {step.name}: windows of sessions and by count need the rows themselves, not partial rows."
+        )
+    missing = [name for name in (*step.keys, PARTIAL_ROWS) if name not in stream.schema]
+    if missing:
+        raise PipelineError(
+            f"step {step.name} merges partial rows, but {step.input} has no column {', '.join(missing)}. "
+            "`tiers.split` makes such steps; they are not written by hand."
+        )
+    time = None if below.time is None else EventTime(column=below.time, shift_us=below.shift_us)
+    return StreamType(schema=Schema.stored(below.schema), time=time, row_wise=False)
+
+
+def aggregates(step: p.Aggregate | p.Combine, schema: Schema) -> tuple[Aggregate, ...]:
     """The parsed aggregates of a step."""
     return tuple(_parsed(given, schema) for given in step.aggregates)
 

@@ -85,6 +85,8 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     connector: ConnectorSpec
     schema: dict[str, str]
     time: str | None = None
+    shift_us: int = 0
+    """What is added to the time column: rows of windows, when they cross, count as the last instant of theirs."""
     lateness_us: int = 0
     idle_after_us: int | None = None
     on_error: OnError = "keep"
@@ -320,25 +322,11 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     release: Release = "commit"
 
 
-KeyedStep = Aggregate | Ewma | Deduplicate | Join | LookupLatest | Match | Process
+KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
 """Where the tiers meet: `tiers.split` makes two plans without them, each for one engine."""
-Step = (
-    Source
-    | Filter
-    | Select
-    | WithColumns
-    | Explode
-    | Function
-    | Union
-    | Lookup
-    | Combine
-    | KeyedStep
-    | Loop
-    | Sink
-    | TierStep
-)
+Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink | TierStep
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from fordstone.model.plan_aggregate import NamedAggregate
-from fordstone.model.plan_step import AnyStep, Input
+from fordstone.model.plan_step import AnyStep, Input, KeyedByColumns
 from fordstone.model.windows import Window
 
 OFFLINE_US: Final = 24 * 3600 * 1_000_000
@@ -49,11 +49,13 @@ class RowsBelow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """What is added to the time column."""
 
 
-class Combine(AnyStep, frozen=True, tag="combine", kw_only=True):
-    """Below the cut: at each barrier one partial row for each key and window (or pane) that changed in the epoch (rule 9)."""
+class Combine(KeyedByColumns, frozen=True, tag="combine", kw_only=True):
+    """Below the cut: at each barrier one partial row for each key and window (or pane) that changed in the epoch (rule 9).
+
+    All rows of a key come to one subtask, so that an epoch has the same partial rows whoever computes it again (rule 1).
+    """
 
     input: Input
-    keys: tuple[str, ...]
     window: Window | None
     aggregates: tuple[NamedAggregate, ...]
     schema: dict[str, str]

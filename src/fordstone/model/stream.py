@@ -176,7 +176,7 @@ def _source(step: p.Source) -> StreamType:
         raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
     if schema[step.time] != TIMESTAMP:
         raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
-    return StreamType(schema=schema, time=EventTime(column=step.time))
+    return StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))
 
 
 def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expression]:

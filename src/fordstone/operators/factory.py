@@ -9,6 +9,7 @@ from fordstone.model.stream import exploded_columns, projection
 from fordstone.operators.deduplicate import make_deduplicate
 from fordstone.operators.ewma import make_ewma
 from fordstone.operators.join import make_join, make_join_side
+from fordstone.operators.let_across import LetAcross
 from fordstone.operators.lookup import make_lookup, make_lookup_latest, make_lookup_side
 from fordstone.operators.match import make_match
 from fordstone.operators.operator import OP, ROW_ID, Operator
@@ -24,7 +25,7 @@ from fordstone.operators.rowwise import (
     Project,
 )
 from fordstone.operators.setting import Functions, OperatorSetting, resolve_function
-from fordstone.operators.windows import combines, make_aggregate, make_combiner
+from fordstone.operators.windows import combines, make_aggregate, make_combiner, make_epoch_combine
 
 
 def make_operator(step: p.Step, setting: OperatorSetting) -> Operator:
@@ -32,6 +33,8 @@ def make_operator(step: p.Step, setting: OperatorSetting) -> Operator:
     match step:
         case p.Aggregate():
             return make_aggregate(step, setting)
+        case p.Combine():
+            return make_epoch_combine(step, setting)
         case p.Ewma():
             return make_ewma(step, setting)
         case p.Deduplicate():
@@ -55,6 +58,8 @@ def make_feeder(step: p.KeyedStep, index: int, setting: OperatorSetting) -> Oper
     match step:
         case p.Aggregate() if combines(step, setting.plan):
             return make_combiner(step, setting)
+        case p.Combine():
+            return make_combiner(step, setting)
         case p.Join():
             return make_join_side(step, index, setting)
         case p.LookupLatest():
@@ -65,7 +70,9 @@ def make_feeder(step: p.KeyedStep, index: int, setting: OperatorSetting) -> Oper
 
 def has_feeder(step: p.KeyedStep, plan: p.Plan) -> bool:
     """Whether something runs before the shuffle into a step."""
-    return isinstance(step, p.Join | p.LookupLatest) or (isinstance(step, p.Aggregate) and combines(step, plan))
+    return isinstance(step, p.Combine | p.Join | p.LookupLatest) or (
+        isinstance(step, p.Aggregate) and combines(step, plan)
+    )
 
 
 def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
@@ -86,6 +93,10 @@ def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
             return _function(step, setting.functions)
         case p.Sink():
             hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
+            if step.connector.kind == "center":
+                return LetAcross(
+                    schema, hidden=hidden, partial=isinstance(setting.plan.step(step.input.step), p.Combine)
+                )
             return LetOut(schema, hidden=hidden)
         case _:
             return PassOn()

@@ -2,7 +2,8 @@
 
 A static table is read when the first rows come, and never again: a lookup is then a function of each row. The table of a
 control stream holds the newest row of each key. It changes at barriers only, so that what a row meets depends on the epoch
-that it is in, and not on which of two streams was read first.
+that it is in, and not on which of two streams was read first. A control table (`join_control`) is such a stream whose rows
+carry a version, by which they are ordered, and what they do: a delete takes the key's row away.
 
 Keys are compared as in a join (`join_side`): a null finds nothing.
 """
@@ -10,6 +11,7 @@ Keys are compared as in a join (`join_side`): a null finds nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import polars as pl
 
@@ -18,11 +20,14 @@ from fordstone.model import plan as p
 from fordstone.model.joining import JoinColumns, join_columns, lookup_columns
 from fordstone.model.schema import Schema
 from fordstone.operators.join_side import LEFT, RIGHT, Carry, Side
-from fordstone.operators.operator import ROW_ID, Emit, Emits, Moment, Operator, Stateless
+from fordstone.operators.operator import DELETE, OP, ROW_ID, Emit, Emits, Moment, Operator, Stateless
 from fordstone.operators.row_order import total_order
 from fordstone.operators.setting import OperatorSetting
 from fordstone.state.state import State
 from fordstone.state.table import FOUND, Table
+
+VERSION: Final = "__version"
+"""Of rows of a control table: which version brought them. Of one version, each key has one row."""
 
 
 class Beside:
@@ -146,6 +151,12 @@ class LookupLatest(Operator):
         self._control = []
         # Nulls come first: a row without a time is older than all with one.
         newest = rows.sort(RIGHT, *self._order).unique(self._keys, keep="last", maintain_order=True)
+        if OP in newest.columns:
+            # Of a control table: versions only grow from epoch to epoch, so none of these is older than what is there.
+            goes = newest.get_column(OP) == DELETE
+            if goes.any():
+                self._table.delete(newest.filter(goes).select(self._keys))
+                newest = newest.filter(~goes)
         before = self._table.get(newest.select(self._keys)).get_column(RIGHT)
         newer = (newest.get_column(RIGHT) >= before).fill_null(value=False) | before.is_null()
         self._table.put(newest.filter(newer).select([*self._beside.table_schema, RIGHT]))
@@ -172,7 +183,33 @@ def make_lookup_latest(step: p.LookupLatest, setting: OperatorSetting) -> Operat
 
 def make_lookup_side(step: p.LookupLatest, index: int, setting: OperatorSetting) -> Operator:
     """What brings the rows of one side into the form that the lookup takes."""
-    return Carry(_latest_sides(step, setting)[1 + index])  # type: ignore[arg-type]  # a side, behind the columns
+    _, left, right = _latest_sides(step, setting)
+    if index == 0:
+        return _CarryBeside(left, ROW_ID) if step.name in setting.with_ids else Carry(left)
+    return _CarryVersions(right) if setting.types[step.control].table else Carry(right)
+
+
+class _CarryBeside(Stateless):
+    """As `Carry`, with a column more."""
+
+    def __init__(self, side: Side, column: str) -> None:
+        self._side = side
+        self._column = column
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows."""
+        return self._side.carried(frame).with_columns(frame.get_column(self._column))
+
+
+class _CarryVersions(Stateless):
+    """As `Carry`, of a control table: by version rather than by time, and with what rows do."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows."""
+        return self._side.carried(frame).with_columns(frame.get_column(VERSION).alias(RIGHT), frame.get_column(OP))
 
 
 def _latest_sides(step: p.LookupLatest, setting: OperatorSetting) -> tuple[JoinColumns, Side, Side]:

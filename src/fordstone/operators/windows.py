@@ -14,9 +14,10 @@ from fordstone.model import plan as p
 from fordstone.model import windows as w
 from fordstone.model.aggregate import AggregateCall
 from fordstone.model.aggregate_functions import inverts
-from fordstone.model.aggregating import aggregates
+from fordstone.model.aggregating import aggregates, rows_of
 from fordstone.model.stream_type import EventTime, StreamType
 from fordstone.operators.aggregate import Combine, RunningAggregate
+from fordstone.operators.combine import EpochCombine, Merging
 from fordstone.operators.count_window import CountAggregate
 from fordstone.operators.fragment import Fragments
 from fordstone.operators.operator import Operator
@@ -30,6 +31,16 @@ from fordstone.operators.window import WindowAggregate
 
 def make_aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
     """The keyed operator of an aggregate step."""
+    made = _of_window(step, setting)
+    return made if step.merges is None else Merging(made, partials_of(step, setting))
+
+
+def make_epoch_combine(step: p.Combine, setting: OperatorSetting) -> Operator:
+    """The keyed operator that gives partial rows out at barriers; `make_combiner` feeds it."""
+    return EpochCombine(partials_of(step, setting))
+
+
+def _of_window(step: p.Aggregate, setting: OperatorSetting) -> Operator:
     match step.window:
         case None:
             return _running(step, setting)
@@ -45,7 +56,7 @@ def make_aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
             assert_never(step.window)
 
 
-def make_combiner(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+def make_combiner(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Combine:
     """What makes partial rows before the shuffle, where `combines` says that it may."""
     return Combine(
         partials_of(step, setting),
@@ -57,16 +68,17 @@ def make_combiner(step: p.Aggregate, setting: OperatorSetting) -> Operator:
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     """Whether partial rows may be made before the shuffle (rule 9).
 
-    Not for sessions and counts, which need the rows themselves; nor where somebody wants the late rows as they came.
+    Not for sessions and counts, which need the rows themselves; nor where somebody wants the late rows as they came; nor
+    where partial rows are what comes.
     """
-    if isinstance(step.window, w.Session | w.Count):
+    if step.merges is not None or isinstance(step.window, w.Session | w.Count):
         return False
     return not any(stream.port == "late" for _, stream in plan.consumers(step.name))
 
 
-def partials_of(step: p.Aggregate, setting: OperatorSetting) -> Partials:
+def partials_of(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Partials:
     """How an aggregate step makes, merges and finishes partial rows."""
-    stream = setting.types[step.input]
+    stream = rows_of(step, setting.types) if isinstance(step, p.Aggregate) else setting.types[step.input]
     return Partials(
         step.keys,
         aggregates(step, stream.schema),
@@ -92,25 +104,30 @@ def _cut(window: w.Window | None) -> w.Tumbling | None:
             assert_never(window)
 
 
+def _takes_partials(step: p.Aggregate, setting: OperatorSetting) -> bool:
+    """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
+    return step.merges is not None or combines(step, setting.plan)
+
+
 def _running(step: p.Aggregate, setting: OperatorSetting) -> Operator:
     return RunningAggregate(
         partials_of(step, setting),
-        combined=combines(step, setting.plan),
+        combined=_takes_partials(step, setting),
         at_barriers=setting.plan.guarantee == "exactly_once",
     )
 
 
 def _tumbling(step: p.Aggregate, setting: OperatorSetting) -> Operator:
-    return WindowAggregate(partials_of(step, setting), combined=combines(step, setting.plan), early_us=step.early_us)
+    return WindowAggregate(partials_of(step, setting), combined=_takes_partials(step, setting), early_us=step.early_us)
 
 
 def _sliding(step: p.Aggregate, window: w.Sliding, setting: OperatorSetting) -> Operator:
-    stream = setting.types[step.input]
+    stream = rows_of(step, setting.types)
     calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
     return SlidingAggregate(
         partials_of(step, setting),
         PaneGrid(window),
-        combined=combines(step, setting.plan),
+        combined=_takes_partials(step, setting),
         inverts=all(_gives_back(call) for call in calls),
         early_us=step.early_us,
         counted=_counted(step, stream),
@@ -123,7 +140,7 @@ def _gives_back(call: AggregateCall) -> bool:
     return call.declared is not None and inverts(call.declared, kind)
 
 
-def _counted(step: p.Aggregate, stream: StreamType) -> pl.Expr | None:
+def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
     """Which rows count at all; None: all do, because windows leave no gaps."""
     if not isinstance(step.window, w.Sliding):
         return None
@@ -152,7 +169,7 @@ def _fragments(step: p.Aggregate, setting: OperatorSetting) -> Fragments:
     )
 
 
-def _time(step: p.Aggregate, stream: StreamType) -> EventTime:
+def _time(step: p.Aggregate | p.Combine, stream: StreamType) -> EventTime:
     if stream.time is None:
         raise PlanError(f"step {step.name}: a window needs event time, and {step.input} has none.")
     return stream.time

@@ -6,9 +6,18 @@ Java, read settings or take long.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from fordstone.errors import NotInstalledError
+
+if TYPE_CHECKING:
+    from fordstone.spark.register import register  # noqa: TC004 - found by `_Package` at run time
+    from fordstone.spark.run import run  # noqa: TC004 - found by `_Package` at run time
+    from fordstone.spark.session import prepared, session  # noqa: TC004 - found by `_Package` at run time
 
 _MISSING = [name for name in ("pyspark", "pandas", "pyarrow") if find_spec(name) is None]
 if _MISSING:
@@ -17,8 +26,39 @@ if _MISSING:
         "Install what belongs to it: pip install 'fordstone[spark]'"
     )
 
-# Not lazily: the modules of the same names would take the functions' places as soon as anybody imports them.
-from fordstone.spark.run import run  # noqa: E402 - only once what it needs is known to be there
-from fordstone.spark.session import prepared, session  # noqa: E402 - as above
 
-__all__ = ["prepared", "run", "session"]
+class _Function:
+    """A function of this package that is imported when it is first asked for.
+
+    Most workers never need it, and importing all that it needs costs each of them half a second. The module of the same name does not
+    take its place when somebody imports that.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def __get__(self, package: object, owner: type) -> Any:
+        held = None if package is None else vars(package).get(self._name)
+        return getattr(import_module(self._module), self._name) if held is None else held
+
+    def __set__(self, package: object, value: object) -> None:
+        if not isinstance(value, ModuleType):
+            vars(package)[self._name] = value
+
+    def __delete__(self, package: object) -> None:
+        vars(package).pop(self._name, None)
+
+
+class _Package(ModuleType):
+    """This package."""
+
+    prepared = _Function("fordstone.spark.session", "prepared")
+    register = _Function("fordstone.spark.register", "register")
+    run = _Function("fordstone.spark.run", "run")
+    session = _Function("fordstone.spark.session", "session")
+
+
+sys.modules[__name__].__class__ = _Package
+
+__all__ = ["prepared", "register", "run", "session"]

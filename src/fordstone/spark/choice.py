@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 from fordstone.connectors.file_settings import file_settings
 from fordstone.errors import ConfigError
 from fordstone.model import plan as p
-from fordstone.model.aggregating import aggregates
+from fordstone.model.aggregating import aggregates, rows_of
 from fordstone.model.stream import stream_types
 from fordstone.model.windows import Tumbling
 from fordstone.spark.file_pattern import refusal
@@ -181,6 +181,9 @@ def _stateful(plan: p.Plan, step: p.Step, *, streaming: bool) -> Iterator[Obstac
     if isinstance(step, p.Ewma):
         yield stands("its results depend on the order of rows, which Spark's own operators do not keep")
         return
+    if isinstance(step, p.Aggregate) and step.merges is not None:
+        yield stands("it merges partial rows that nodes made, which only our own operators can read")
+        return
     if not isinstance(step, p.Aggregate):
         yield stands("Spark has no operator of its own for it")
         return
@@ -204,7 +207,7 @@ def _stateful(plan: p.Plan, step: p.Step, *, streaming: bool) -> Iterator[Obstac
 
 def _foreign(plan: p.Plan, step: p.Aggregate) -> str | None:
     """An aggregate that only our own operators have, if there is one."""
-    calls = [call for found in aggregates(step, stream_types(plan)[step.input].schema) for call in found.calls]
+    calls = [call for found in aggregates(step, rows_of(step, stream_types(plan)).schema) for call in found.calls]
     return next((call.function for call in calls if call.declared is None or not call.declared.native), None)
 
 

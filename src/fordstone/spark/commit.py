@@ -77,12 +77,17 @@ class BatchOutcome:
 OnBatch = Callable[[BatchOutcome], None]
 
 
-def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, SinkSpec]:
-    """The sinks of a plan by name."""
+def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType], *, owner: str = "") -> dict[str, SinkSpec]:
+    """The sinks of a plan by name. `owner`: that of the checkpoint location."""
     return {
         step.name: SinkSpec(
             connector=step.connector,
-            stream=SinkStream(step=step.name, schema=types[step.input].schema, upsert_key=types[step.input].upsert_key),
+            stream=SinkStream(
+                step=step.name,
+                schema=types[step.input].schema,
+                upsert_key=types[step.input].upsert_key,
+                owner=owner,
+            ),
             hidden=(OP,)
             if types[step.input].upsert_key is not None
             else (ROW_ID,)

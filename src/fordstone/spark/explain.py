@@ -38,12 +38,22 @@ def explain(
         return "\n".join([*lines, f"  runs       on the edge only: {error}"]) + "\n"
     choice = choose(plan, native=native, seeded=seeded, streaming=not bounded)
     words = _Words(plan=plan, types=stream_types(plan), stages=stages, choice=choice, bounded=bounded)
-    lines += [f"  runs       on Spark: {words.way()}", *words.reasons()]
-    for depth in range(stages.depth + 1):
-        lines += ["", words.stage(depth, shards)]
-        for host in stages.at(depth):
-            lines += drawn(words.node(host, host.name, ""))
+    lines += [f"  runs       on Spark: {words.way()}", *words.reasons(), *words.stage_lines(shards)]
     return "\n".join([*lines, "", "guarantees", *guarantees(plan)]) + "\n"
+
+
+def center_words(
+    plan: p.Plan, *, native: Native = "auto", bounded: bool = False, shards: int | None = None
+) -> list[str]:
+    """The center part of a plan for two tiers, for `tiers.explain`: where it runs, then lines. Raises as `explain` does."""
+    try:
+        stages = build_stages(plan)
+    except PipelineError as error:
+        return ["on our own engine only", "", f"  {error}"]
+    choice = choose(plan, native=native, streaming=not bounded)
+    words = _Words(plan=plan, types=stream_types(plan), stages=stages, choice=choice, bounded=bounded)
+    because = "  because    rows of nodes are read and merged by our own operators, the same as on the edge"
+    return ["on Spark", "", f"  runs       {words.way()}", because, *words.stage_lines(shards)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +88,13 @@ class _Words:
         for obstacle in self.choice.obstacles:
             yield f"  {label:<9}  {obstacle}"
             label = ""
+
+    def stage_lines(self, shards: int | None) -> Iterator[str]:
+        """All stages, an empty line before each."""
+        for depth in range(self.stages.depth + 1):
+            yield from ["", self.stage(depth, shards)]
+            for host in self.stages.at(depth):
+                yield from drawn(self.node(host, host.name, ""))
 
     def stage(self, depth: int, shards: int | None) -> str:
         """The title of a stage."""

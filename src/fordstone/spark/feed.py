@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from fordstone.connectors.connector import Source, SourceOptions
+from fordstone.connectors.connector import Chunk, Source, SourceOptions
 from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import open_source
 from fordstone.edge.chain import Chain
 from fordstone.edge.dead_letters import DEAD_LETTERS, DeadLetters
 from fordstone.edge.graph import steps_with_ids
-from fordstone.edge.partition import Partition, row_ids, split_untimed
+from fordstone.edge.partition import Partition, row_ids
 from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
@@ -151,25 +151,23 @@ class Feed:
                 frame = chunk.frame
                 if with_ids and chunk.row_positions is not None:
                     frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
-                if frame.height:
-                    self._push(step, partition, letters, frame)
+                if frame.height or step.declares_time:
+                    self._push(step, partition, letters, chunk, frame)
                 yield chunk.frame.height, letters.rows - before
         finally:
             reader.close()
 
-    def _push(self, step: p.Source, partition: Partition, letters: DeadLetters, frame: pl.DataFrame) -> None:
+    def _push(
+        self, step: p.Source, partition: Partition, letters: DeadLetters, chunk: Chunk, frame: pl.DataFrame
+    ) -> None:
         chain = self._chain(step.name)
-        if step.time is None:
-            chain.push(frame, late=False)
-            return
-        frame, untimed = split_untimed(frame, step.time)
-        if untimed is not None:
-            letters.take_timeless(partition.name, partition.position, untimed)
-        in_time, late = partition.judge(frame, step.time, step.lateness_us)
-        if in_time.height:
-            chain.push(in_time, late=False)
-        if late is not None:
-            chain.push(late, late=True)
+        judged = partition.judged(step, chunk, frame)
+        if judged.untimed is not None:
+            letters.take_timeless(partition.name, partition.position, judged.untimed)
+        if judged.in_time.height:
+            chain.push(judged.in_time, late=False)
+        if judged.late is not None:
+            chain.push(judged.late, late=True)
 
     def _chain(self, source: str) -> Chain:
         if source not in self._chains:

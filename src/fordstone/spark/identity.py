@@ -40,6 +40,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The edge's state directory that the state came from, if it did not begin empty."""
     seed_node: str | None = None
     bounded: bool = False
+    owner: str = ""
+    """Random, made with the location: who this query is to those it publishes to."""
 
 
 class QueryFile:

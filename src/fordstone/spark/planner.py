@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fordstone.connectors.connector import Reach, Source
 from fordstone.connectors.kind import ClockUs
+from fordstone.edge.partition import tells_time
 from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
@@ -66,6 +67,17 @@ class Planner:
                 reach = source.reach(partition, Position(0), ALL_ROWS)
                 self._target[step.name, partition] = int(reach.position)
 
+    @property
+    def lets_go(self) -> bool:
+        """Whether any source cares for `let_go`."""
+        return any(type(source).let_go is not Source.let_go for source in self._sources.values())
+
+    def let_go(self, cut: Cut) -> None:
+        """Tell the sources that nothing before this cut will be planned again."""
+        for step in self._steps:
+            if step.name in cut.sources:
+                self._sources[step.name].let_go(cut.sources[step.name].partitions)
+
     def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
         """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
         reads: list[PartitionRead] = []
@@ -76,6 +88,9 @@ class Planner:
             cut = before.sources.get(step.name) if before is not None else None
             known = cut if cut is not None else SourceCut(partitions={})
             there = self._partitions(step)
+            if step.declares_time:
+                # A far end that was told what it may let go need not name those of whom it has nothing left. They may come back.
+                there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
             here = self._changed(step, known, there)
             partitions = {**known.partitions, **here}
             wanted = self._reads(step, partitions, there)
@@ -89,7 +104,7 @@ class Planner:
                 for name, one in partitions.items()
                 if name not in read and not one.idle and not one.done
             ]
-            least_us = min(waiting, default=None) if step.time is not None else TIME_MIN_US
+            least_us = min(waiting, default=None) if tells_time(step) else TIME_MIN_US
             clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
             if here:
                 changed[step.name] = here

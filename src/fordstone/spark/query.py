@@ -108,7 +108,7 @@ class HostedQuery:
         committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
 
     def _committer(self, on_batch: OnBatch) -> Committer:
-        specs = sink_specs(self.plan, stream_types(self.plan))
+        specs = sink_specs(self.plan, stream_types(self.plan), owner=self.identity.owner)
         by_tag = [specs.get(name) or self._dead_letters(name) for name in self.stages.sinks]
         committer = Committer(
             first_epoch=self.identity.first_epoch,
@@ -159,7 +159,7 @@ def hosted_query(
     wanted = QueryIdentity(
         pipeline=plan.pipeline,
         way="hosted",
-        plan=msgspec.Raw(plan.to_json()),
+        plan=msgspec.Raw(plan.unplaced().to_json()),
         step_digests=step_digests(plan, stream_types(plan)),
         stages=tuple(tuple(host.name for host in stages.at(depth)) for depth in range(1, stages.depth + 1)),
         shards=config.shards or parallelism(spark),
@@ -167,6 +167,7 @@ def hosted_query(
         seed=None if seed is None else seed.root,
         seed_node=None if seed is None else seed.manifest.node,
         bounded=config.bounded,
+        owner=uuid4().hex,
     )
     if known is not None and known.seed is not None:
         wanted = msgspec.structs.replace(

@@ -15,6 +15,7 @@ import polars as pl
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.dead_letters import DEAD_LETTERS
+from fordstone.edge.partition import tells_time
 from fordstone.edge.recovery import check_plan
 from fordstone.edge.step_digest import step_digests
 from fordstone.errors import CheckpointError
@@ -151,7 +152,7 @@ def edge_seed(
             f"checkpoint {manifest.epoch} of pipeline {plan.pipeline} holds rows in flight between its tasks, which Spark has no place "
             "for. Run it on the edge once more and stop it with SIGTERM: that makes an aligned checkpoint."
         )
-    if manifest.cut.ended and any(isinstance(step, p.Source) and step.time is not None for step in plan.steps):
+    if manifest.cut.ended and any(isinstance(step, p.Source) and tells_time(step) for step in plan.steps):
         raise CheckpointError(
             f"pipeline {plan.pipeline} has ended: with epoch {manifest.epoch} its bounded input was read to the end and all its windows "
             "were closed, so every further row would be late. Begin without --from-checkpoint."

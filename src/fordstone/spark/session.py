@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession, functions
 from fordstone.errors import ConfigError, FordstoneError
 from fordstone.spark import java
 from fordstone.spark.quiet import start_java
+from fordstone.spark.register import register
 from fordstone.spark.session_settings import (
     MEANING,
     SHARDS_MAX,
@@ -92,7 +93,9 @@ def session(
     # It tells of every batch that was stopped, with a trace; a failure of ours comes back as the query's.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     start_java(SparkConf(loadDefaults=False).setAll(list(chosen.items())))
-    return SparkSession.builder.config(map=dict(chosen)).getOrCreate()
+    started = SparkSession.builder.config(map=dict(chosen)).getOrCreate()
+    register(started)
+    return started
 
 
 def prepared(spark: SparkSession) -> SparkSession:
@@ -209,6 +212,7 @@ def _make_ready(spark: SparkSession) -> None:
         spark.conf.set(_SHUFFLE_PARTITIONS, str(parallelism(spark)))
     if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is None:
         check_workers(spark, parallelism(spark))
+    register(spark)
 
 
 def _set_meaning(spark: SparkSession) -> None:

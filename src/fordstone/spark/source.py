@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from fordstone.connectors.kind import system_clock_us
 from fordstone.edge.clock import SystemClock
+from fordstone.errors import CheckpointError
 from fordstone.model.manifest import Cut
 from fordstone.spark.cuts import CutFiles
 from fordstone.spark.feed import Feed, QuerySetting, opened
@@ -135,7 +136,14 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         leave_alone_what_stays()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to let go of: sources keep what they have."""
+        """Tell sources whose far ends keep rows for us what will never be asked for again: all up to `end`."""
+        if "work" not in end or not self._planned().lets_go:
+            return
+        try:
+            cut = self._cuts.read(int(end["epoch"]))
+        except (CheckpointError, OSError):
+            return  # the next one will tell
+        self._planned().let_go(cut)
 
     def _planned(self) -> Planner:
         if self._planner is None:

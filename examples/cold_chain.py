@@ -1,0 +1,37 @@
+"""Refrigerated boxes on two tiers: alarms at each gateway in milliseconds, the view of the whole fleet at the center.
+
+Run it, all on this machine:
+
+    python examples/cold_chain_devices.py in --devices 20 --seconds 30
+    fordstone run examples/cold_chain.py
+"""
+
+from fordstone import Pipeline, col, tumbling
+from fordstone.connectors import files
+
+p = Pipeline("cold-chain")
+
+readings = p.source(
+    "readings",
+    files("in/*.jsonl"),
+    schema={"device": "string", "ts": "timestamp", "temp": "double"},
+    time="ts",
+    lateness="5s",
+)
+
+# What is too warm differs from box to box. The center finds out, and every gateway has a copy of the table.
+thresholds = p.control("thresholds", schema={"device": "string", "threshold": "double"}, key="device")
+
+hot = readings.filter("temp > -40").join_control(thresholds, on="device").filter(col("temp") > col("threshold"))
+hot.sink("alarms", files("out/alarms", format="jsonl"), release="at_once")  # at the gateway, in milliseconds
+
+fleet = (
+    readings.to_center()  # the cut: what stands before it runs on gateways, what stands behind it on Spark
+    .group_by("device")
+    .window(tumbling("10s"))
+    .agg(n="count(*)", mean="avg(temp)", top="max(temp)")
+)
+fleet.sink("per_device", files("out/per_device", format="parquet"))
+
+# The loop closes: what is usual for a box decides what is an alarm.
+fleet.final().select("device", "mean + 4 AS threshold").to_edges("thresholds")

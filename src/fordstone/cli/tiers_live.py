@@ -1,0 +1,84 @@
+"""The table of the parts of a run of two tiers, drawn anew a few times a second. With `cli.live` the only one with Rich."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO, cast
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fordstone.cli.live import Above
+from fordstone.cli.tiers_view import HEAD, RIGHT, LineTiersView, words_of_phase
+
+if TYPE_CHECKING:
+    from fordstone.cli.tiers import Phase
+
+DRAW_EVERY_S: Final = 0.2
+
+
+class LiveTiersView:
+    """Draws on standard error; what is printed meanwhile goes above it."""
+
+    def __init__(self, plain: LineTiersView, *, console: Console | None = None) -> None:
+        """`plain` prints the table of the end."""
+        self._plain = plain
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._live = Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._replaced: tuple[TextIO, TextIO] | None = None
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        self._replaced = sys.stdout, sys.stderr
+        self._live.start()
+        # A second signal ends the process on the spot, and nobody would bring a hidden cursor back.
+        self._console.show_cursor(show=True)
+        if sys.stdout.isatty():
+            sys.stdout = cast("TextIO", Above(self._console))
+        sys.stderr = cast("TextIO", Above(self._console))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._replaced is not None:
+            sys.stdout, sys.stderr = self._replaced
+        self._live.stop()
+
+    def heard(self, part: str, event: Mapping[str, Any]) -> None:
+        """For the next time that it is drawn."""
+        self._plain.board.heard(part, event, time.monotonic_ns() // 1_000)
+
+    def phase(self, phase: Phase, url: str | None) -> None:
+        """Draw if it is time."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + DRAW_EVERY_S
+        # A terminal that was closed is no reason to stop a pipeline.
+        with contextlib.suppress(OSError):
+            self._live.update(self.drawn(phase, url), refresh=True)
+
+    def report(self, *, bounded: bool, told: bool) -> None:
+        """Print the table below."""
+        self._plain.report(bounded=bounded, told=told)
+
+    def drawn(self, phase: Phase, url: str | None) -> RenderableType:
+        """What stands at the bottom of the terminal."""
+        board = self._plain.board
+        title = Text(no_wrap=True, overflow="ellipsis").append(board.pipeline, style="bold")
+        title.append(f"  hub {url}" if url is not None else "", style="dim")
+        parts: list[RenderableType] = [Text(problem, style="bold red") for problem in board.problems()]
+        if words := words_of_phase(phase):
+            parts.append(Text(words, style="bold yellow"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for place, name in enumerate(HEAD):
+            table.add_column(name, justify="right" if place in RIGHT else "left", no_wrap=True)
+        rows = board.rows(time.time_ns() // 1_000)
+        for row in rows:
+            table.add_row(*row)
+        return Group(*parts, title, *([table] if rows else []))

@@ -1,0 +1,158 @@
+"""Connector `control`: a control table as nodes read it and as the center writes it.
+
+The source reads only the folder that `edge.control_fetch` fills, so it needs no network, works offline and replays exactly.
+It has one partition, whose positions are the table's versions. Its rows carry `__op` and `__version` beside the table's
+columns. The sink is in `control_publish`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from fordstone.checkpoint.disk import Disk, FatalStorageError, OsDisk
+from fordstone.connectors.connector import Chunk, Delivery, Reader, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.control_log import ControlLog
+from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.errors import ConfigError, DamagedError, StorageError
+from fordstone.model import plan as p
+from fordstone.model.ids import PartitionId, Position
+from fordstone.model.manifest import PartitionCut
+from fordstone.model.plan import ConnectorSpec
+from fordstone.model.schema import Schema
+from fordstone.operators.lookup import VERSION
+
+log = logging.getLogger(__name__)
+
+KIND: Final = "control"
+PARTITION: Final = PartitionId("control")
+
+
+class ControlKind(ConnectorKind):
+    """The kind `control`."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Versions are durable before they are read."""
+        del spec
+        return Delivery.EXACTLY_ONCE
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """The hub knows which batches of whom it has."""
+        del spec
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+        """Open a folder outside of any engine. Engines open theirs with `open_control`."""
+        del clock_us
+        folder = spec.options.get("folder")
+        if not isinstance(folder, str):
+            raise ConfigError(
+                f"control table {spec.options.get('control')} is read from the state directory of a node: run the pipeline there."
+            )
+        schema, keys = options.schema, tuple(spec.options.get("keys", ()))
+        return ControlSource(ControlLog(OsDisk(folder), "table", schema=schema, keys=keys), bounded=options.bounded)
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+        """Open the publisher."""
+        if spec.at is msgspec.UNSET or "url" not in spec.at:
+            raise ConfigError(
+                f"control table {spec.options['control']} is published through a hub: give its address (--hub)."
+            )
+        # Only where it is written: nodes that read the table need no client for it.
+        from fordstone.connectors.control_publish import ControlSink  # noqa: PLC0415 - see above
+        from fordstone.hub.address import HubAddress  # noqa: PLC0415 - see above
+        from fordstone.hub.client import HubClient  # noqa: PLC0415 - see above
+
+        return ControlSink(
+            HubClient(HubAddress.from_at(spec.at)),
+            stream,
+            pipeline=spec.options["pipeline"],
+            control=spec.options["control"],
+            keys=tuple(spec.options["keys"]),
+        )
+
+
+def open_control(step: p.Source, disk: Disk, home: str, *, bounded: bool) -> ControlSource:
+    """The source of a control table, as an engine opens it. `home`: the pipeline's directory on this node."""
+    name = step.connector.options["control"]
+    table = ControlLog(disk, f"{home}/control/{name}", schema=Schema.stored(step.schema), keys=step.replaces)
+    return ControlSource(table, bounded=bounded)
+
+
+class ControlSource(Source):
+    """The folder of a control table as a source."""
+
+    def __init__(self, table: ControlLog, *, bounded: bool) -> None:
+        self.log = table
+        self._bounded = bounded
+
+    @property
+    def delivery(self) -> Delivery:
+        """What was read is there to be read again."""
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        """One."""
+        return (PARTITION,)
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Start reading behind a version."""
+        del partition
+        return _ControlReader(self.log, int(position), bounded=self._bounded, with_positions=with_positions)
+
+    def size_bytes(self) -> int | None:
+        """Nothing that a progress bar should wait for."""
+        return 0
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """All of it, likewise."""
+        del cuts
+        return 1.0
+
+    def let_go(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Fold what nobody will read again."""
+        if PARTITION not in cuts:
+            return
+        try:
+            self.log.fold(cuts[PARTITION].position)
+        except FatalStorageError:
+            raise
+        except (StorageError, DamagedError) as error:
+            # Nobody waits for it, and the next time it is tried again.
+            log.warning("control versions not folded", extra={"folder": self.log.folder, "problem": str(error)})
+
+
+class _ControlReader(Reader):
+    """Reads versions, whole ones."""
+
+    def __init__(self, table: ControlLog, position: int, *, bounded: bool, with_positions: bool) -> None:
+        self._log = table
+        self._position = position
+        self._bounded = bounded
+        self._with_positions = with_positions
+
+    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
+        """The next versions. Of bounded input, what is there when it is asked for is all there is."""
+        found = self._log.read(self._position, rows_max, None if until is None else int(until))
+        if found is None:
+            if not self._bounded or until is not None:
+                return None
+            return self._chunk(pl.DataFrame(schema=self._log.columns), pl.Series(dtype=pl.Int64), ended=True)
+        self._position = found.position
+        return self._chunk(found.frame, found.versions, ended=False)
+
+    def _chunk(self, frame: pl.DataFrame, versions: pl.Series, *, ended: bool) -> Chunk:
+        return Chunk(
+            frame=frame.with_columns(versions.alias(VERSION)),
+            position=Position(self._position),
+            # A position is that of a whole version; rows of tables are never given ids.
+            row_positions=versions - 1 if self._with_positions else None,
+            ended=ended,
+        )
+
+    def close(self) -> None:
+        """Nothing is held open."""

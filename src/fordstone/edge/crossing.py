@@ -1,0 +1,133 @@
+"""What of a sealed epoch crosses to the hub: from a manifest to the entry in the outbox.
+
+The rows are runs already; here it is worked out which, and how far the time of each stream had come at the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.graph import Graph, VertexKind
+from fordstone.edge.outbox import Found, Outbox
+from fordstone.errors import CheckpointError
+from fordstone.hub.messages import ENDED_US, EpochEntry, StreamSegment
+from fordstone.model import plan as p
+from fordstone.model.manifest import TIME_MIN_US, Cut, Manifest
+
+CENTER = "center"
+CONTROL = "control"
+
+
+def crossing_streams(plan: p.Plan) -> dict[str, str]:
+    """The sinks whose rows cross, and the streams that they become."""
+    return {
+        step.name: str(step.connector.options.get("stream", step.name))
+        for step in plan.steps
+        if isinstance(step, p.Sink) and step.connector.kind == CENTER
+    }
+
+
+class Crossing:
+    """What the writer knows of the hub. Called by its thread only."""
+
+    def __init__(self, outbox: Outbox, plan: p.Plan, graph: Graph) -> None:
+        self.outbox = outbox
+        self._streams = crossing_streams(plan)
+        self._homes = {sink: graph.vertex(graph.home[sink]) for sink in self._streams}
+        self._controls = {
+            step.name: str(step.connector.options.get("control", step.name))
+            for step in plan.steps
+            if isinstance(step, p.Source) and step.connector.kind == CONTROL
+        }
+
+    @property
+    def sinks(self) -> AbstractSet[str]:
+        """The sinks whose rows cross."""
+        return self._streams.keys()
+
+    def make_room(self, manifest: Manifest) -> None:
+        """Before the seal: `StorageError` while what it brings does not fit into the outbox."""
+        segments = [segment for segment in manifest.segments if segment.sink in self._streams]
+        self.outbox.make_room(sum(run.size_bytes for segment in segments for run in segment.runs))
+
+    def sealed(self, manifest: Manifest) -> int:
+        """After the seal: put the epoch into the outbox, durably; gives how many rows it brings, 0 if it was there already."""
+        if manifest.epoch <= self.outbox.newest:
+            return 0
+        entry = self.entry(manifest)
+        self.outbox.add(entry)
+        return sum(run.rows for segment in entry.streams.values() for run in segment.runs)
+
+    def rebuilt(self, manifest: Manifest, store: CheckpointStore) -> None:
+        """After an epoch was computed again: what waits for the hub stays as it is, unless its rows are damaged."""
+        if manifest.epoch > self.outbox.newest:
+            self.outbox.add(self.entry(manifest))
+            return
+        index = manifest.epoch - self.outbox.sent
+        if index < 1:
+            return
+        waiting = self.outbox.oldest(index)[-1]
+        runs = [run for segment in waiting.streams.values() for run in segment.runs]
+        again = self.entry(manifest)
+        if again.streams != waiting.streams and any(store.run_fault(run, deep=True) for run in runs):
+            self.outbox.replace(again)
+
+    def entry(self, manifest: Manifest) -> EpochEntry:
+        """The entry of an epoch: the same whenever it is made from its manifest."""
+        return self._entry(manifest.cut, lambda sink: self._watermark_us(sink, manifest))
+
+    def finder(self, store: CheckpointStore) -> Callable[[int], Found | None]:
+        """How the outbox finds an entry again that it has lost: in the manifest, else in the cut log."""
+        cuts: dict[int, Cut] | None = None
+
+        def find(epoch: int) -> Found | None:
+            nonlocal cuts
+            try:
+                return self._whole(Found(self.entry(store.manifest(epoch)), exact=True), store)
+            except CheckpointError:
+                cuts = store.cuts() if cuts is None else cuts
+            if epoch not in cuts or not self._streams.keys() <= {segment.sink for segment in cuts[epoch].segments}:
+                return None
+            # How far time had come stands only in the manifest, except for a source. Not to move it is always right.
+            least = {sink: self._source_us(sink, cuts[epoch]) for sink in self._streams}
+            return self._whole(Found(self._entry(cuts[epoch], lambda sink: least[sink]), exact=False), store)
+
+        return find
+
+    def _whole(self, found: Found, store: CheckpointStore) -> Found | None:
+        runs = [run for segment in found.entry.streams.values() for run in segment.runs]
+        return None if any(store.run_fault(run) is not None for run in runs) else found
+
+    def _entry(self, cut: Cut, watermark_us: Callable[[str], int]) -> EpochEntry:
+        runs = {segment.sink: segment.runs for segment in cut.segments}
+        return EpochEntry(
+            epoch=cut.epoch,
+            streams={
+                stream: StreamSegment(
+                    runs=runs.get(sink, ()), watermark_us=ENDED_US if cut.ended else watermark_us(sink)
+                )
+                for sink, stream in self._streams.items()
+            },
+            # The clock at the barrier rather than at the seal: it stands in the cut, so the entry can be made again.
+            created_us=cut.now_us,
+            ended=cut.ended,
+            controls={control: self._position(cut, source) for source, control in self._controls.items()},
+        )
+
+    def _watermark_us(self, sink: str, manifest: Manifest) -> int:
+        vertex = self._homes[sink]
+        if vertex.kind is VertexKind.SOURCE:
+            return self._source_us(sink, manifest.cut)
+        times = [task.watermark_us for task in manifest.tasks if task.task.rpartition("/")[0] == vertex.name]
+        return min(times, default=TIME_MIN_US)
+
+    def _source_us(self, sink: str, cut: Cut) -> int:
+        source = cut.sources.get(self._homes[sink].name)
+        return source.watermark_us if source is not None else TIME_MIN_US
+
+    @staticmethod
+    def _position(cut: Cut, source: str) -> int:
+        found = cut.sources.get(source)
+        return max((part.position for part in found.partitions.values()), default=0) if found is not None else 0

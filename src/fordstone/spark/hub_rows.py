@@ -1,0 +1,185 @@
+"""Rows of runs as Spark takes them: Arrow IPC in, record batches of one exact schema out. No pandas, no Python objects.
+
+Invariants: every value is the stored one, nulls and NaNs included, or the cast fails; of a compressed run only those columns are
+unpacked that are asked for; batches are neither tiny nor huge, however the runs are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from fordstone.errors import DamagedError, SchemaError
+
+BATCH_ROWS_MIN: Final = 1 << 16
+"""Smaller batches are joined: each costs a message to the JVM."""
+BATCH_ROWS_MAX: Final = 1 << 18
+BATCH_BYTES: Final = 32 << 20
+"""From this size on a batch goes, however few its rows."""
+_FILE_MAGIC: Final = b"ARROW1"
+_WIDER: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+}
+_DIGITS_MAX: Final = 38
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRows:
+    """The bytes of one run, and the columns that all its rows have alike."""
+
+    data: bytes
+    where: str
+    """For messages: whose run this is."""
+    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The one Arrow type that Spark takes for values of this type: no views, large types, dictionaries or nanoseconds."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    ):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision, _DIGITS_MAX), kind.scale)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, plain_type(part.type)) for part in kind])
+    return _WIDER.get(kind, kind)
+
+
+def spark_columns(stored: pa.Schema) -> StructType:
+    """The columns of a run, as Spark has them."""
+    plain = pa.schema([pa.field(column.name, plain_type(column.type)) for column in stored])
+    try:
+        return from_arrow_schema(plain, prefer_timestamp_ntz=True)
+    except Exception as error:
+        raise SchemaError(f"Spark has no type for a column of {plain}: {error}") from error
+
+
+def arrow_columns(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects of whoever gives it rows of these columns."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def stored_columns(data: bytes) -> pa.Schema:
+    """The columns of a run, without its rows."""
+    with _reader(data, None) as reader:
+        return reader.schema
+
+
+def record_batches(runs: Iterable[RunRows], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of the runs in order, as batches of exactly these columns.
+
+    Raises:
+        SchemaError: A run lacks a column, or has values that do not fit its type.
+        DamagedError: A run is no Arrow IPC.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for run in runs:
+        for stored in _stored_batches(run, target):
+            if not stored.num_rows:
+                continue
+            held.append(_exact(stored, run, target))
+            rows += stored.num_rows
+            size_bytes += held[-1].nbytes
+            if rows >= BATCH_ROWS_MIN or size_bytes >= BATCH_BYTES:
+                yield from _joined(held)
+                held, rows, size_bytes = [], 0, 0
+    if held:
+        yield from _joined(held)
+
+
+def _joined(held: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    whole = held[0] if len(held) == 1 else pa.concat_batches(held)
+    # As many slices as the rows need, and no more than the bytes need; of equal size, so that none is tiny.
+    count = max(-(-whole.num_rows // BATCH_ROWS_MAX), -(-whole.nbytes // (2 * BATCH_BYTES)))
+    rows = -(-whole.num_rows // min(count, whole.num_rows))
+    for start in range(0, whole.num_rows, rows):
+        yield whole.slice(start, rows)
+
+
+def _exact(stored: pa.RecordBatch, run: RunRows, target: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for column in target:
+        if column.name in run.constants:
+            columns.append(_repeated(run.constants[column.name], stored.num_rows, column))
+            continue
+        values = stored.column(stored.schema.get_field_index(column.name))
+        if values.type != column.type:
+            values = _cast(values, column, run)
+        columns.append(values)
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _cast(values: pa.Array, column: pa.Field, run: RunRows) -> pa.Array:
+    try:
+        if isinstance(values, pa.DictionaryArray):
+            # Arrow cannot take from views.
+            values = values.dictionary.cast(plain_type(values.type)).take(values.indices)
+        return values.cast(column.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(
+            f"column {column.name!r} of {run.where} is {values.type}, and the query reads it as {column.type}: {error}. "
+            "Give the type that the pipeline has, or leave the schema out."
+        ) from error
+
+
+def _repeated(value: pa.Scalar, rows: int, column: pa.Field) -> pa.Array:
+    return pa.repeat(value.cast(column.type), rows)
+
+
+def _stored_batches(run: RunRows, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The run's batches with those columns that the target has, and no work for the others."""
+    wanted = [column.name for column in target if column.name not in run.constants]
+    there = stored_columns(run.data)
+    missing = [name for name in wanted if there.get_field_index(name) < 0]
+    if missing:
+        raise SchemaError(
+            f"{run.where} has no column {', '.join(map(repr, missing))}; it has {', '.join(there.names)}. "
+            "Read it with a schema of columns that all epochs have: .schema(...)."
+        )
+    if not wanted:
+        wanted = there.names[:1]
+    with _reader(run.data, sorted(there.get_field_index(name) for name in wanted)) as reader:
+        try:
+            if isinstance(reader, pa.ipc.RecordBatchFileReader):
+                for number in range(reader.num_record_batches):
+                    yield reader.get_batch(number)
+            else:
+                yield from reader
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DamagedError(f"{run.where} has the right digest but cannot be read: {error}.") from error
+
+
+def _reader(data: bytes, fields: list[int] | None) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
+    # Tasks share the machine's cores among them already.
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
+    source = pa.BufferReader(data)
+    try:
+        if data.startswith(_FILE_MAGIC):
+            return pa.ipc.open_file(source, options=options)
+        return pa.ipc.open_stream(source, options=options)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DamagedError(f"a run has the right digest but is no Arrow IPC: {error}.") from error

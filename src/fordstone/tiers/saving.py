@@ -1,0 +1,135 @@
+"""About how many bytes cross: an estimate from the types of columns, with what it assumes said in words.
+
+Nothing is measured here. Widths are those of values in memory, before compression; of text, bytes and arrays only an
+assumption is possible. How many rows share a key and an epoch is unknown, so what is given is from how many on it pays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fordstone.model.schema import DataType, Schema
+
+TEXT_BYTES: Final = 16
+ARRAY_ELEMENTS: Final = 8
+SHARING_ROWS: Final = 100
+"""An example of how many rows of an epoch share a key and window."""
+_BYTES: Final = {
+    "boolean": 1,
+    "tinyint": 1,
+    "smallint": 2,
+    "int": 4,
+    "bigint": 8,
+    "float": 4,
+    "double": 8,
+    "string": TEXT_BYTES,
+    "binary": TEXT_BYTES,
+    "date": 4,
+    "timestamp": 8,
+    "null": 0,
+    "decimal": 16,
+}
+PANE: Final = "__end"
+"""Partial rows of windows have it."""
+_LATE_BYTES: Final = 1
+"""Rows carry whether they are late."""
+_HLL, _KLL, _ALL = "__hll", "__kll", "__all"
+
+
+def column_bytes(kind: DataType) -> int:
+    """About how wide a value is."""
+    return ARRAY_ELEMENTS * column_bytes(kind.element) if kind.element is not None else _BYTES[kind.name]
+
+
+def row_bytes(schema: Schema) -> int:
+    """About how wide a row is that crosses."""
+    return sum(map(column_bytes, schema.values())) + _LATE_BYTES
+
+
+def partial_bytes(schema: Schema) -> int:
+    """About how wide a partial row is, its sketches full."""
+    return sum(_part_bytes(name, kind) for name, kind in schema.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What crosses for a row as it was written, and for what crosses in its place."""
+
+    row: int
+    crosses: int
+    partial: bool
+    """One for all rows of an epoch that share a key and window; else one a row."""
+    collects: bool
+    """Every value is in the partial rows all the same."""
+
+    @property
+    def pays_from(self) -> int:
+        """From so many rows a key, window and epoch on, partial rows are fewer bytes than rows."""
+        return self.crosses // self.row + 1
+
+    def share(self, rows: int) -> float:
+        """The part of the bytes that does not cross, when so many rows share a key, window and epoch; may be negative."""
+        return 1 - self.crosses / (self.row * (rows if self.partial else 1))
+
+
+def saving(before: Schema, crosses: Schema, *, partial: bool) -> Saving:
+    """`before`: the columns at the cut as it was written."""
+    return Saving(
+        row=row_bytes(before),
+        crosses=partial_bytes(crosses) if partial else row_bytes(crosses),
+        partial=partial,
+        collects=partial and any(name.startswith(_ALL) and kind.element is not None for name, kind in crosses.items()),
+    )
+
+
+def saving_words(found: Saving, crosses: Schema, *, filters: bool) -> Iterator[str]:
+    """Lines for a person: the figures, and what they assume."""
+    if found.partial:
+        yield f"a row is about {found.row} bytes, a partial row {_full(crosses)}{found.crosses:,}"
+        if found.collects:
+            yield "partial rows hold every value, so they save little: collecting is not summing up"
+            return
+        each = "key, window and epoch" if PANE in crosses else "key and epoch"
+        less = _percent(found.share(SHARING_ROWS))
+        if found.pays_from == 1:
+            yield f"always fewer bytes; with {SHARING_ROWS} rows a {each}, {less}"
+        else:
+            yield f"fewer bytes from {found.pays_from:,} rows a {each} on; with {SHARING_ROWS} of them, {less}"
+        return
+    left_out = "the rows that filters below the cut leave out: how many is not known here"
+    if found.crosses < found.row:
+        yield f"a row is about {found.crosses} bytes instead of {found.row}: {_percent(found.share(1))}"
+        if filters:
+            yield f"and {left_out}"
+    else:
+        yield left_out if filters else f"nothing: a row is about {found.row} bytes"
+
+
+def assumptions(schemas: list[Schema]) -> str:
+    """What the figures rest on, in one line."""
+    kinds = [kind for schema in schemas for kind in schema.values()]
+    guessed = [f"text as {TEXT_BYTES} bytes"] if any(kind.name in {"string", "binary"} for kind in kinds) else []
+    if any(kind.element is not None for kind in kinds):
+        guessed.append(f"arrays as {ARRAY_ELEMENTS} elements")
+    return f"estimated from the types of columns, before compression{''.join(f', {text}' for text in guessed)}"
+
+
+def _part_bytes(name: str, kind: DataType) -> int:
+    if name.startswith(_HLL):
+        return 1 << int(name.removeprefix(_HLL).partition("_")[0])
+    if name.startswith(_KLL) and kind.element is not None:
+        # Levels have room for k, and two thirds of the level above: three k in all.
+        return 3 * int(name.removeprefix(_KLL).partition("_")[0]) * column_bytes(kind.element)
+    return column_bytes(kind)
+
+
+def _full(crosses: Schema) -> str:
+    return "at most about " if any(name.startswith((_HLL, _KLL)) for name in crosses) else "about "
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so as not to promise."""
+    return f"{math.floor(share * 100)} % less" if share >= 0 else f"{math.ceil(-share * 100)} % more"

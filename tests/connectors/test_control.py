@@ -1,0 +1,86 @@
+"""A control table as a source: one partition, whose positions are versions."""
+
+from __future__ import annotations
+
+import pytest
+from tests.connectors.control_hub import KEYS, SCHEMA, control_rows
+
+from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, SourceOptions
+from fordstone.connectors.control import PARTITION, ControlSource
+from fordstone.connectors.control_log import FOLD_FILES_MIN, ControlLog
+from fordstone.connectors.registry import open_source, source_delivery
+from fordstone.errors import ConfigError
+from fordstone.model.ids import Position
+from fordstone.model.manifest import PartitionCut
+from fordstone.operators.lookup import VERSION
+from fordstone.testing.memory_disk import MemoryDisk
+
+
+def source_of(count: int, *, bounded: bool = False, disk: MemoryDisk | None = None) -> ControlSource:
+    log = ControlLog(disk or MemoryDisk(), "p/n/control/t", schema=SCHEMA, keys=KEYS)
+    for version in range(1, count + 1):
+        log.add(version, control_rows({"a": float(version), "b": 1.0}))
+    return ControlSource(log, bounded=bounded)
+
+
+def test_rows_carry_what_they_do_and_their_version():
+    source = source_of(2)
+    assert list(source.partitions()) == [PARTITION]
+    chunk = source.open(PARTITION, Position(1), with_positions=False).read(100)
+    assert chunk is not None
+    assert chunk.frame.columns == ["device", "threshold", "__op", VERSION]
+    assert chunk.frame.rows() == [("a", 2.0, "upsert", 2), ("b", 1.0, "upsert", 2)]
+    assert (chunk.position, chunk.ended, chunk.row_positions) == (2, False, None)
+
+
+def test_reading_goes_on_when_versions_come_and_stops_where_it_is_told():
+    source = source_of(2)
+    reader = source.open(PARTITION, Position(0), with_positions=True)
+    chunk = reader.read(100, Position(1))
+    assert chunk is not None
+    assert chunk.position == 1
+    assert chunk.row_positions is not None
+    assert chunk.row_positions.to_list() == [0, 0]
+    assert reader.read(100, Position(1)) is None
+    chunk = reader.read(100)
+    assert chunk is not None
+    assert chunk.position == 2
+    assert reader.read(100) is None
+    source.log.add(5, control_rows({"c": 1.0}))
+    chunk = reader.read(100)
+    assert chunk is not None
+    assert chunk.position == 5
+    reader.close()
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_bounded_input_ends_with_what_is_there(count):
+    reader = source_of(count, bounded=True).open(PARTITION, Position(0), with_positions=False)
+    chunks: list[Chunk] = []
+    while not chunks or not chunks[-1].ended:
+        chunk = reader.read(1)
+        assert chunk is not None
+        chunks.append(chunk)
+    assert [chunk.position for chunk in chunks] == [*range(1, count + 1), count]
+    assert sum(chunk.frame.height for chunk in chunks) == 2 * count
+
+
+def test_what_is_let_go_of_is_folded_and_trouble_with_that_stops_nobody():
+    disk = MemoryDisk()
+    source = source_of(FOLD_FILES_MIN + 3, disk=disk)
+    source.let_go({})
+    disk.fail_next("create", "full")
+    source.let_go({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
+    assert source.log.files == FOLD_FILES_MIN + 3
+    source.let_go({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
+    assert source.log.files == 4
+
+
+def test_the_registry_reads_a_folder_and_otherwise_says_where_tables_are_read(tmp_path):
+    spec = ConnectorSpec("control", {"control": "t"})
+    assert source_delivery(spec) is Delivery.EXACTLY_ONCE
+    options = SourceOptions(schema=SCHEMA, bounded=True)
+    with pytest.raises(ConfigError, match="state directory of a node"):
+        open_source(spec, options)
+    there = open_source(ConnectorSpec("control", {"control": "t", "folder": str(tmp_path), "keys": KEYS}), options)
+    assert there.reach(PARTITION, Position(0), 10).ended

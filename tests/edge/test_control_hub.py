@@ -1,0 +1,219 @@
+"""A control table from a center's sink through a real hub to a node's rows, and what the node does without the hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.connectors.control_hub import GONE, KEYS, SCHEMA, control_rows, pipeline_of
+from tests.hub.running import running_hub
+
+from fordstone import Pipeline
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.connectors.connector import ConnectorSpec, Sink, SinkStream
+from fordstone.connectors.control_publish import HubIsAwayError
+from fordstone.connectors.registry import open_sink
+from fordstone.edge.config import RunConfig
+from fordstone.edge.report import Progress
+from fordstone.edge.run import run
+from fordstone.errors import FencedError
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
+from fordstone.model import plan as p
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+TICKS_MAX = 1000
+"""About a minute: a run that takes longer has failed."""
+
+
+def publisher(address: HubAddress, owner: str = "center") -> Sink:
+    spec = ConnectorSpec("control", {"pipeline": "cold-chain", "control": "limits", "keys": list(KEYS)}, address.at())
+    return open_sink(spec, SinkStream(step="limits_to_edges", schema=SCHEMA, upsert_key=KEYS, owner=owner))
+
+
+class Node:
+    """Runs the edge part until something is seen; rows come all the time."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.rows = 0
+        self.source, self.alarms, self.out = MemorySource([[]]), MemorySink(), MemorySink()
+        self.plan = pipeline_of(self.source, self.alarms, self.out)
+        self.problems: list[str] = []
+
+    def run_until(self, seen: Callable[[], bool], *, hub: HubAddress | None) -> None:
+        ticks = 0
+        told = False
+
+        def tick(progress: Progress) -> None:
+            nonlocal ticks, told
+            ticks += 1
+            if progress.hub_problem is not None:
+                self.problems.append(progress.hub_problem)
+            self.source.append(0, [(self.rows, "ab"[self.rows % 2], START + timedelta(seconds=self.rows))])
+            self.rows += 1
+            if not told and (seen() or ticks > TICKS_MAX):
+                told = True
+                signal.raise_signal(signal.SIGTERM)
+
+        config = RunConfig(state=self.state, node="n1", interval="20ms", hub=hub)
+        report = run(self.plan, {}, config, on_progress=tick)
+        assert report.outcome == "stopped"
+        assert ticks <= TICKS_MAX
+
+    def newest(self) -> dict[str, Any]:
+        """By device: what the last rows that were let out saw."""
+        rows = self.out.rows()
+        if not rows.height:
+            return {}
+        return {row["device"]: row["threshold"] for row in rows.sort("n").iter_rows(named=True)}
+
+
+def test_thresholds_reach_the_rows_and_stay_when_the_hub_is_gone(tmp_path):
+    node = Node(tmp_path / "state")
+    with running_hub(tmp_path / "hub") as address:
+        sink = publisher(address)
+        sink.release(1, control_rows({"a": 1.0}))
+        node.run_until(lambda: node.newest().get("a") == 1.0, hub=address)
+        sink.release(2, control_rows({"a": GONE, "b": 2.0}))
+        sink.release(2, control_rows({"a": GONE, "b": 2.0}))
+        node.run_until(lambda: node.newest() == {"a": None, "b": 2.0}, hub=address)
+        assert HubClient(address).control_page("cold-chain", "limits").newest == 2
+        sink.close()
+    assert not node.problems
+    released = len(node.out.released)
+    node.run_until(lambda: len(node.out.released) > released + 2, hub=address)
+    assert node.newest() == {"a": None, "b": 2.0}
+    assert any("limits" in problem or "does not answer" in problem for problem in node.problems)
+    # Every row once, and those that were let out at once too.
+    numbers = node.out.rows().get_column("n").to_list()
+    assert len(set(numbers)) == len(numbers)
+    assert set(pl.concat(node.alarms.written).get_column("n").to_list()) >= set(numbers)
+
+
+def test_a_publisher_with_a_checkpoint_of_its_own_shuts_the_one_before_out(tmp_path):
+    with running_hub(tmp_path / "hub") as address:
+        old = publisher(address, "old")
+        old.release(7, control_rows({"a": 1.0}))
+        publisher(address, "new").release(1, control_rows({"a": 2.0}))
+        with pytest.raises(FencedError):
+            old.release(8, control_rows({"a": 3.0}))
+        page = HubClient(address).control_page("cold-chain", "limits")
+        assert [(version.owner, version.batch) for version in page.versions] == [("old", 7), ("new", 1)]
+    with pytest.raises(HubIsAwayError):
+        old.release(8, control_rows({"a": 3.0}))
+
+
+# The center on the edge's engine.
+
+
+def center(source: MemorySource, address: HubAddress) -> p.Plan:
+    pipeline = Pipeline("cold-chain")
+    rows = pipeline.source("means", memory(source), schema={"device": "string", "threshold": "double"})
+    options = {"pipeline": "cold-chain", "control": "limits", "keys": list(KEYS)}
+    rows.sink("limits_to_edges", ConnectorSpec("control", options, address.at()))
+    return pipeline.plan()
+
+
+def versions(address: HubAddress) -> list[tuple[str, int]]:
+    page = HubClient(address).control_page("cold-chain", "limits")
+    return [(version.owner, version.batch) for version in page.versions]
+
+
+def test_the_center_is_the_same_publisher_after_a_restart_and_another_with_another_state_directory(tmp_path):
+    with running_hub(tmp_path / "hub") as address:
+        source = MemorySource([[("a", 1.0)]])
+        for state, value in (("one", 2.0), ("one", 3.0), ("two", 4.0)):
+            run(center(source, address), {}, RunConfig(state=tmp_path / state, node="center", bounded=True))
+            source.append(0, [("a", value)])
+        owners = [owner for owner, _ in versions(address)]
+        assert [owners.index(owner) for owner in owners] == [0, 0, 2]
+        assert [batch for _, batch in versions(address)] == [1, 2, 1]
+        # Let out again at the start: nothing new.
+        before = versions(address)
+        run(center(MemorySource([[]]), address), {}, RunConfig(state=tmp_path / "three", node="center", bounded=True))
+        assert versions(address) == before
+        with pytest.raises(FencedError, match="newer publisher"):
+            run(center(source, address), {}, RunConfig(state=tmp_path / "one", node="center", bounded=True))
+
+
+def test_a_hub_that_is_away_holds_the_center_until_it_is_back(tmp_path):
+    with running_hub(tmp_path / "hub") as address:
+        pass
+    port = int(address.url.rpartition(":")[2])
+    stalls: list[str] = []
+    hubs = ExitStack()
+
+    def tick(progress: Progress) -> None:
+        if progress.stalled is not None:
+            if not stalls:
+                hubs.enter_context(running_hub(tmp_path / "hub", port=port))
+            stalls.append(progress.stalled)
+
+    with hubs:
+        report = run(
+            center(MemorySource([[("a", 1.0)]]), address),
+            {},
+            RunConfig(state=tmp_path / "state", node="center", bounded=True),
+            on_progress=tick,
+        )
+        assert report.outcome == "ended"
+        assert "control table limits cannot be published" in stalls[0]
+        assert [batch for _, batch in versions(address)] == [1]
+
+
+def test_a_bounded_run_takes_what_the_hub_has_when_it_starts(tmp_path):
+    with running_hub(tmp_path / "hub") as address:
+        publisher(address).release(1, control_rows({"a": 1.0}))
+        publisher(address).release(2, control_rows({"b": 1.0}))
+        out = MemorySink()
+        rows = [(number, "a", START + timedelta(seconds=number)) for number in range(5)]
+        plan = pipeline_of(MemorySource([rows]), MemorySink(), out)
+        report = run(plan, {}, RunConfig(state=tmp_path / "state", node="n1", bounded=True, hub=address))
+        assert report.outcome == "ended"
+        assert out.rows().height == 5
+    store = CheckpointStore(OsDisk(tmp_path / "state"), pipeline="cold-chain", node="n1", read_only=True)
+    assert store.cut(store.epochs()[-1]).sources["limits"].partitions["control"].position == 2
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from tests.edge.test_control_hub import Node
+from fordstone.hub.address import HubAddress
+node = Node(Path(sys.argv[1]))
+node.run_until(lambda: node.newest() == {"a": 3.0, "b": 2.0}, hub=HubAddress(url=sys.argv[2]))
+print("seen")
+"""
+
+
+@pytest.mark.parametrize("failpoint", ["control.fetched:2", "control.stored:2"])
+def test_a_node_that_is_killed_between_fetching_and_storing_has_the_table_in_the_end(tmp_path, failpoint):
+    with running_hub(tmp_path / "hub") as address:
+        sink = publisher(address)
+        sink.release(1, control_rows({"a": 1.0, "b": 2.0}))
+        sink.release(2, control_rows({"a": GONE}))
+        sink.release(3, control_rows({"a": 3.0}))
+        for fails in (failpoint, ""):
+            child = subprocess.run(
+                [sys.executable, "-c", CHILD, str(tmp_path / "state"), address.url],
+                env=os.environ | {"FORDSTONE_FAILPOINT": fails},
+                cwd=Path(__file__).parents[2],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert child.returncode == (-signal.SIGKILL if fails else 0), child.stderr
+        assert child.stdout == "seen\n"

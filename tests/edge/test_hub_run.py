@@ -1,0 +1,419 @@
+"""A node and a hub, for real: what is sealed reaches the hub once and in order, whatever comes between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.edge.crossing_runs import PIPELINE, epochs_at, ids_at, plan_over, rows, rows_at, run_plan, source_of
+from tests.hub.running import running_hub
+
+from fordstone import Pipeline
+from fordstone.checkpoint.disk import OsDisk
+from fordstone.checkpoint.failpoint import OUTBOX_FAILPOINTS
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors import memory
+from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.memory import MemorySink, MemorySource
+from fordstone.edge.report import Progress
+from fordstone.errors import CheckpointError, ConfigError, HubError, HubRefusedError, PipelineError, StorageError
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
+from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest
+from fordstone.model import plan as p
+from fordstone.model.plan_tiers import ToCenter
+
+TICKS_MAX = 2000
+
+
+def stop_when(done: Callable[[Progress], bool]) -> Callable[[Progress], None]:
+    """Tells the run to stop, once, when it has come far enough."""
+    ticks, told = 0, False
+
+    def look(progress: Progress) -> None:
+        nonlocal ticks, told
+        ticks += 1
+        if not told and (done(progress) or ticks > TICKS_MAX):
+            told = True
+            signal.raise_signal(signal.SIGTERM)
+
+    return look
+
+
+def read(count: int) -> Callable[[Progress], None]:
+    return stop_when(lambda progress: progress.rows_out >= count)
+
+
+def nobody() -> HubAddress:
+    """An address at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return HubAddress(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
+
+
+def port_of(hub: HubAddress) -> int:
+    return int(hub.url.rpartition(":")[2])
+
+
+def test_every_row_of_a_bounded_run_is_at_the_hub_once_and_in_order(tmp_path: Path):
+    with running_hub(tmp_path / "hub") as hub:
+        report = run_plan(plan_over(memory(source_of(100))), hub, tmp_path / "state")
+        epochs = epochs_at(hub)
+        assert ids_at(hub) == list(range(100))
+        assert [epoch.epoch for epoch in epochs] == list(range(1, len(epochs) + 1))
+        assert epochs[-1].ended
+        assert epochs[-1].watermark_us == ENDED_US
+        with contextlib.closing(HubClient(hub)) as client:
+            checkpoint = client.checkpoint(PIPELINE, "node")
+        assert checkpoint is not None
+        assert checkpoint.epoch == len(epochs)
+        assert report.progress.outbox_epochs == 0
+        assert report.progress.sent_epoch == len(epochs)
+        assert report.progress.rows_out == 100
+        assert not rows_at(hub).get_column("__late").any()
+
+
+def test_late_rows_cross_and_are_marked(tmp_path: Path):
+    source = MemorySource([[(1, "2026-01-01T00:00:10Z"), (2, "2026-01-01T00:00:05Z"), (3, "2026-01-01T00:00:11Z")]])
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source)), hub, tmp_path / "state")
+        assert sorted(rows_at(hub).select("id", "__late").iter_rows()) == [(1, False), (2, True), (3, False)]
+
+
+def test_watermarks_at_the_hub_never_go_back_and_stand_behind_their_rows(tmp_path: Path):
+    source = source_of(60)
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source)), hub, tmp_path / "a", bounded=False, on_progress=read(60))
+        marks = [epoch.watermark_us for epoch in epochs_at(hub)]
+        assert marks == sorted(marks)
+        assert marks[-1] == 1_767_225_659_000_000
+        assert not epochs_at(hub)[-1].ended
+
+
+def test_without_the_hub_a_node_runs_at_once_and_sends_everything_when_it_is_back(tmp_path: Path):
+    source = source_of(100)
+    plan, away = plan_over(memory(source)), nobody()
+    report = run_plan(plan, away, tmp_path / "state", bounded=False, on_progress=read(100))
+    assert report.outcome == "stopped"
+    assert report.progress.outbox_epochs == report.progress.epoch > 0
+    assert report.progress.hub_problem is not None
+    with running_hub(tmp_path / "hub", port=port_of(away)) as hub:
+        run_plan(plan, hub, tmp_path / "state")
+        assert ids_at(hub) == list(range(100))
+        # Folded: what waited came in one commit.
+        assert len({epoch.seq for epoch in epochs_at(hub)}) < len(epochs_at(hub))
+
+
+def test_a_hub_that_comes_up_while_the_node_runs_gets_what_was_sealed_before(tmp_path: Path):
+    away = nobody()
+    with contextlib.ExitStack() as stack:
+
+        def start_hub(progress: Progress) -> None:
+            if progress.outbox_epochs > 2 and not (tmp_path / "hub").exists():
+                stack.enter_context(running_hub(tmp_path / "hub", port=port_of(away)))
+
+        run_plan(plan_over(memory(source_of(100))), away, tmp_path / "state", on_progress=start_hub)
+        assert ids_at(away) == list(range(100))
+
+
+def test_a_run_that_had_ended_sends_what_it_had_left(tmp_path: Path):
+    plan, away = plan_over(memory(source_of(30))), nobody()
+    # Bounded, it would wait for the hub; the first signal ends that.
+    stopped = run_plan(
+        plan, away, tmp_path / "state", on_progress=stop_when(lambda now: now.rows_out == 30 and now.epoch > 0)
+    )
+    assert stopped.progress.outbox_epochs > 0
+    with running_hub(tmp_path / "hub", port=port_of(away)) as hub:
+        for _ in range(2):
+            run_plan(plan, hub, tmp_path / "state")
+        again = run_plan(plan, hub, tmp_path / "state")
+        assert again.outcome == "already_ended"
+        assert again.progress.outbox_epochs == 0
+        assert ids_at(hub) == list(range(30))
+
+
+def test_what_the_hub_has_is_let_go_here(tmp_path: Path):
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source_of(200))), hub, tmp_path / "state", keep=1)
+        # Another run seals, and so collects, once more.
+        runs = list((tmp_path / "state" / PIPELINE / "node" / "runs").iterdir())
+        epochs = len(epochs_at(hub))
+    assert epochs > len(runs)
+
+
+def test_what_waits_for_the_hub_is_kept_however_many_checkpoints_are_let_go(tmp_path: Path):
+    away = nobody()
+    plan = plan_over(memory(source_of(300)))
+    report = run_plan(plan, away, tmp_path / "state", keep=1, bounded=False, on_progress=read(300))
+    assert report.progress.epoch > 3
+    store = CheckpointStore(OsDisk(tmp_path / "state"), pipeline=PIPELINE, node="node", read_only=True)
+    assert len(store.epochs()) == 1
+    with running_hub(tmp_path / "hub", port=port_of(away)) as hub:
+        run_plan(plan, hub, tmp_path / "state", keep=1)
+        assert ids_at(hub) == list(range(300))
+
+
+def test_another_machine_takes_over_exactly_where_the_hub_is_and_the_first_is_shut_out(tmp_path: Path):
+    source = source_of(50)
+    plan = plan_over(memory(source))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(
+            plan,
+            hub,
+            tmp_path / "a",
+            bounded=False,
+            on_progress=stop_when(lambda now: now.rows_out == 50 and not now.outbox_epochs),
+        )
+        head = len(epochs_at(hub))
+        source.append(0, rows(50, 50))
+        second = run_plan(plan, hub, tmp_path / "b", take_over=True)
+        assert second.resumed_from == head
+        assert ids_at(hub) == list(range(100))
+        with pytest.raises(HubRefusedError, match="--take-over") as refused:
+            run_plan(plan, hub, tmp_path / "a")
+        assert refused.value.code == "held"
+        # What the first had not sent is still there, and the hub has nothing of it.
+        assert ids_at(hub) == list(range(100))
+
+
+def test_an_empty_state_directory_does_not_take_over_unasked(tmp_path: Path):
+    plan = plan_over(memory(source_of(10)))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a")
+        with pytest.raises(HubRefusedError, match="--take-over"):
+            run_plan(plan, hub, tmp_path / "b")
+        assert ids_at(hub) == list(range(10))
+
+
+def test_taking_over_without_the_hub_does_not_begin_anew(tmp_path: Path):
+    with pytest.raises(StorageError, match="taken over"):
+        run_plan(plan_over(memory(source_of(10))), nobody(), tmp_path / "a", take_over=True)
+
+
+def test_taking_over_where_the_hub_has_nothing_begins_at_the_beginning(tmp_path: Path):
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source_of(10))), hub, tmp_path / "a", take_over=True)
+        assert ids_at(hub) == list(range(10))
+
+
+def test_a_node_without_checkpoints_at_the_hub_cannot_be_taken_over(tmp_path: Path):
+    plan = plan_over(memory(source_of(10)))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a", hub_state=False)
+        assert ids_at(hub) == list(range(10))
+        with pytest.raises(CheckpointError, match="--no-hub-state"):
+            run_plan(plan, hub, tmp_path / "b", take_over=True)
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_a_state_directory_older_than_the_hub_stops_and_says_how_to_go_on(tmp_path: Path, take_over: bool):
+    source = source_of(20)
+    plan = plan_over(memory(source))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(
+            plan,
+            hub,
+            tmp_path / "a",
+            bounded=False,
+            on_progress=stop_when(lambda now: now.rows_out == 20 and not now.outbox_epochs),
+        )
+        shutil.copytree(tmp_path / "a", tmp_path / "backup")
+        source.append(0, rows(200, 20))
+        run_plan(
+            plan,
+            hub,
+            tmp_path / "a",
+            bounded=False,
+            on_progress=stop_when(lambda now: now.rows_out == 200 and not now.outbox_epochs),
+        )
+        before = ids_at(hub)
+        with pytest.raises(HubError, match=r"disagree(.|\n)*empty state directory and --take-over"):
+            run_plan(plan, hub, tmp_path / "backup", bounded=False, interval="1m", take_over=take_over)
+        assert ids_at(hub) == before
+
+
+def test_a_hub_that_lost_its_data_is_not_sent_the_rest(tmp_path: Path):
+    source = source_of(20)
+    plan = plan_over(memory(source))
+    stop = {"bounded": False, "on_progress": stop_when(lambda now: now.rows_out == 20 and not now.outbox_epochs)}
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a", **stop)
+    source.append(0, rows(5, 20))
+    with running_hub(tmp_path / "other") as hub, pytest.raises(HubError, match="acknowledged"):
+        run_plan(plan, hub, tmp_path / "a")
+
+
+def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
+    source = source_of(30)
+    plan = plan_over(memory(source))
+    with running_hub(tmp_path / "hub") as hub:
+        first = run_plan(
+            plan,
+            hub,
+            tmp_path / "a",
+            bounded=False,
+            on_progress=stop_when(lambda now: now.rows_out == 30 and not now.outbox_epochs),
+        )
+        for manifest in (tmp_path / "a" / PIPELINE / "node" / "manifests").iterdir():
+            manifest.write_bytes(b"{}")
+        source.append(0, rows(10, 30))
+        second = run_plan(plan, hub, tmp_path / "a")
+        assert second.resumed_from == first.progress.epoch
+        assert ids_at(hub) == list(range(40))
+
+
+def test_a_state_directory_that_never_had_to_do_with_a_hub_joins_with_empty_epochs(tmp_path: Path):
+    source, pipeline = source_of(20), Pipeline(PIPELINE)
+    pipeline.source("source", memory(source), schema={"id": "bigint", "ts": "timestamp"}, time="ts").filter(
+        "id >= 0"
+    ).sink("s", memory(MemorySink()))
+    pipeline.run(state=tmp_path / "a", interval="5ms", on_progress=read(20))
+    source.append(0, rows(10, 20))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source)), hub, tmp_path / "a")
+        assert ids_at(hub)[-10:] == list(range(20, 30))
+        with contextlib.closing(HubClient(hub)) as client:
+            numbers = sorted(epoch.epoch for epoch in client.epochs(pipeline=PIPELINE, node="node", limit=1000).epochs)
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_full_outbox_holds_the_pipeline_up_and_says_so_until_the_hub_is_back(tmp_path: Path):
+    away = nobody()
+    stalls: set[str] = set()
+    with contextlib.ExitStack() as stack:
+
+        def start_hub(progress: Progress) -> None:
+            if progress.stalled is not None and not stalls:
+                stalls.add(progress.stalled)
+                assert progress.outbox_bytes <= 2_000
+                stack.enter_context(running_hub(tmp_path / "hub", port=port_of(away)))
+
+        source = source_of(5000)
+        run_plan(
+            plan_over(memory(source)),
+            away,
+            tmp_path / "state",
+            outbox_bytes_max=2_000,
+            on_progress=start_hub,
+            batch_rows=100,
+        )
+        assert "outbox is full" in stalls.pop()
+        assert ids_at(away) == list(range(5000))
+
+
+def test_a_node_with_a_full_outbox_can_be_stopped(tmp_path: Path):
+    plan = plan_over(memory(source_of(5000)))
+    look = stop_when(lambda progress: progress.stalled is not None)
+    report = run_plan(
+        plan, nobody(), tmp_path / "a", outbox_bytes_max=2_000, on_progress=look, batch_rows=100, bounded=False
+    )
+    assert report.outcome == "stopped"
+
+
+def test_at_most_once_may_drop_the_oldest_rows_and_goes_on(tmp_path: Path):
+    away = nobody()
+    plan = plan_over(memory(source_of(2000)), guarantee="at_most_once")
+    options = {"outbox_bytes_max": 4_000, "outbox_full": "drop_oldest", "batch_rows": 50}
+    run_plan(plan, away, tmp_path / "a", bounded=False, on_progress=read(2000), **options)
+    with running_hub(tmp_path / "hub", port=port_of(away)) as hub:
+        run_plan(plan, hub, tmp_path / "a", **options)
+        found = ids_at(hub)
+        epochs = [epoch.epoch for epoch in epochs_at(hub)]
+    assert 0 < len(found) < 2000
+    assert found == list(range(2000 - len(found), 2000))
+    assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_dropping_needs_a_pipeline_that_promises_no_more(tmp_path: Path):
+    with pytest.raises(ConfigError, match="at_most_once"):
+        run_plan(plan_over(memory(source_of(1))), nobody(), tmp_path / "a", outbox_full="drop_oldest")
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_rows_for_the_center_wait_for_the_seal_whatever_the_guarantee(tmp_path: Path, guarantee: str):
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan_over(memory(source_of(50)), guarantee=guarantee), hub, tmp_path / "a")
+        assert ids_at(hub) == list(range(50))
+
+
+def test_rows_for_the_center_need_a_hub(tmp_path: Path):
+    with pytest.raises(ConfigError, match="--hub"):
+        run_plan(plan_over(memory(source_of(1))), None, tmp_path / "a")
+
+
+def test_a_plan_of_two_tiers_is_not_for_one_engine(tmp_path: Path):
+    plan = plan_over(memory(source_of(1)))
+    steps = (*plan.steps, ToCenter(name="up", input=p.Input("source")))
+    with pytest.raises(PipelineError, match="fordstone edge FILE"):
+        run_plan(msgspec.structs.replace(plan, steps=steps), None, tmp_path / "a")
+
+
+def test_a_newer_generation_ends_the_run_without_restarts(tmp_path: Path):
+    source = source_of(20)
+    plan = plan_over(memory(source))
+    with running_hub(tmp_path / "hub") as hub, contextlib.closing(HubClient(hub)) as client:
+        taken: list[int] = []
+
+        def take_over(progress: Progress) -> None:
+            if not taken and progress.rows_out >= 20 and not progress.outbox_epochs:
+                lease = client.lease(PIPELINE, "node", LeaseRequest(holder="other", local=1, take_over=True))
+                entry = EpochEntry(epoch=lease.head + 1, streams={}, created_us=0)
+                client.commit(PIPELINE, "node", Commit(generation=lease.generation, epochs=(entry,)))
+                taken.append(lease.head)
+                source.append(0, rows(20, 20))
+
+        with pytest.raises(HubError, match="taken over"):
+            run_plan(plan, hub, tmp_path / "a", bounded=False, on_progress=take_over)
+        assert ids_at(hub) == list(range(20))
+
+
+@pytest.mark.parametrize("name", OUTBOX_FAILPOINTS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_path: Path, name: str, count: int):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = [f'{{"id": {number}, "ts": "{time}"}}\n' for number, time in rows(300)]
+    for part in range(6):
+        (folder / f"{part}.jsonl").write_text("".join(lines[part * 50 : part * 50 + 50]))
+    child = Path(__file__).with_name("crossing_runs.py")
+    with running_hub(tmp_path / "hub") as hub:
+        command = [sys.executable, str(child), hub.url, str(folder), str(tmp_path / "state")]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        hits = tmp_path / "hits"
+        killed = subprocess.run(
+            command,
+            env=environment | {"FORDSTONE_FAILPOINT": f"{name}:{count}@{hits}"},
+            timeout=120,
+            check=False,
+            capture_output=True,
+        )
+        if killed.returncode == 0:
+            assert count > 1, "it was never hit"
+        else:
+            assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+            subprocess.run(command, env=environment, timeout=120, check=True)
+        assert sorted(ids_at(hub)) == list(range(300))
+        epochs = [epoch.epoch for epoch in epochs_at(hub)]
+        assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_a_sink_of_kind_center_names_its_stream(tmp_path: Path):
+    plan = plan_over(memory(source_of(5)))
+    steps = tuple(
+        msgspec.structs.replace(step, connector=ConnectorSpec("center", {"stream": "other"}))
+        if isinstance(step, p.Sink)
+        else step
+        for step in plan.steps
+    )
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(msgspec.structs.replace(plan, steps=steps), hub, tmp_path / "a")
+        assert rows_at(hub, "other").height == 5

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from fordstone.checkpoint.run_file import COMPRESSIONS, Compression, encode_run
+from fordstone.errors import DamagedError, SchemaError
+from fordstone.spark import hub_rows
+from fordstone.spark.hub_rows import (
+    RunRows,
+    arrow_columns,
+    plain_type,
+    record_batches,
+    spark_columns,
+    stored_columns,
+)
+
+EVERY = pl.DataFrame(
+    {
+        "b": [True, None, False],
+        "i8": pl.Series([-128, None, 127], dtype=pl.Int8),
+        "i16": pl.Series([1, None, -1], dtype=pl.Int16),
+        "i32": pl.Series([1, None, -1], dtype=pl.Int32),
+        "i64": [2**63 - 1, None, -(2**63)],
+        "f32": pl.Series([0.1, None, float("nan")], dtype=pl.Float32),
+        "f64": [float("nan"), None, -0.0],
+        "s": ["ä", None, ""],
+        "bin": [b"\x00", None, b""],
+        "d": [dt.date(1969, 12, 31), None, dt.date(2024, 2, 29)],
+        "ts": pl.Series([-1, None, 2**50]).cast(pl.Datetime("us", "UTC")),
+        "dec": pl.Series([Decimal("-1.50"), None, Decimal("99999999.99")], dtype=pl.Decimal(10, 2)),
+        "arr": [["x", None], None, []],
+        "nested": [[[1.5], None], [], None],
+        "decs": pl.Series([[Decimal("0.1")], None, []], dtype=pl.List(pl.Decimal(38, 1))),
+    }
+)
+
+
+def run(frame: pl.DataFrame, compression: Compression = "lz4", **constants: object) -> RunRows:
+    values = {name: pa.scalar(value) for name, value in constants.items()}
+    return RunRows(data=bytes(encode_run(frame, compression)[1]), where="epoch 1 of node a", constants=values)
+
+
+def arrow_of(frame: pl.DataFrame) -> pa.Schema:
+    return arrow_columns(spark_columns(stored_columns(run(frame).data)))
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_every_type_comes_out_as_it_went_in_nulls_and_nans_included(compression):
+    target = arrow_of(EVERY)
+    (batch,) = record_batches([run(EVERY, compression)], target)
+    assert batch.schema.equals(target)
+    back = pl.DataFrame(batch)
+    assert back.equals(EVERY)
+    assert [math.isnan(value) for value in (back["f64"][0], back["f32"][2])] == [True, True]
+    assert math.copysign(1, back["f64"][2]) == -1
+
+
+def test_sparks_types_are_those_of_the_schema():
+    columns = spark_columns(stored_columns(run(EVERY).data))
+    assert [field.dataType.simpleString() for field in columns] == [
+        "boolean",
+        "tinyint",
+        "smallint",
+        "int",
+        "bigint",
+        "float",
+        "double",
+        "string",
+        "binary",
+        "date",
+        "timestamp",
+        "decimal(10,2)",
+        "array<string>",
+        "array<array<double>>",
+        "array<decimal(38,1)>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "plain"),
+    [
+        (pa.string_view(), pa.string()),
+        (pa.large_string(), pa.string()),
+        (pa.dictionary(pa.int32(), pa.string_view()), pa.string()),
+        (pa.binary_view(), pa.binary()),
+        (pa.timestamp("ns", "Europe/Berlin"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("ms"), pa.timestamp("us")),
+        (pa.large_list(pa.string_view()), pa.list_(pa.string())),
+        (pa.struct([("a", pa.uint64())]), pa.struct([("a", pa.decimal128(20, 0))])),
+        (pa.uint32(), pa.int64()),
+    ],
+)
+def test_what_spark_does_not_take_has_a_plain_type(stored, plain):
+    assert plain_type(stored) == plain
+
+
+def test_categories_and_large_unsigned_numbers_are_values_to_spark():
+    frame = pl.DataFrame(
+        {"c": pl.Series(["x", None], dtype=pl.Categorical), "u": pl.Series([2**64 - 1, None], dtype=pl.UInt64)}
+    )
+    (batch,) = record_batches([run(frame)], arrow_of(frame))
+    assert batch.to_pylist() == [{"c": "x", "u": Decimal(2**64 - 1)}, {"c": None, "u": None}]
+
+
+def test_small_runs_are_joined_and_large_ones_cut(monkeypatch):
+    monkeypatch.setattr(hub_rows, "BATCH_ROWS_MIN", 100)
+    monkeypatch.setattr(hub_rows, "BATCH_ROWS_MAX", 200)
+    frames = [
+        pl.DataFrame({"x": range(start, start + rows)}) for start, rows in [(0, 10), (10, 60), (70, 50), (120, 900)]
+    ]
+    batches = list(record_batches([run(frame) for frame in frames], arrow_of(frames[0])))
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == list(range(1020))
+    assert all(100 <= batch.num_rows <= 200 for batch in batches)
+
+
+def test_columns_of_the_run_itself_stand_beside_its_rows():
+    target = pa.schema([("x", pa.int64()), ("_node", pa.string()), ("_epoch", pa.int64())])
+    runs = [run(pl.DataFrame({"x": [1]}), _node="a", _epoch=1), run(pl.DataFrame({"x": [2, 3]}), _node="b", _epoch=7)]
+    (batch,) = record_batches(runs, target)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [(1, "a", 1), (2, "b", 7), (3, "b", 7)]
+
+
+def test_a_query_may_read_some_columns_in_another_order_or_none_at_all():
+    frame = pl.DataFrame({"a": [1, 2], "b": ["x", "y"], "c": [0.5, None]})
+    (some,) = record_batches([run(frame)], pa.schema([("c", pa.float64()), ("a", pa.int64())]))
+    assert some.to_pylist() == [{"c": 0.5, "a": 1}, {"c": None, "a": 2}]
+    (none,) = record_batches([run(frame, _epoch=4)], pa.schema([("_epoch", pa.int64())]))
+    assert none.column(0).to_pylist() == [4, 4]
+
+
+def test_a_column_that_a_run_lacks_is_named_with_those_it_has():
+    with pytest.raises(SchemaError, match=r"epoch 1 of node a has no column 'y'; it has x"):
+        list(record_batches([run(pl.DataFrame({"x": [1]}))], pa.schema([("y", pa.int64())])))
+
+
+def test_a_value_that_does_not_fit_the_querys_type_is_an_error_and_not_another_value():
+    wider = pa.schema([("x", pa.int64())])
+    (batch,) = record_batches([run(pl.DataFrame({"x": pl.Series([1], dtype=pl.Int32)}))], wider)
+    assert batch.column(0).to_pylist() == [1]
+    with pytest.raises(SchemaError, match="column 'x' of epoch 1 of node a"):
+        list(record_batches([run(pl.DataFrame({"x": [2**40]}))], pa.schema([("x", pa.int32())])))
+
+
+def test_bytes_that_are_no_arrow_are_told_so():
+    with pytest.raises(DamagedError, match="no Arrow IPC"):
+        list(record_batches([RunRows(data=b"no arrow at all", where="x")], pa.schema([("x", pa.int64())])))
+
+
+def test_no_rows_are_no_batches():
+    assert (
+        list(record_batches([run(pl.DataFrame({"x": []}, schema={"x": pl.Int64}))], pa.schema([("x", pa.int64())])))
+        == []
+    )
+
+
+def test_the_schema_that_spark_expects_is_the_one_that_is_given():
+    schema = t.StructType(
+        [t.StructField("x", t.ArrayType(t.DecimalType(38, 1))), t.StructField("t", t.TimestampType())]
+    )
+    assert arrow_columns(schema).field("t").type == pa.timestamp("us", "UTC")

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.hub.running import running_hub, serving
+from tests.spark.hub_nodes import HubNode, numbers
+from tests.spark.test_hub_rows import EVERY
+
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
+from fordstone.spark import register
+
+WAIT_SECONDS_MAX = 60.0
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubAddress]:
+    with running_hub(tmp_path_factory.mktemp("hub")) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def registered(spark: SparkSession) -> None:
+    register(spark)
+
+
+def streamed(spark: SparkSession, address: HubAddress, pipeline: str, **options: str) -> DataFrame:
+    reader = spark.readStream.format("fordstone").option("hub", address.url)
+    return reader.options(pipeline=pipeline, stream="readings", **options).load()
+
+
+def read(spark: SparkSession, address: HubAddress, pipeline: str, **options: str) -> DataFrame:
+    reader = spark.read.format("fordstone").option("hub", address.url)
+    return reader.options(pipeline=pipeline, stream="readings", **options).load()
+
+
+def now(rows: DataFrame, folder: Path) -> StreamingQuery:
+    """Bring what is there now into files."""
+    query: StreamingQuery = (
+        rows.writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "out"))
+    )
+    query.awaitTermination()
+    return query
+
+
+def told(folder: Path) -> list[tuple[Any, ...]]:
+    return sorted(pl.read_parquet(folder / "out" / "*.parquet").select("n", "_node", "_epoch").rows())
+
+
+def told_by(query: StreamingQuery) -> str:
+    """When the query last said something of itself."""
+    return "" if query.lastProgress is None else str(query.lastProgress["timestamp"])
+
+
+def until(met: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not met():
+        assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s"
+        time.sleep(0.02)
+
+
+def test_every_type_reaches_spark_as_the_node_sent_it(spark, hub):
+    HubNode(hub, "every", "a").commit(EVERY, None, EVERY.head(1))
+    table = read(spark, hub, "every").orderBy("_epoch", "i64").toArrow()
+    found = pl.DataFrame(table)
+    assert found.filter(_epoch=3).drop("_node", "_epoch").equals(EVERY.head(1))
+    # Spark puts nulls first; the smallest number was the node's last row.
+    assert found.filter(_epoch=1).drop("_node", "_epoch").equals(EVERY.select(pl.all().gather([1, 2, 0])))
+    assert set(found["_node"]) == {"a"}
+
+
+def test_a_query_goes_on_where_it_was_and_reads_each_row_once(spark, hub, tmp_path):
+    a = HubNode(hub, "once", "a")
+    a.commit(numbers(1, 2), numbers(3))
+    now(streamed(spark, hub, "once"), tmp_path)
+    assert told(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2)]
+    a.commit(None)
+    HubNode(hub, "once", "b").commit(numbers(10))
+    a.commit(numbers(4))
+    now(streamed(spark, hub, "once"), tmp_path)
+    assert told(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2), (4, "a", 4), (10, "b", 1)]
+    assert not any(batch["numInputRows"] for batch in now(streamed(spark, hub, "once"), tmp_path).recentProgress)
+
+
+def test_a_limit_makes_batches_of_whole_epochs(spark, hub, tmp_path):
+    HubNode(hub, "limit", "a").commit(numbers(1, 2), numbers(3, 4), numbers(5), numbers(6, 7, 8, 9))
+    query = now(streamed(spark, hub, "limit", maxRowsPerBatch="3"), tmp_path)
+    assert [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]] == [2, 3, 4]
+    assert [row[0] for row in told(tmp_path)] == list(range(1, 10))
+
+
+def test_a_batch_that_failed_is_planned_again_with_the_same_rows(spark, hub, tmp_path):
+    node = HubNode(hub, "again", "a")
+    node.commit(numbers(1), numbers(2))
+    seen: list[tuple[int, list[int]]] = []
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        seen.append((batch, sorted(row.n for row in rows.collect())))
+        if len(seen) == 1:
+            raise RuntimeError("the sink is full")
+
+    def run() -> None:
+        query = (
+            streamed(spark, hub, "again")
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    with pytest.raises(PySparkException, match="the sink is full"):
+        run()
+    node.commit(numbers(3))
+    run()
+    assert seen == [(0, [1, 2]), (0, [1, 2]), (1, [3])]
+
+
+def test_the_stream_goes_on_when_the_hub_comes_back(spark, tmp_path):
+    with running_hub(tmp_path / "hub", direct=False) as address:
+        node = HubNode(address, "outage", "a")
+        node.commit(numbers(1))
+        query = (
+            streamed(spark, address, "outage")
+            .writeStream.format("memory")
+            .queryName("outage")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        until(lambda: spark.table("outage").count() == 1, "row before the outage")
+    try:
+        before = told_by(query)
+        until(lambda: told_by(query) != before or not query.isActive, "trigger without a hub")
+        assert query.exception() is None
+        with running_hub(tmp_path / "hub", direct=False, port=int(address.url.rpartition(":")[2])):
+            node.commit(numbers(2))
+            HubNode(address, "outage", "late").commit(numbers(3))
+            until(lambda: spark.table("outage").count() == 3, "rows after the outage")
+            assert sorted(row.n for row in spark.table("outage").collect()) == [1, 2, 3]
+            query.stop()
+    finally:
+        query.stop()
+
+
+def test_a_query_may_begin_behind_what_is_there(spark, hub, tmp_path):
+    node = HubNode(hub, "latest", "a")
+    node.commit(numbers(1))
+    query = (
+        streamed(spark, hub, "latest", startingEpochs="latest")
+        .writeStream.format("memory")
+        .queryName("latest_only")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        until(lambda: query.lastProgress is not None, "first trigger")
+        node.commit(numbers(2))
+        until(lambda: spark.table("latest_only").count() > 0, "row")
+        assert [row.n for row in spark.table("latest_only").collect()] == [2]
+    finally:
+        query.stop()
+
+
+def test_a_named_consumer_tells_the_hub_what_it_has_passed(spark, hub, tmp_path):
+    node = HubNode(hub, "passed", "a")
+    node.commit(numbers(1), numbers(2))
+    now(streamed(spark, hub, "passed", consumer="report", maxRowsPerBatch="1"), tmp_path)
+    (info,) = [info for info in HubClient(hub).streams().streams if info.pipeline == "passed"]
+    # Spark says that a batch is done when it begins the next.
+    assert info.consumers in ({"report": 1}, {"report": 0})
+
+
+def test_somebodys_own_session_reads_the_same_times_whatever_its_settings(spark, hub):
+    HubNode(hub, "zones", "a").commit(EVERY.select("ts", "dec"))
+    theirs = spark.newSession()
+    theirs.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    theirs.conf.set("spark.sql.ansi.enabled", "true")
+    register(theirs)
+    rows = read(theirs, hub, "zones").selectExpr("unix_micros(ts) AS us", "CAST(dec AS STRING) AS dec").collect()
+    assert [(row.us, row.dec) for row in rows] == [(-1, "-1.50"), (None, None), (2**50, "99999999.99")]
+
+
+def test_columns_that_the_user_names_are_read_and_no_others(spark, hub):
+    HubNode(hub, "some", "a").commit(EVERY)
+    reader = spark.read.format("fordstone").options(hub=hub.url, pipeline="some", stream="readings")
+    rows = reader.schema("_epoch bigint, i16 int").load().collect()
+    assert [tuple(row) for row in rows] == [(1, 1), (1, None), (1, -1)]
+    assert read(spark, hub, "some", metadata="false").columns == EVERY.columns
+
+
+def test_partial_rows_are_read_with_the_columns_that_they_have(spark, hub):
+    partial = pl.DataFrame({"device": ["x"], "__window_end": [10], "__sum_0": [1.5]})
+    HubNode(hub, "partial", "a").commit(partial)
+    (row,) = read(spark, hub, "partial", metadata="false").collect()
+    assert row.asDict() == {"device": "x", "__window_end": 10, "__sum_0": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stream": "readings"}, "option 'pipeline' is not set"),
+        ({"pipeline": "nothing", "stream": "readings"}, "has no rows at the hub"),
+        ({"pipeline": "../up", "stream": "readings"}, "a name has 1 to 100 letters"),
+        ({"pipeline": "some", "stream": "s", "startingEpochs": "7"}, "it is 'earliest' or 'latest'"),
+        ({"pipeline": "some", "stream": "s", "maxRowsPerBatch": "few"}, "a whole number from 1 on"),
+    ],
+)
+def test_a_mistake_in_the_options_is_told_when_the_table_is_loaded(spark, hub, options, words):
+    with pytest.raises(PySparkException, match=words):
+        spark.read.format("fordstone").options(hub=hub.url, **options).load()
+
+
+async def shut(scope: Any, receive: Any, send: Any) -> None:
+    """A hub to which no token is good enough."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    body = b'{"error":"unauthorised","message":"this token is not known here. Ask for one: fordstone hub token add"}'
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def test_a_wrong_token_is_told_in_the_hubs_words_and_never_shown(spark):
+    shut.state = None  # type: ignore[attr-defined]  # where an app of ours has what ends its long polls
+    with serving(shut) as url, pytest.raises(PySparkException, match="fordstone hub token add") as failure:
+        read(spark, HubAddress(url=url), "p", token="fst_secret")
+    assert "fst_secret" not in str(failure.value)
