@@ -20,7 +20,12 @@ FOREIGN = {"pyspark", "pandas", "pyarrow", "starlette", "uvicorn", "py4j"}
 COMMANDS = [
     [],
     ["run"],
+    ["edge"],
     ["center"],
+    ["hub"],
+    ["nodes"],
+    ["streams"],
+    ["epochs"],
     ["explain"],
     ["checkpoints"],
     ["checkpoints", "ls"],
@@ -74,6 +79,13 @@ def test_running_on_the_edge_loads_no_jvm_no_pandas_and_no_rich(place: Path):
     )
     assert "polars" in loaded
     assert not loaded & {"rich", *FOREIGN}
+
+
+def test_an_agent_loads_neither_pipelines_nor_polars(place: Path):
+    words = ["edge", "flow.py", "--hub", "http://127.0.0.1:9", "--node", "a", "--keep", "0"]
+    loaded = modules_after(f"sys.argv[1:] = {words}; from fordstone.cli.main import main; main()", place)
+    assert "subprocess" in loaded
+    assert not loaded & {"polars", "numpy", "sqlglot", "rich", "flow", *FOREIGN}
 
 
 def test_help_answers_within_the_budget(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -187,6 +188,51 @@ def test_a_part_that_is_over_says_how_and_has_no_problem_left():
     board.heard(EDGE, {"event": "pipeline over", "hub_problem": "the hub is away", "outcome": "stopped"}, 0)
     assert board.problems() == []
     assert board.rows(0)[0][-1] == "stopped"
+
+
+def test_a_reader_of_rows_who_has_gone_is_noticed_and_children_are_read_on(monkeypatch: pytest.MonkeyPatch):
+    talk = Talk(LineTiersView(Board("cold-chain")), verbose=False)
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", gone)
+    talk.heard(CENTER, "out", "a row")
+    assert talk.nobody_reads
+    talk.heard(CENTER, "err", event("command failed", problem="x"))
+    assert talk.last_words(CENTER) == "x"
+
+
+def test_a_terminal_sees_phase_problems_and_the_table():
+    from rich.console import Console
+
+    from fordstone.cli.tiers_live import LiveTiersView
+
+    plain = LineTiersView(Board("cold-chain"))
+    console = Console(width=100, record=True, file=io.StringIO())
+    view = LiveTiersView(plain, console=console)
+    view.heard(EDGE, {"event": "pipeline progress", "rows_in": 7, "epoch": 3, "hub_problem": "the hub is away"})
+    console.print(view.drawn("stopping edge", URL))
+    text = console.export_text()
+    assert "edge: the hub is away" in text
+    assert "stopping: the edge finishes its epoch" in text
+    assert f"cold-chain  hub {URL}" in text
+    assert any(line.split()[:3] == ["edge", "0", "7"] for line in text.splitlines())
+
+
+def test_lines_for_a_log_file_tell_of_what_happens(capsys: pytest.CaptureFixture[str]):
+    view = LineTiersView(Board("cold-chain"))
+    view.phase("hub", None)
+    view.phase("running", URL)
+    view.phase("running", URL)
+    view.heard(CENTER, {"event": "pipeline prepares", "doing": "starting Spark ..."})
+    view.phase("stopping edge", URL)
+    assert capsys.readouterr().err.splitlines() == [
+        "cold-chain: starting the hub ...",
+        f"cold-chain: the hub listens at {URL}",
+        "cold-chain: center: starting Spark ...",
+        "cold-chain: stopping: the edge finishes its epoch and sends what it has (once more to stop at once)",
+    ]
 
 
 @pytest.mark.parametrize(

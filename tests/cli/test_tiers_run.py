@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,13 @@ def until(what: Callable[[], bool], process: subprocess.Popen[str], why: str) ->
 
 
 def child(process: subprocess.Popen[str], word: str) -> int:
-    """The process id of the child whose command has this word."""
+    """The process id of the child that runs this part."""
+    wanted = ["--part", word] if word != "hub" else ["hub", "--listen"]
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if wanted in ([one, two] for one, two in pairwise(words)):
             return int(pid)
-    raise AssertionError(f"no child has {word!r} in its command")
+    raise AssertionError(f"no child runs the {word}")
 
 
 def test_a_bounded_run_gives_what_one_query_over_all_rows_gives(chain: Path, run: Run):

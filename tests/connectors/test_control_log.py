@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, Table, applied, as_table, control_rows
 
-from fordstone.connectors.control_log import FOLD_FILES_MIN, ControlLog, changes_between
+from fordstone.connectors.control_log import FOLD_FILES_MAX, FOLD_FILES_MIN, ControlLog, changes_between
 from fordstone.errors import SourceError, StorageError
 from fordstone.model.schema import Schema
 from fordstone.operators.operator import OP
@@ -105,6 +105,18 @@ def test_folding_keeps_the_table_and_what_may_still_be_read():
             one.read(7, 1000)
         with pytest.raises(SourceError, match="version 12 is needed again and lies within what was folded"):
             one.read(0, 1000, until=12)
+
+
+def test_a_large_table_is_not_written_anew_for_a_few_rows():
+    log = opened(MemoryDisk())
+    log.begin_at(1, control_rows({f"d{number}": 1.0 for number in range(1000)}))
+    for version in range(2, 2 + FOLD_FILES_MAX):
+        log.add(version, control_rows({"d0": float(version)} if version > 3 else {"x": 1.0}))
+        log.fold(version)
+        if version in {40, 200}:
+            assert log.files == version
+    assert log.files < FOLD_FILES_MAX
+    assert as_table(log.table())["d0"] == FOLD_FILES_MAX + 1.0
 
 
 @pytest.mark.parametrize("torn", [b"", b"\0" * 300, None])

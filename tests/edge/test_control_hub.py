@@ -61,8 +61,7 @@ class Node:
             ticks += 1
             if progress.hub_problem is not None:
                 self.problems.append(progress.hub_problem)
-            self.source.append(0, [(self.rows, "ab"[self.rows % 2], START + timedelta(seconds=self.rows))])
-            self.rows += 1
+            self.feed(1)
             if not told and (seen() or ticks > TICKS_MAX):
                 told = True
                 signal.raise_signal(signal.SIGTERM)
@@ -71,6 +70,12 @@ class Node:
         report = run(self.plan, {}, config, on_progress=tick)
         assert report.outcome == "stopped"
         assert ticks <= TICKS_MAX
+
+    def feed(self, count: int) -> None:
+        """The rows are the same in every process."""
+        numbers = range(self.rows, self.rows + count)
+        self.source.append(0, [(number, "ab"[number % 2], START + timedelta(seconds=number)) for number in numbers])
+        self.rows += count
 
     def newest(self) -> dict[str, Any]:
         """By device: what the last rows that were let out saw."""
@@ -193,6 +198,7 @@ from pathlib import Path
 from tests.edge.test_control_hub import Node
 from fordstone.hub.address import HubAddress
 node = Node(Path(sys.argv[1]))
+node.feed(int(sys.argv[3]))  # what the process before has read must be there
 node.run_until(lambda: node.newest() == {"a": 3.0, "b": 2.0}, hub=HubAddress(url=sys.argv[2]))
 print("seen")
 """
@@ -207,7 +213,7 @@ def test_a_node_that_is_killed_between_fetching_and_storing_has_the_table_in_the
         sink.release(3, control_rows({"a": 3.0}))
         for fails in (failpoint, ""):
             child = subprocess.run(
-                [sys.executable, "-c", CHILD, str(tmp_path / "state"), address.url],
+                [sys.executable, "-c", CHILD, str(tmp_path / "state"), address.url, "0" if fails else str(TICKS_MAX)],
                 env=os.environ | {"FORDSTONE_FAILPOINT": fails},
                 cwd=Path(__file__).parents[2],
                 capture_output=True,

@@ -162,6 +162,16 @@ def test_rows_that_are_gone_are_not_found():
     assert crossing_of(plan, disk).finder(store)(1) is None
 
 
+def test_where_nothing_crosses_nothing_was_lost_while_there_was_no_hub():
+    pipeline = Pipeline("crossing")
+    pipeline.source("source", memory(MemorySource([])), schema=SCHEMA, time="ts").sink("s", memory(MemorySink()))
+    disk = MemoryDisk()
+    store = CheckpointStore(disk, pipeline="crossing", node="n")
+    found = crossing_of(pipeline.plan(), disk).finder(store)(7)
+    assert found is not None
+    assert (found.entry.epoch, found.entry.streams, found.exact) == (7, {}, False)
+
+
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_windows_cross_before_the_time_that_closed_them(tmp_path: Path, parallelism: int):
     pipeline = Pipeline("crossing")

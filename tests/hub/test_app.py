@@ -433,3 +433,13 @@ def test_half_a_character_in_a_text_is_no_reason_to_fail(shared: HubAddress) -> 
     status, told = ask(shared, "PUT", "/v1/nodes/n/health/p", body)
     assert (status, told["error"]) == (400, "bad_request")
     assert ask(shared, "GET", "/v1/nodes")[0] == 200
+
+
+def test_a_hub_over_another_kind_of_store(tmp_path: Path) -> None:
+    data = b"rows" * 500_000
+    with running_hub(tmp_path, blobs=f"memory://{tmp_path.name}") as address:
+        client = HubClient(address)
+        client.put_blob(digest_of(data), data)
+        assert client.get_blob(digest_of(data)) == data
+        assert client.missing([digest_of(data)]) == set()
+    assert not (tmp_path / "blobs").exists()

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run
 
 from fordstone.hub import commits, control, streams
 from fordstone.hub import retention as retention_module
 from fordstone.hub.blobs import DiskBlobs, Gate, Upload
 from fordstone.hub.log import HubLog
-from fordstone.hub.messages import Commit, ConsumerPosition, ControlPublish, LeaseRequest
+from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest
+from fordstone.hub.refused import Refused
 from fordstone.hub.retention import HOUR_US, Keeping, Removed, Retention
+from fordstone.model.manifest import RunRef
 
 DAY_US = 24 * HOUR_US
 
@@ -73,6 +80,23 @@ class Place:
 
     def there(self, *texts: str) -> list[str]:
         return [text for text in texts if self.blobs.size(run(text).digest) is not None]
+
+    def named(self) -> tuple[Counter[str], Counter[str]]:
+        """How often blobs are named: as counted, and as they really are."""
+
+        def both(db: Any) -> tuple[Counter[str], Counter[str]]:
+            counted = Counter(dict(db.execute("SELECT digest, refs FROM blobs WHERE refs > 0")))
+            real = Counter(
+                ref.digest
+                for (runs,) in db.execute("SELECT runs FROM segments")
+                for ref in msgspec.json.decode(runs, type=list[RunRef])
+            )
+            for (content,) in db.execute("SELECT content FROM checkpoints"):
+                real.update(ref.digest for ref in commits.runs_of(msgspec.json.decode(content, type=Checkpoint)))
+            real.update(digest for (digest,) in db.execute("SELECT digest FROM versions"))
+            return counted, real
+
+        return self.log.read(both)
 
 
 @pytest.fixture
@@ -283,3 +307,59 @@ def test_rows_go_before_bytes_and_every_step_is_a_failpoint(place: Place) -> Non
     place.time_us = 2 * HOUR_US
     place.retention.round()
     assert place.hits == ["hub.gc-before", "hub.gc-forgotten", "hub.gc-removed"]
+
+
+TEXTS = st.sampled_from(["a", "b", "c", "d"])
+STEPS = st.one_of(
+    st.tuples(st.just("put"), TEXTS),
+    st.tuples(st.just("commit"), st.lists(TEXTS, max_size=3), st.none() | st.lists(TEXTS, max_size=3)),
+    st.tuples(st.just("publish"), TEXTS, st.booleans()),
+    st.tuples(st.just("pass"), st.sampled_from(["x", "y"]), st.integers(0, 8)),
+    st.tuples(st.just("time"), st.sampled_from([1, HOUR_US, 8 * DAY_US])),
+    st.tuples(st.just("rounds")),
+    st.tuples(st.just("sweep")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_whatever_happens_all_that_is_named_is_there_and_all_that_is_unread_is_kept(steps: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        sent: dict[int, tuple[str, ...]] = {}
+        passed: dict[str, int] = {}
+        batch = 0
+        for step in steps:
+            match step:
+                case ("put", text):
+                    place.put(text)
+                case ("commit", texts, state):
+                    epoch = len(sent) + 1
+                    kept = (
+                        None
+                        if state is None
+                        else Checkpoint(epoch=epoch, manifest=run("a"), state=tuple(map(run, state)))
+                    )
+                    with contextlib.suppress(Refused):
+                        place.commit(commit_of(entry(epoch, *texts, controls={"c": batch}), checkpoint=kept))
+                        sent[epoch] = tuple(texts)
+                case ("publish", text, snapshot):
+                    with contextlib.suppress(Refused):
+                        place.publish(batch + 1, text, snapshot=snapshot)
+                        batch += 1
+                case ("pass", consumer, epoch):
+                    place.passed(consumer, s={"n": epoch})
+                    passed[consumer] = max(epoch, passed.get(consumer, 0))
+                case ("time", more_us):
+                    place.time_us += more_us
+                case ("rounds",):
+                    place.all_rounds()
+                case ("sweep",):
+                    for _ in range(256):
+                        place.retention.sweep()
+            counted, real = place.named()
+            assert counted == real
+            assert all(place.blobs.size(digest) is not None for digest in real)
+            unread = [epoch for epoch in sent if epoch > min(passed.values(), default=0)]
+            assert set(unread) <= set(place.epochs())
+        place.log.close()

@@ -13,7 +13,11 @@ from fordstone.tiers.saving import Saving, assumptions, column_bytes, partial_by
 def words(build) -> list[str]:
     crossing = crossing_of(build)
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
-    return list(saving_words(found, crossing.schema, filters="filter" in crossing.pushed))
+    return list(
+        saving_words(
+            found, crossing.schema, filters="filter" in crossing.pushed, explodes="flat_map" in crossing.pushed
+        )
+    )
 
 
 def test_widths_are_those_of_values_in_memory():
@@ -45,6 +49,16 @@ def test_windows_share_by_window_and_running_aggregates_by_key_alone():
     for window in (tumbling("1s"), sliding("4s", every="1s")):
         found = words(lambda stream, window=window: sunk(stream.group_by("device").window(window).agg(n="count(*)")))
         assert "rows a key, window and epoch" in found[1]
+
+
+def test_a_sketch_that_is_not_full_pays_earlier():
+    found = words(lambda stream: sunk(stream.group_by("device").agg(d="count_distinct(n)")))
+    assert found[1].startswith("fewer bytes from 23 rows a key and epoch on at the latest; with 100 of them, ")
+
+
+def test_where_rows_are_made_of_rows_no_number_is_given():
+    found = words(lambda stream: sunk(stream.flat_map("tags AS tag").group_by("tag").agg(n="count(*)")))
+    assert found[1:] == ["how many rows are made of one is not known here, so neither is from how many on that is less"]
 
 
 def test_a_list_of_all_values_is_not_sold_as_a_sum():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.tiers.fleets import SCHEMA, above, cold_chain, names, sunk, tiers_of
 
-from fordstone import Pipeline, tumbling
+from fordstone import Pipeline, Stream, session, tumbling
 from fordstone.connectors import files
 from fordstone.errors import PipelineError
 from fordstone.hub.address import HubAddress
 from fordstone.model import plan as p
+from fordstone.model.ids import checked_name
 from fordstone.model.plan import read_plan
 from fordstone.model.stream import stream_types
 from fordstone.tiers.place import placed
@@ -192,6 +197,65 @@ def test_new_steps_get_names_that_nobody_has():
         sunk(stream.group_by("device").agg(n="count(*)", name="sums"), "sums_partials")
 
     assert names(tiers_of(build).edge) == ["rows", "sums_partials_2", "cut"]
+
+
+def test_names_of_new_steps_stay_within_the_bound_of_names():
+    long = "s" * 100
+
+    def build(stream):
+        sunk(stream.group_by("device").agg(n="count(*)", name=long))
+
+    for name in names(tiers_of(build).edge):
+        assert checked_name(name, "step") == name
+
+
+ROW_WISE: list[Callable[[Stream], Stream]] = [
+    lambda stream: stream.filter("temp > 0"),
+    lambda stream: stream.with_columns("temp + n AS temp"),
+    lambda stream: stream.with_columns("n AS m", "upper(note) AS note"),
+    lambda stream: stream.select("device", "ts", "temp", "n", "tags", "note"),
+    lambda stream: stream.flat_map("tags AS tag"),
+]
+ENDS: list[Callable[[Stream], Stream]] = [
+    lambda stream: stream,
+    lambda stream: stream.select("device", "ts"),
+    lambda stream: stream.group_by("device").agg(n="count(*)", top="max(temp)"),
+    lambda stream: stream.group_by().window(tumbling("5s")).agg(last="last(n)").final(),
+    lambda stream: stream.group_by("device").window(session("5s")).agg(n="sum(n)"),
+    lambda stream: stream.group_by("device").ewma(alpha=0.5, smooth="temp"),
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    ways=st.lists(
+        st.tuples(st.lists(st.sampled_from(ROW_WISE), max_size=4), st.sampled_from(ENDS)), min_size=1, max_size=3
+    ),
+    cuts=st.integers(1, 2),
+)
+def test_every_step_of_any_plan_is_in_one_half_and_both_halves_stand(ways, cuts):
+    pipeline = Pipeline("fleet")
+    source = pipeline.source("rows", files("in/*.jsonl"), schema=SCHEMA, time="ts")
+    above = [source.to_center(name=f"cut{number}") for number in range(cuts)]
+    for number, (steps, end) in enumerate(ways):
+        stream = above[number % cuts]
+        for step in steps:
+            if step is not ROW_WISE[-1] or "tags" in stream.schema:
+                stream = stream.select("*") if step is ROW_WISE[3] and "tags" not in stream.schema else step(stream)
+        sunk(end(stream), f"out{number}")
+    plan = pipeline.plan()
+    tiers = split(plan)
+    assert tiers.center is not None
+    written = {step.name for step in plan.steps}
+    new = {step.name for step in tiers.edge.steps} - written
+    assert all(name.endswith(("_columns", "_partials")) for name in new)
+    both = set(names(tiers.edge)) & set(names(tiers.center))
+    read = {step.name for step in plan.steps if isinstance(step, p.ToCenter) and plan.consumers(step.name)}
+    assert both == read
+    assert set(names(tiers.edge)) | set(names(tiers.center)) == written | new
+    for sink in (step for step in plan.steps if isinstance(step, p.Sink)):
+        found = tiers.center.step(sink.name)
+        assert dict(stream_types(tiers.center)[found.inputs[0]].schema) == dict(stream_types(plan)[sink.input].schema)
 
 
 def test_a_loop_above_the_cut_reads_what_crosses():

@@ -5,6 +5,7 @@ The agent loads neither pipelines nor Polars: what a pipeline does to its proces
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +100,9 @@ def labels_of(files: tuple[str, ...]) -> dict[str, str]:
 
 
 def _say(name: str, _stream: str, text: str) -> None:
-    print(passed_on(name, text), file=sys.stderr, flush=True)
+    # Nobody who reads the log is no reason to stop a pipeline.
+    with contextlib.suppress(OSError):
+        print(passed_on(name, text), file=sys.stderr, flush=True)
 
 
 def _rest() -> None:

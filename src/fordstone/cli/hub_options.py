@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HUB_VARIABLE: Final = "FORDSTONE_HUB"
 TOKEN_VARIABLE: Final = "FORDSTONE_HUB_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_FILE_VARIABLE: Final = "FORDSTONE_HUB_TOKEN_FILE"  # noqa: S105 - likewise
 HERE: Final = "http://127.0.0.1:7411"
 """Where a hub listens unless told otherwise."""
 TOKEN_BYTES_MAX: Final = 4096
@@ -42,7 +43,7 @@ def hub_options(command: _F, *, default: str | None = None, kind: type[click.Opt
     for option in (
         click.option("--ca", cls=kind, metavar="FILE", default=None, help="Whose certificates the hub may have, if not a known authority's."),
         click.option(
-            "--token-file", cls=kind, metavar="FILE", default=None,
+            "--token-file", cls=kind, metavar="FILE", envvar=TOKEN_FILE_VARIABLE, default=None,
             help=f"A file with the hub's token, as 'fordstone hub token add' printed it; or the variable {TOKEN_VARIABLE}.",
         ),
         click.option(

@@ -55,11 +55,11 @@ class Commands(TaughtGroup):
         "fordstone run cold_chain.py --state /var/fs   run on, until SIGINT or SIGTERM",
         "fordstone run cold_chain.py --on spark        the same on Spark",
         "fordstone sql \"SELECT ...\" -s a='in/*.csv'    answer a query over files",
+        "fordstone hub                                 the service between nodes and center",
         "fordstone edge cold_chain.py --hub URL        its edge half, on a gateway",
         "fordstone center cold_chain.py --hub URL      its center, on Spark",
         "fordstone explain cold_chain.py               what would run, and what it guarantees",
         "fordstone checkpoints ls                      what is stored",
-        "fordstone hub                                 the service between nodes and center",
     ],
 )
 @click.version_option(fordstone.__version__, prog_name="fordstone")

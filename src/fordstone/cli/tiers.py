@@ -7,6 +7,7 @@ center finishes its epoch; then the hub. A bounded run is the edge to its end, t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -156,8 +157,11 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     view = make_tiers_view(plan.pipeline, as_json=as_json)
     talk = Talk(view, verbose=options["verbose"] > 0)
     ready_file = state / HUB / "ready"
-    ready_file.parent.mkdir(parents=True, exist_ok=True)
-    ready_file.unlink(missing_ok=True)
+    try:
+        ready_file.parent.mkdir(parents=True, exist_ok=True)
+        ready_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise Mistake(f"--state {state}: nothing can be kept there ({error}).") from error
     supervisor = Supervisor(
         spawn=spawning(talk.heard, catch_out=True),
         monotonic_us=SystemClock().monotonic_us,
@@ -175,7 +179,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     with view, Signals() as signals:
         while course.phase != "over":
             course.step()
-            if signals.told:
+            if signals.told or talk.nobody_reads:
                 course.stop()
             if course.phase == "hub" and time.monotonic() > give_up_at:
                 course.stop()
@@ -185,6 +189,8 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     if course.failed is not None:
         code = supervisor.code_of(course.failed)
         raise _failure(course.failed, talk.last_words(course.failed), supervisor.given_up.get(course.failed, ""), code)
+    if talk.nobody_reads:
+        raise Mistake("stdout: whoever read the output has gone. Stopped.")
     view.report(bounded=options["bounded"], told=signals.told)
 
 
@@ -199,9 +205,17 @@ class Talk:
         self._verbose = verbose
         self._last: dict[str, str] = {}
         self._lock = threading.Lock()
+        self.nobody_reads = False
+        """Whoever read our standard output has gone."""
 
     def heard(self, name: str, stream: str, text: str) -> None:
-        """One line."""
+        """One line. Whatever becomes of it, the next one is read: a child whose lines nobody takes would wait for ever."""
+        try:
+            self._pass_on(name, stream, text)
+        except OSError:
+            self.nobody_reads = True
+
+    def _pass_on(self, name: str, stream: str, text: str) -> None:
         with self._lock:
             if stream == "out":
                 if name != HUB:
@@ -223,8 +237,10 @@ class Talk:
             return self._last.get(name, "").strip()
 
     def _say(self, name: str, text: str) -> None:
-        if text.strip():
-            print(f"{name}: {text}", file=sys.stderr, flush=True)
+        # Somebody who no longer reads standard error is no reason to stop.
+        with contextlib.suppress(OSError):
+            if text.strip():
+                print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
 def _refuse(context: click.Context) -> None:

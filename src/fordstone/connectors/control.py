@@ -20,7 +20,7 @@ from fordstone.connectors.control_log import ControlLog
 from fordstone.connectors.kind import ClockUs, ConnectorKind
 from fordstone.errors import ConfigError, DamagedError, StorageError
 from fordstone.model import plan as p
-from fordstone.model.ids import PartitionId, Position
+from fordstone.model.ids import PartitionId, Position, checked_name
 from fordstone.model.manifest import PartitionCut
 from fordstone.model.plan import ConnectorSpec
 from fordstone.model.schema import Schema
@@ -78,7 +78,7 @@ class ControlKind(ConnectorKind):
 
 def open_control(step: p.Source, disk: Disk, home: str, *, bounded: bool) -> ControlSource:
     """The source of a control table, as an engine opens it. `home`: the pipeline's directory on this node."""
-    name = step.connector.options["control"]
+    name = checked_name(step.connector.options["control"], "control")
     table = ControlLog(disk, f"{home}/control/{name}", schema=Schema.stored(step.schema), keys=step.replaces)
     return ControlSource(table, bounded=bounded)
 

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 FOLD_FILES_MIN: Final = 16
 """Fewer versions than this are not worth folding: the whole table is written anew for it."""
+FOLD_FILES_MAX: Final = 512
+"""So many are folded even if they have few rows beside the table's."""
+FOLD_SHARE: Final = 4
+"""Else they are folded when they have a row for so many of the table's."""
 _TEMPORARY: Final = ".writing"
 _CHANGE: Final = re.compile(r"(\d{12})-(\d{12})-(\d{1,12})-([0-9a-f]{64})\.arrow")
 _BASE: Final = re.compile(r"base-(\d{12})-(\d{1,12})-([0-9a-f]{64})\.arrow")
@@ -136,7 +140,9 @@ class ControlLog:
         """Put one file in place of all up to `version`, if that is worth it. Nobody will read from before it again."""
         with self._mutex:
             old = [entry for entry in self._entries if entry.version <= version]
-            if len(old) < FOLD_FILES_MIN:
+            changes = sum(entry.rows for entry in old if not entry.base)
+            table = sum(entry.rows for entry in old if entry.base)
+            if len(old) < FOLD_FILES_MIN or (len(old) < FOLD_FILES_MAX and changes * FOLD_SHARE < table):
                 return
             self._replace(old, self._write(self._folded(old), old[-1].version, after=0, base=True))
 

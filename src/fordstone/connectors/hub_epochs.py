@@ -81,14 +81,19 @@ class HubSource(Source):
         clock_us: ClockUs,
         planned: StreamIndex | None = None,
         pause: Callable[[float], None] = time.sleep,
+        follower: Callable[..., Follower] = Follower,
     ) -> None:
-        """`planned`: the index for reads that were planned elsewhere, shared by whoever makes them in this process."""
+        """`planned`: the index for reads that were planned elsewhere, shared by whoever makes them in this process.
+
+        `follower`: what hears of new epochs, on a thread of its own.
+        """
         self.client = client
         self.options = options
         self.schema = schema
         self.bounded = bounded
         self._clock_us = clock_us
         self._pause = pause
+        self._make_follower = follower
         self._planned = planned if planned is not None else StreamIndex()
         self._own: StreamIndex | None = None
         self._ends: dict[str, int] = {}
@@ -257,7 +262,7 @@ class HubSource(Source):
                 self._own = self._listed() if self.bounded else StreamIndex()
             if self._follower is None and not self.bounded:
                 named = self.options
-                self._follower = Follower(
+                self._follower = self._make_follower(
                     self.client, self._own, pipeline=named.pipeline, stream=named.stream, consumer=named.consumer
                 )
                 weakref.finalize(self, self._follower.stop)

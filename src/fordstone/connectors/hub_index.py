@@ -144,6 +144,7 @@ class Follower:
         """What the hub does not know yet: at first, that we are there."""
         self.away = False
         """The hub did not answer when it was last asked."""
+        self._failures = 0
         self._refused: HubRefusedError | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._follow, name=f"hub-{stream}", daemon=True)
@@ -161,6 +162,11 @@ class Follower:
         if self._failure is not None:
             raise self._failure
         return self._refused
+
+    @property
+    def asked(self) -> bool:
+        """Whether the hub has told all it had, or turned out to be away."""
+        return self._asked.is_set()
 
     def wait_for_first(self, seconds: float) -> None:
         """Wait until the hub has told all it had, or turned out to be away."""
@@ -182,24 +188,28 @@ class Follower:
             self._asked.set()
 
     def _take_turns(self) -> None:
-        failures = 0
         while not self._stopped.is_set():
-            try:
-                self._tell()
-                wait_s = POLL_SECONDS if self._index.complete and self._asked.is_set() else 0.0
-                page = self._client.stream_page(self._pipeline, self._stream, after=self._index.after, wait_s=wait_s)
-            except (HubAwayError, HubRefusedError) as error:
-                self._failed(error)
-                failures += 1
-                self._stopped.wait(min(BACK_OFF_FIRST_SECONDS * 2 ** min(failures, 16), BACK_OFF_MAX_SECONDS))
-                continue
-            self._index.add(page)
-            if self.away:
-                log.info("hub back", extra={"pipeline": self._pipeline, "stream": self._stream})
-            self.away, self._refused, failures = False, None, 0
-            if not page.more:
-                self._asked.set()
-                self._stopped.wait(GATHER_SECONDS)
+            self._stopped.wait(self.turn())
+
+    def turn(self) -> float:
+        """Tell and ask once; gives the seconds to wait until the next time. Called by the thread, or by who has none."""
+        try:
+            self._tell()
+            wait_s = POLL_SECONDS if self._index.complete and self.asked else 0.0
+            page = self._client.stream_page(self._pipeline, self._stream, after=self._index.after, wait_s=wait_s)
+        except (HubAwayError, HubRefusedError) as error:
+            self._failed(error)
+            self._failures += 1
+            back_off_s: float = BACK_OFF_FIRST_SECONDS * 2 ** min(self._failures, 16)
+            return min(back_off_s, BACK_OFF_MAX_SECONDS)
+        self._index.add(page)
+        if self.away:
+            log.info("hub back", extra={"pipeline": self._pipeline, "stream": self._stream})
+        self.away, self._refused, self._failures = False, None, 0
+        if page.more:
+            return 0.0
+        self._asked.set()
+        return GATHER_SECONDS
 
     def _failed(self, error: HubAwayError | HubRefusedError) -> None:
         if not self.away:

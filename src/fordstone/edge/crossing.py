@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.graph import Graph, VertexKind
 from fordstone.edge.outbox import Found, Outbox
-from fordstone.errors import CheckpointError
+from fordstone.errors import CheckpointError, ConfigError, PipelineError
 from fordstone.hub.messages import ENDED_US, EpochEntry, StreamSegment
 from fordstone.model import plan as p
 from fordstone.model.manifest import TIME_MIN_US, Cut, Manifest
@@ -27,6 +27,20 @@ def crossing_streams(plan: p.Plan) -> dict[str, str]:
         for step in plan.steps
         if isinstance(step, p.Sink) and step.connector.kind == CENTER
     }
+
+
+def check_tiers(plan: p.Plan, outbox: Outbox | None) -> None:
+    """Refuse what is not for one engine alone."""
+    if plan.tiered:
+        raise PipelineError(
+            f"pipeline {plan.pipeline} has two tiers, so no engine runs it as it is. On one machine: fordstone run FILE. On several: "
+            "fordstone edge FILE on each node and fordstone center FILE at the center, with a hub between them."
+        )
+    if crossing_streams(plan) and outbox is None:
+        raise ConfigError(
+            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and nobody said through which hub. "
+            "Give its address (--hub URL)."
+        )
 
 
 class Crossing:
@@ -84,6 +98,9 @@ class Crossing:
 
         def find(epoch: int) -> Found | None:
             nonlocal cuts
+            if not self._streams:
+                # Such a pipeline may have run without a hub meanwhile, and nothing was lost by it.
+                return Found(EpochEntry(epoch=epoch, streams={}, created_us=0), exact=False)
             try:
                 return self._whole(Found(self.entry(store.manifest(epoch)), exact=True), store)
             except CheckpointError:

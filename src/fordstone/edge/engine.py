@@ -22,7 +22,7 @@ from fordstone.edge.assembly import Parts, assemble
 from fordstone.edge.clock import Clock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.coordinator import Coordinator, Sealing, SourceShare
-from fordstone.edge.crossing import CENTER, Crossing, crossing_streams
+from fordstone.edge.crossing import CENTER, Crossing, check_tiers
 from fordstone.edge.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.edge.dealing import dealt, newcomers, readers
 from fordstone.edge.ends import Ends
@@ -39,7 +39,6 @@ from fordstone.edge.source_task import SourceTask
 from fordstone.edge.step_digest import step_digests
 from fordstone.edge.task import LoopTask, Task
 from fordstone.edge.writer import Identity, Writer
-from fordstone.errors import ConfigError, PipelineError
 from fordstone.model import plan as p
 from fordstone.model.duration import positive_us
 from fordstone.model.ids import Attempt, PartitionId, TaskId
@@ -77,6 +76,8 @@ class Rim:
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
     """Opens the sink for what a source could not read; None: files below the state directory."""
+    ends: Callable[..., Ends] = Ends
+    """Opens sources and sinks."""
 
 
 class Engine:
@@ -94,7 +95,7 @@ class Engine:
         outbox: Outbox | None = None,
     ) -> None:
         """`outbox`: where sealed epochs wait for the hub; needed if anything crosses."""
-        _check_tiers(plan, outbox)
+        check_tiers(plan, outbox)
         self.plan = plan
         self.config = config
         self.resumption = _without_end(resumption, plan)
@@ -118,7 +119,7 @@ class Engine:
             Reservations(rim.disk, f"{store.pipeline}/{store.node}") if plan.guarantee == "at_most_once" else None
         )
         home = f"{store.pipeline}/{store.node}"
-        self._ends = Ends(self._types, rim.disk, home, bounded=config.bounded, clock_us=rim.clock.monotonic_us)
+        self._ends = rim.ends(self._types, rim.disk, home, bounded=config.bounded, clock_us=rim.clock.monotonic_us)
         self.sources = {step.name: self._ends.source(step) for step in plan.steps if isinstance(step, p.Source)}
         self._crossing: Crossing | None = None
         if outbox is not None:
@@ -359,20 +360,6 @@ class Engine:
         if self.rim.dead_letters is not None:
             return self.rim.dead_letters(source)
         return self._ends.dead_letters(self.config.state, source)
-
-
-def _check_tiers(plan: p.Plan, outbox: Outbox | None) -> None:
-    """Refuse what is not for one engine alone."""
-    if plan.tiered:
-        raise PipelineError(
-            f"pipeline {plan.pipeline} has two tiers, so no engine runs it as it is. On one machine: fordstone run FILE. On several: "
-            "fordstone edge FILE on each node and fordstone center FILE at the center, with a hub between them."
-        )
-    if crossing_streams(plan) and outbox is None:
-        raise ConfigError(
-            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and nobody said through which hub. "
-            "Give its address (--hub URL)."
-        )
 
 
 def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:

@@ -33,6 +33,7 @@ from fordstone.hub.messages import (
     Epochs,
     Health,
     LeaseRequest,
+    Message,
     Nodes,
     Streams,
 )
@@ -101,7 +102,7 @@ class LogCalls:
             lambda db: streams.page(db, pipeline, stream, after=after, limit=limit),
             lambda page: bool(page.epochs),
         )
-        return json_answer(msgspec.structs.replace(page, blobs=self._direct_url))
+        return await self._answer(msgspec.structs.replace(page, blobs=self._direct_url))
 
     async def control_page(self, request: Request) -> Response:
         """`GET /pipelines/{p}/control/{name}` (long poll)."""
@@ -113,7 +114,7 @@ class LogCalls:
             lambda db: control.page(db, pipeline, name, after=after, limit=VERSIONS_A_PAGE),
             lambda page: bool(page.versions),
         )
-        return json_answer(msgspec.structs.replace(page, blobs=self._direct_url))
+        return await self._answer(msgspec.structs.replace(page, blobs=self._direct_url))
 
     async def publish(self, request: Request) -> Response:
         """`POST /pipelines/{p}/control/{name}`."""
@@ -169,11 +170,11 @@ class LogCalls:
 
     async def nodes(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /nodes`."""
-        return json_answer(Nodes(nodes=await self._read(node_list.list_nodes)))
+        return await self._answer(Nodes(nodes=await self._read(node_list.list_nodes)))
 
     async def streams(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /streams`."""
-        return json_answer(Streams(streams=await self._read(streams.list_streams)))
+        return await self._answer(Streams(streams=await self._read(streams.list_streams)))
 
     async def epochs(self, request: Request) -> Response:
         """`GET /epochs?pipeline=&node=&limit=`."""
@@ -181,7 +182,7 @@ class LogCalls:
         check_names([name for name in (pipeline, node) if name is not None], "name")
         limit = number_of(request, "limit", 100, most=PAGE_ENTRIES_MAX)
         found = await self._read(lambda db: node_list.list_epochs(db, pipeline=pipeline, node=node, limit=limit))
-        return json_answer(Epochs(epochs=found))
+        return await self._answer(Epochs(epochs=found))
 
     async def healthz(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /healthz`: the log can be read."""
@@ -213,6 +214,10 @@ class LogCalls:
             finally:
                 if leaving is not None:
                     leaving.cancel()
+
+    async def _answer(self, message: Message) -> Response:
+        """What may be long is encoded on a thread."""
+        return await self._on_thread(lambda: json_answer(message))
 
     async def _write(self, job: Callable[[Turn], T]) -> T:
         return await asyncio.wrap_future(self._log.write(job))

@@ -16,6 +16,9 @@ from fordstone.errors import ConfigError, StorageError
 SCHEMA_VERSION: Final = 1
 BUSY_MS: Final = 10_000
 WAL_BYTES_KEPT: Final = 64 << 20
+WAL_PAGES: Final = 4_000
+"""After so many pages what was written is carried over into the file itself: rarely, because a commit waits for it."""
+CACHE_BYTES: Final = 64 << 20
 
 SCHEMA: Final = """
 CREATE TABLE counter (only INTEGER PRIMARY KEY CHECK (only = 1), seq INTEGER NOT NULL);
@@ -167,6 +170,8 @@ def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_BYTES >> 10}")
         connection.execute("PRAGMA foreign_keys = ON")
     else:
         connection.execute("PRAGMA query_only = ON")

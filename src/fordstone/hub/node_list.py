@@ -36,16 +36,24 @@ def list_nodes(db: sqlite3.Connection) -> tuple[NodeInfo, ...]:
 
 def list_epochs(db: sqlite3.Connection, *, pipeline: str | None, node: str | None, limit: int) -> tuple[EpochInfo, ...]:
     """The newest epochs first; of one pipeline or node if given."""
+    if pipeline is not None and node is not None:
+        # They lie together, in this order.
+        chosen = "e.node_id = (SELECT id FROM nodes WHERE pipeline = :pipeline AND node = :node) ORDER BY e.node_id DESC, e.epoch DESC"
+    else:
+        chosen = (
+            "(:pipeline IS NULL OR n.pipeline = :pipeline) AND (:node IS NULL OR n.node = :node) "
+            "ORDER BY e.seq DESC, e.epoch DESC"
+        )
+    rows = db.execute(
+        "SELECT e.seq, n.pipeline, n.node, e.epoch, e.first, e.last, e.rows, e.size_bytes, e.received_us, e.created_us, "  # noqa: S608 - one of two, ours
+        "e.hub_generation, e.local_generation FROM entries e JOIN nodes n ON n.id = e.node_id "
+        f"WHERE {chosen} LIMIT :limit",
+        {"pipeline": pipeline, "node": node, "limit": limit},
+    )
     return tuple(
         EpochInfo(
-            seq=seq, pipeline=in_pipeline, node=on_node, epoch=epoch, first=first, last=last, rows=rows, size_bytes=size_bytes,
-            received_us=received_us, created_us=created_us, generation=Generation(hub=hub, local=local),
+            seq=row[0], pipeline=row[1], node=row[2], epoch=row[3], first=row[4], last=row[5], rows=row[6], size_bytes=row[7],
+            received_us=row[8], created_us=row[9], generation=Generation(hub=row[10], local=row[11]),
         )
-        for seq, in_pipeline, on_node, epoch, first, last, rows, size_bytes, received_us, created_us, hub, local in db.execute(
-            "SELECT e.seq, n.pipeline, n.node, e.epoch, e.first, e.last, e.rows, e.size_bytes, e.received_us, e.created_us, "
-            "e.hub_generation, e.local_generation FROM entries e JOIN nodes n ON n.id = e.node_id "
-            "WHERE (:pipeline IS NULL OR n.pipeline = :pipeline) AND (:node IS NULL OR n.node = :node) "
-            "ORDER BY e.seq DESC, e.epoch DESC LIMIT :limit",
-            {"pipeline": pipeline, "node": node, "limit": limit},
-        )
+        for row in rows
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fordstone.hub.log import Key
 
@@ -53,9 +53,9 @@ class Waiting:
         self.ended = True
         self._call(lambda: self._wake(None))
 
-    def _call(self, wake: object) -> None:
+    def _call(self, wake: Callable[[], None]) -> None:
         loop = self._loop
-        if loop is not None and callable(wake):
+        if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(wake)
 

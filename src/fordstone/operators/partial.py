@@ -17,7 +17,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.model.aggregate import Aggregate, AggregateCall
-from fordstone.model.aggregating import WINDOW_END, WINDOW_START
+from fordstone.model.aggregating import PARTIAL_ROWS, WINDOW_END, WINDOW_START
 from fordstone.model.schema import DataType, Schema
 from fordstone.model.stream_type import EventTime
 from fordstone.model.windows import Tumbling
@@ -30,7 +30,7 @@ from fordstone.state.microseconds import microseconds
 
 END: Final = "__end"
 """The end of a partial row's window, Int64 microseconds."""
-ROWS: Final = "__rows"
+ROWS: Final = PARTIAL_ROWS
 ONE: Final = "__all"
 """Stands for the key where there is none: all rows belong together."""
 STREAMING_ROWS: Final = 200_000

@@ -21,7 +21,8 @@ from fordstone import errors
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.edge.report import Progress, Report
 from fordstone.edge.signals import Signals
-from fordstone.errors import ConfigError, FordstoneError, TaskError
+from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskError
+from fordstone.hub.address import HubAddress
 from fordstone.model.duration import positive_us
 from fordstone.model.manifest import TIME_MIN_US
 from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
@@ -33,6 +34,8 @@ from fordstone.spark.query import HostedQuery, hosted_query
 from fordstone.spark.session import java_gone, session
 from fordstone.spark.stop_mark import StopMark
 from fordstone.spark.worker_trace import last_words
+from fordstone.tiers.place import placed
+from fordstone.tiers.split import split
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,15 +58,27 @@ _OURS: Final = re.compile(
 
 
 def run(
-    pipeline: Pipeline, *, spark: SparkSession | None = None, config: SparkConfig | None = None, **options: Any
+    pipeline: Pipeline,
+    *,
+    spark: SparkSession | None = None,
+    config: SparkConfig | None = None,
+    hub: HubAddress | str | None = None,
+    **options: Any,
 ) -> Report:
     """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process is told to stop.
 
-    Options are those of `fordstone.spark.config.SparkConfig`: `state=`, `bounded=`, `interval=`, `native=` ...
+    Of a pipeline for two tiers its center runs, over what is at `hub`. Options are those of `fordstone.spark.config.SparkConfig`:
+    `state=`, `bounded=`, `interval=`, `native=` ...
     """
     if config is not None and options:
         raise ConfigError("give either a SparkConfig or options, not both.")
-    return run_plan(pipeline.plan(), pipeline.functions, config or SparkConfig(**options), spark=spark)
+    plan = pipeline.plan()
+    if hub is not None:
+        center = split(plan).center
+        if center is None:
+            raise ConfigError(f"pipeline {plan.pipeline} has one tier, and reads no hub. Leave hub= out.")
+        plan = placed(center, HubAddress(url=hub) if isinstance(hub, str) else hub)
+    return run_plan(plan, pipeline.functions, config or SparkConfig(**options), spark=spark)
 
 
 def run_plan(
@@ -76,6 +91,11 @@ def run_plan(
     restart: RestartPolicy | None = None,
 ) -> Report:
     """As `run`. `on_progress` is called about 20 times a second."""
+    if plan.tiered:
+        raise PipelineError(
+            f"pipeline {plan.pipeline} has two tiers. On Spark its center runs: fordstone center FILE --hub URL, or from Python "
+            "fordstone.spark.run(p, hub=URL)."
+        )
     policy = restart or RestartPolicy()
     tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
     own = spark

@@ -60,7 +60,7 @@ def _text(plan: p.Plan, tiers: Tiers, parallelism: int, center: CenterWords) -> 
         for crossing in tiers.crossings:
             yield from ["", *_crossing(plan, crossing)]
         given = [schema for crossing in tiers.crossings for schema in (crossing.before, crossing.schema)]
-        yield from ["", *_wrapped("  ", "bytes are ", assumptions(given))]
+        yield from ["", *_wrapped("  ", "", f"bytes are {assumptions(given)}")]
     if tiers.center is not None:
         title, *lines = center(tiers.center)
         yield from [*_title(f"center, {title}"), *lines]
@@ -84,14 +84,20 @@ def _crossing(plan: p.Plan, crossing: Crossing) -> Iterator[str]:
     what = f"partial rows of {crossing.aggregate}, instead of rows" if crossing.partial else "rows"
     yield f"  {crossing.stream}: {what}"
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
-    filters = any(isinstance(plan.step(name), p.Filter) for name in crossing.pushed)
+    moved = [plan.step(name) for name in crossing.pushed]
+    words = saving_words(
+        found,
+        crossing.schema,
+        filters=any(isinstance(step, p.Filter) for step in moved),
+        explodes=any(isinstance(step, p.Explode) for step in moved),
+    )
     details = [
         ("at the cut", _columns(crossing.before)),
         ("crosses", _columns(crossing.schema) if crossing.schema != crossing.before else "the same"),
         *([("not read", ", ".join(crossing.pruned))] if crossing.pruned and not crossing.pushed else []),
         ("pushed down", _pushed(crossing)),
         ("why no more", crossing.reason),
-        *zip(("saves", "", ""), saving_words(found, crossing.schema, filters=filters), strict=False),
+        *zip(("saves", "", ""), words, strict=False),
     ]
     yield from _detailed(details)
 

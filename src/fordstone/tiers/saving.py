@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.model.schema import DataType, Schema
+from fordstone.operators.partial import END
 
 TEXT_BYTES: Final = 16
 ARRAY_ELEMENTS: Final = 8
@@ -32,11 +33,10 @@ _BYTES: Final = {
     "null": 0,
     "decimal": 16,
 }
-PANE: Final = "__end"
-"""Partial rows of windows have it."""
 _LATE_BYTES: Final = 1
 """Rows carry whether they are late."""
 _HLL, _KLL, _ALL = "__hll", "__kll", "__all"
+"""How columns of sketches and of lists of all values begin (`operators.distinct_part`, `quantile_part`, `order_parts`)."""
 
 
 def column_bytes(kind: DataType) -> int:
@@ -85,19 +85,24 @@ def saving(before: Schema, crosses: Schema, *, partial: bool) -> Saving:
     )
 
 
-def saving_words(found: Saving, crosses: Schema, *, filters: bool) -> Iterator[str]:
-    """Lines for a person: the figures, and what they assume."""
+def saving_words(found: Saving, crosses: Schema, *, filters: bool, explodes: bool) -> Iterator[str]:
+    """Lines for a person: the figures, and what they assume. `explodes`: below the cut several rows are made of one."""
     if found.partial:
-        yield f"a row is about {found.row} bytes, a partial row {_full(crosses)}{found.crosses:,}"
+        sketches = any(name.startswith((_HLL, _KLL)) for name in crosses)
+        yield f"a row is about {found.row} bytes, a partial row {'at most ' if sketches else ''}about {found.crosses:,}"
         if found.collects:
             yield "partial rows hold every value, so they save little: collecting is not summing up"
             return
-        each = "key, window and epoch" if PANE in crosses else "key and epoch"
+        if explodes:
+            yield "how many rows are made of one is not known here, so neither is from how many on that is less"
+            return
+        each = "key, window and epoch" if END in crosses else "key and epoch"
         less = _percent(found.share(SHARING_ROWS))
         if found.pays_from == 1:
             yield f"always fewer bytes; with {SHARING_ROWS} rows a {each}, {less}"
         else:
-            yield f"fewer bytes from {found.pays_from:,} rows a {each} on; with {SHARING_ROWS} of them, {less}"
+            latest = " at the latest" if sketches else ""
+            yield f"fewer bytes from {found.pays_from:,} rows a {each} on{latest}; with {SHARING_ROWS} of them, {less}"
         return
     left_out = "the rows that filters below the cut leave out: how many is not known here"
     if found.crosses < found.row:
@@ -124,10 +129,6 @@ def _part_bytes(name: str, kind: DataType) -> int:
         # Levels have room for k, and two thirds of the level above: three k in all.
         return 3 * int(name.removeprefix(_KLL).partition("_")[0]) * column_bytes(kind.element)
     return column_bytes(kind)
-
-
-def _full(crosses: Schema) -> str:
-    return "at most about " if any(name.startswith((_HLL, _KLL)) for name in crosses) else "about "
 
 
 def _percent(share: float) -> str:

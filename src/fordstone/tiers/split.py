@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,9 @@ from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import StreamType, Types
 from fordstone.tiers.prune import columns_read
 from fordstone.tiers.push_down import PushDown, push_down
+
+STEM_MAX: Final = 80
+"""So many characters of a step's name at most begin the name of a step that is made for it: names have a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,8 @@ class _Names:
     def __init__(self, plan: p.Plan) -> None:
         self._taken = {step.name for step in plan.steps}
 
-    def new(self, base: str) -> str:
-        count = 1
+    def new(self, stem: str, what: str) -> str:
+        base, count = f"{stem[:STEM_MAX]}_{what}", 1
         while (name := base if count == 1 else f"{base}_{count}") in self._taken:
             count += 1
         self._taken.add(name)
@@ -114,7 +118,7 @@ class _Cut:
             columns = columns_read(plan, types, last)
             if len(columns) < len(rows.schema):
                 listed = tuple(quoted_name(name) for name in columns)
-                below.append(p.Select(name=names.new(f"{step.name}_columns"), input=behind, columns=listed))
+                below.append(p.Select(name=names.new(step.name, "columns"), input=behind, columns=listed))
                 kept = Schema(tuple((name, rows.schema[name]) for name in columns))
                 rows = StreamType(schema=kept, time=rows.time)
         return cls(step=step, pushed=pushed, before=types[p.Input(step.name)], crosses=rows, below=tuple(below))
@@ -171,7 +175,7 @@ class _Cut:
 
 def _combine(step: p.Aggregate, partial: Schema, behind: p.Input, names: _Names) -> p.Combine:
     return p.Combine(
-        name=names.new(f"{step.name}_partials"),
+        name=names.new(step.name, "partials"),
         input=behind,
         keys=step.keys,
         window=step.window,

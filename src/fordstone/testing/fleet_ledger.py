@@ -1,0 +1,121 @@
+"""What a simulated fleet has done so far, written down beside it, and what must hold at every moment.
+
+Judged here: sealed content never changes; the hub has what some machine had sealed, under the number it was sealed with,
+without gaps; after a generation nothing below it commits; an answer that says yes is true; rows meet a control table as it
+was at the barrier before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import polars as pl
+
+from fordstone.checkpoint.run_file import decode_run
+from fordstone.connectors.control_log import apply_changes
+from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry
+from fordstone.model.manifest import Cut, RunRef
+from fordstone.testing.fleet_hub import FleetHub
+from fordstone.testing.fleet_scenario import CONTROL, CUT
+from fordstone.testing.rows import SimulationError
+
+TABLE = pl.Schema({"k": pl.Int64(), "bound": pl.Int64(), "__op": pl.String()})
+
+
+class SealedEpoch(msgspec.Struct, frozen=True):
+    """What of an epoch must never change."""
+
+    runs: tuple[RunRef, ...]
+    control: int
+    """The version of the control table that was taken when it ended."""
+    ended: bool
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Kept by the simulation; nothing in the fleet reads it."""
+
+    sealed: dict[str, dict[int, SealedEpoch]] = field(default_factory=dict)
+    """By machine and epoch."""
+    sent: dict[tuple[str, int, str], tuple[str, EpochEntry]] = field(default_factory=dict)
+    """By node, epoch and digest: which machine sent it, and what."""
+    accepted: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By node and epoch: the digest that the hub was first seen with."""
+    versions: dict[int, ControlVersion] = field(default_factory=dict)
+    tables: dict[int, dict[int, int]] = field(default_factory=lambda: {0: {}})
+    """By version: what the control table says."""
+
+    # Machines.
+
+    def note_sealed(self, machine: str, cut: Cut) -> None:
+        """An epoch is sealed on a machine, or was found there again."""
+        runs = next((segment.runs for segment in cut.segments if segment.sink == CUT), ())
+        control = cut.sources.get(CONTROL)
+        version = max((part.position for part in control.partitions.values()), default=0) if control else 0
+        new = SealedEpoch(runs, version, cut.ended)
+        known = self.sealed.setdefault(machine, {}).setdefault(cut.epoch, new)
+        if known != new:
+            raise SimulationError(f"{machine}: epoch {cut.epoch} was sealed as {known}, and now it is {new}")
+
+    # The hub.
+
+    def note_sent(self, node: str, machine: str, commit: Commit) -> None:
+        """A commit is on its way."""
+        for entry in commit.epochs:
+            self.sent.setdefault((node, entry.epoch, entry.digest()), (machine, entry))
+
+    def look_at(self, hub: FleetHub, node: str) -> None:
+        """Compare what the hub has of a node with all that is known."""
+        known = self.accepted.setdefault(node, {})
+        newest: tuple[int, int] = (0, 0)
+        for place, (epoch, digest, generation) in enumerate(hub.entries(node), start=1):
+            if epoch != place:
+                raise SimulationError(f"the hub has epoch {epoch} of {node} where {place} is due")
+            if generation < newest:
+                raise SimulationError(f"{node}: generation {generation} committed epoch {epoch} after {newest} had committed")
+            newest = generation
+            if known.setdefault(epoch, digest) != digest:
+                raise SimulationError(f"the hub's epoch {epoch} of {node} has changed")
+            if (node, epoch, digest) not in self.sent:
+                raise SimulationError(f"the hub has an epoch {epoch} of {node} that nobody sent")
+            machine, entry = self.sent[node, epoch, digest]
+            self._check_content(node, machine, entry)
+
+    def check_answer(self, node: str, commit: Commit, answer: Committed) -> None:
+        """The hub said yes: then it has all of this."""
+        known = self.accepted.get(node, {})
+        for entry in commit.epochs:
+            if known.get(entry.epoch) != entry.digest():
+                raise SimulationError(f"the hub said that it has epoch {entry.epoch} of {node}, and has another or none")
+        if answer.head < commit.epochs[-1].epoch:
+            raise SimulationError(f"the hub took epoch {commit.epochs[-1].epoch} of {node} and says that {answer.head} is its newest")
+
+    def _check_content(self, node: str, machine: str, entry: EpochEntry) -> None:
+        sealed = self.sealed.get(machine, {}).get(entry.epoch)
+        if sealed is None:
+            raise SimulationError(f"the hub has epoch {entry.epoch} of {node}, which {machine} never sealed")
+        runs = entry.streams[CUT].runs if CUT in entry.streams else ()
+        if runs != sealed.runs or entry.ended != sealed.ended:
+            raise SimulationError(f"the hub has epoch {entry.epoch} of {node} with other rows than {machine} sealed")
+
+    # Control tables.
+
+    def note_version(self, version: ControlVersion, data: bytes) -> None:
+        """A version was published."""
+        known = self.versions.setdefault(version.version, version)
+        if known != version:
+            raise SimulationError(f"control version {version.version} has changed at the hub")
+        if version.version in self.tables:
+            return
+        if version.version - 1 not in self.tables:
+            raise SimulationError(f"control version {version.version} came after {max(self.tables)}")
+        before = {} if version.snapshot else self.tables[version.version - 1]
+        rows = [(k, bound, "upsert") for k, bound in before.items()]
+        table = apply_changes(pl.DataFrame(rows, schema=TABLE, orient="row"), [decode_run(data, version.blob)], ["k"])
+        self.tables[version.version] = dict(table.select("k", "bound").iter_rows())
+
+    def bounds_in(self, machine: str, epoch: int) -> dict[int, int]:
+        """What rows of an epoch must have met: the table at the barrier before it."""
+        before = self.sealed[machine].get(epoch - 1)
+        return self.tables[before.control if before is not None else 0]
