@@ -147,8 +147,8 @@ def test_failpoints_named_in_the_docs_exist():
     assert set(named_there) <= set(FAILPOINTS)
 
 
-def run_example(name: str, directory: Path) -> None:
-    command = [str(PROGRAMS / "fordstone"), "run", str(ROOT / "examples" / name), "--bounded"]
+def run_example(name: str, directory: Path, *options: str) -> None:
+    command = [str(PROGRAMS / "fordstone"), "run", str(ROOT / "examples" / name), "--bounded", *options]
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=EXAMPLE_SECONDS_MAX, check=False
     )
@@ -161,7 +161,11 @@ def make_data(what: str, directory: Path) -> None:
 
 def test_every_example_is_tried_here():
     tried = set(re.findall(r"run_example\(\"(\w+\.py)\"", Path(__file__).read_text()))
-    assert {file.name for file in (ROOT / "examples").glob("*.py")} == {*tried, "make_data.py"}
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == {
+        *tried,
+        "make_data.py",
+        "cold_chain_devices.py",
+    }
 
 
 def test_example_word_count_counts_every_word(tmp_path):
@@ -180,6 +184,15 @@ def test_example_cold_chain_loses_no_reading(tmp_path):
     assert rows(out / "per_device")["n"].sum() + rows(out / "late").height == total
     assert rows(out / "late").height > 0
     assert rows(out / "alarms")["__id"].n_unique() == rows(out / "alarms").height > 0
+
+
+def test_example_cold_chain_on_two_tiers_counts_every_reading(tmp_path):
+    script = ROOT / "examples" / "cold_chain_devices.py"
+    subprocess.run([sys.executable, str(script), "in", "--devices", "3", "--seconds", "40"], cwd=tmp_path, check=True)
+    run_example("cold_chain.py", tmp_path, "--center", "local")
+    per_device = latest(tmp_path / "out" / "per_device")
+    assert per_device["n"].sum() == 3 * 40
+    assert per_device["device"].n_unique() == 3
 
 
 def test_example_overheat_raises_alarms_that_are_hotter_than_all_before(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ def test_every_word_that_a_process_is_given_is_one_that_it_knows(
     assert (context.params["part"], context.params["take_over"], context.params["logs"]) == ("edge", True, "json")
 
 
-def test_who_takes_over_does_so_once(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
     from fordstone.edge.supervisor import Supervisor
 
     jobs = []
@@ -160,7 +161,7 @@ def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_when_told
     running = agent("one.py", "two.py")
     pids = {running.until("process started", job=name)["job"]: running.lines[-1]["pid"] for name in ("one", "two")}
     running.until("pipeline progress", pipeline="one")
-    signal_pid(pids["one"], signal.SIGKILL)
+    os.kill(pids["one"], signal.SIGKILL)
     running.until("process failed", job="one", code=-9)
     again = running.until("process started", job="one")
     assert again["pid"] != pids["one"]
@@ -188,9 +189,3 @@ def test_one_whose_command_is_misused_is_given_up_and_the_code_says_so(agent: Ca
     assert "keep=0" in said["problem"]
     assert "misused" in running.until("process given up")["why"]
     assert finish(running.process)[0] == 2
-
-
-def signal_pid(pid: int, number: signal.Signals) -> None:
-    import os
-
-    os.kill(pid, number)

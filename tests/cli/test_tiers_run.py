@@ -22,6 +22,8 @@ from tests.edge.test_supervisor import gone
 from fordstone.connectors import latest, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+WAIT_S = 180
+"""A hub that was killed comes back at once, but nodes ask for it again only after a while, on a busy machine after a long one."""
 LOCAL = ["--center", "local", "--interval", "200ms"]
 DEVICES = 4
 Run = Callable[..., subprocess.Popen[str]]
@@ -79,13 +81,13 @@ def same(place: Path) -> bool:
 
 def until(what: Callable[[], bool], process: subprocess.Popen[str], why: str) -> None:
     """Wait for something that the processes do."""
-    end = time.monotonic() + SECONDS_MAX
+    end = time.monotonic() + WAIT_S
     while not what():
         if process.poll() is not None:
             raise AssertionError(f"it ended before {why}: {finish(process)}")
         if time.monotonic() > end:
             process.send_signal(signal.SIGTERM)
-            raise AssertionError(f"not within {SECONDS_MAX} s: {why}: {finish(process)}")
+            raise AssertionError(f"not within {WAIT_S} s: {why}: {finish(process)}")
         time.sleep(0.05)
 
 

@@ -133,13 +133,32 @@ def test_a_process_that_ran_long_enough_is_forgiven():
     assert len(world.started) == 7, "half a second after a failure that is counted as the first"
 
 
-def test_another_command_is_used_for_every_start_but_the_first():
+def test_another_command_is_used_once_a_process_has_run_for_a_while():
     world = World()
     world.supervisor.add(Job(name="a", command=("x", "--take-over"), again=("x",)))
     world.after(0)
+    world.end(1)
+    world.after(1)
+    world.end(-9, after=60)
+    world.after(1)
     world.end(-9)
     world.after(1)
-    assert [process.command for process in world.started] == [("x", "--take-over"), ("x",)]
+    assert [process.command for process in world.started] == [
+        ("x", "--take-over"),
+        ("x", "--take-over"),
+        ("x",),
+        ("x",),
+    ]
+
+
+def test_a_job_may_be_given_another_command_for_its_next_start():
+    world = World()
+    world.supervisor.add(Job(name="a", command=("x", "0")))
+    world.after(0)
+    world.supervisor.renew("a", ("x", "4711"))
+    world.end(-9)
+    world.after(1)
+    assert [process.command for process in world.started] == [("x", "0"), ("x", "4711")]
 
 
 def test_a_process_that_cannot_be_started_now_is_started_later():

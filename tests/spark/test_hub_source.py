@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +13,19 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.hub.running import running_hub, serving
+from tests.hub.running import now_us, running_hub, serving
 from tests.spark.hub_nodes import HubNode, numbers
 from tests.spark.test_hub_rows import EVERY
 
 from fordstone.hub.address import HubAddress
+from fordstone.hub.app import make_app
+from fordstone.hub.blobs import open_blobs
 from fordstone.hub.client import HubClient
+from fordstone.hub.guard import Guard
+from fordstone.hub.limits import Limits
+from fordstone.hub.log import HubLog
+from fordstone.hub.metrics import Metrics
+from fordstone.hub.tokens import TokenFile, Tokens
 from fordstone.spark import register
 
 WAIT_SECONDS_MAX = 60.0
@@ -221,20 +231,50 @@ def test_a_mistake_in_the_options_is_told_when_the_table_is_loaded(spark, hub, o
         spark.read.format("fordstone").options(hub=hub.url, **options).load()
 
 
-async def shut(scope: Any, receive: Any, send: Any) -> None:
-    """A hub to which no token is good enough."""
-    if scope["type"] == "lifespan":
-        while (await receive())["type"] != "lifespan.shutdown":
-            await send({"type": "lifespan.startup.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-        return
-    body = b'{"error":"unauthorised","message":"this token is not known here. Ask for one: fordstone hub token add"}'
-    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
+@contextlib.contextmanager
+def guarded_hub(data: Path) -> Iterator[tuple[HubAddress, str]]:
+    """A hub that asks for tokens; its address with one of a node's, and one of the center's."""
+    data.mkdir()
+    file = TokenFile(data)
+    node = file.add("truck", role="node", node="a", now_us=1)
+    center = file.add("report", role="center", now_us=1)
+
+    async def nothing() -> None:
+        return None
+
+    with contextlib.closing(HubLog(data / "log.sqlite", clock_us=now_us)) as log:
+        guard = Guard(
+            make_app(log, open_blobs(f"file://{data / 'blobs'}")),
+            tokens=Tokens(file, clock_s=time.monotonic, clock_us=now_us),
+            limits=Limits(),
+            metrics=Metrics(),
+            look=nothing,
+        )
+        with serving(guard) as url:
+            yield HubAddress(url=url, token=node), center
 
 
-def test_a_wrong_token_is_told_in_the_hubs_words_and_never_shown(spark):
-    shut.state = None  # type: ignore[attr-defined]  # where an app of ours has what ends its long polls
-    with serving(shut) as url, pytest.raises(PySparkException, match="fordstone hub token add") as failure:
-        read(spark, HubAddress(url=url), "p", token="fst_secret")
-    assert "fst_secret" not in str(failure.value)
+def test_the_token_of_the_center_opens_the_hub_and_a_wrong_one_is_told_and_never_shown(spark, tmp_path):
+    with guarded_hub(tmp_path / "hub") as (address, center):
+        HubNode(address, "guarded", "a").commit(numbers(1, 2))
+        (tmp_path / "token").write_text(f"{center}\n")
+        rows = read(spark, address, "guarded", tokenFile=str(tmp_path / "token")).collect()
+        assert sorted(row.n for row in rows) == [1, 2]
+        wrong = center[:-4] + "0000"
+        with pytest.raises(PySparkException, match="token") as failure:
+            read(spark, address, "guarded", token=wrong)
+        assert "401" in str(failure.value) or "refused" in str(failure.value)
+        assert wrong not in str(failure.value)
+
+
+def test_a_worker_that_reads_a_hub_imports_no_more_than_it_needs_and_another_no_client_of_hubs():
+    child = (
+        "import sys, fordstone.spark, fordstone.spark.register\n"
+        "assert 'urllib3' not in sys.modules\n"
+        "import fordstone.spark.hub_source\n"
+        "assert not {'fordstone.spark.run', 'fordstone.edge.run', 'fordstone.api'} & set(sys.modules)\n"
+        "from fordstone.spark import run\n"
+        "assert callable(run) and fordstone.spark.run is run is sys.modules['fordstone.spark.run'].run\n"
+    )
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

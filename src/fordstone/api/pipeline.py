@@ -54,14 +54,16 @@ class Pipeline:
         schema: Mapping[str, str],
         time: str | None = None,
         lateness: str | timedelta = "0s",
+        max_ahead: str | timedelta | None = "1h",
         idle_after: str | timedelta | None = None,
         on_error: p.OnError = "keep",
     ) -> Stream:
         """Rows from outside.
 
         `time` names the event-time column; a row is late if it is older than the newest before it in its partition by
-        more than `lateness`. A partition silent for `idle_after` no longer holds time back. A row that cannot be read
-        goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
+        more than `lateness`. In a run without end it is late too if it is more than `max_ahead` ahead of this machine's clock, and
+        then moves no time on; None: never. A partition silent for `idle_after` no longer holds time back. A row that cannot be
+        read goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
         """
         checked_name(name, "source")
         if not isinstance(connector, p.ConnectorSpec):
@@ -71,6 +73,7 @@ class Pipeline:
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
+        max_ahead_us = None if max_ahead is None else positive_us(max_ahead, what=f"source {name}: max_ahead")
         self.add(
             p.Source(
                 name=name,
@@ -78,6 +81,7 @@ class Pipeline:
                 schema=Schema.of(schema).to_dict(),
                 time=time,
                 lateness_us=lateness_us,
+                max_ahead_us=None if time is None else max_ahead_us,
                 idle_after_us=None
                 if idle_after is None
                 else positive_us(idle_after, what=f"source {name}: idle_after"),

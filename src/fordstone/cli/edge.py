@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,16 +71,19 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     supervisor = Supervisor(spawn=spawning(_say, catch_out=False), monotonic_us=SystemClock().monotonic_us)
     for label, file in labels.items():
         first = command("run", file, "--part", "edge", "--state", str(Path(state) / label), *words)
-        # Who was shut out once stays so: a process that is started again is the same holder.
+        # Said until it is done: while the hub is away, nothing can be taken over. But not for ever, lest whoever takes over from
+        # us next is shut out by a process of ours that is started again.
         again = tuple(word for word in first if word != "--take-over")
         supervisor.add(Job(name=label, command=first, again=again))
-    with Signals() as signals:
-        while not supervisor.over:
-            supervisor.step()
-            if signals.wait(LOOK_EVERY_S):
-                supervisor.stop()
-                # `wait` no longer waits once it has been told.
-                _rest()
+    try:
+        with Signals() as signals:
+            while not supervisor.over:
+                supervisor.step()
+                if signals.told:
+                    supervisor.stop()
+                time.sleep(LOOK_EVERY_S)
+    finally:
+        supervisor.kill()
     codes = [supervisor.code_of(label) for label in supervisor.given_up]
     if codes:
         sys.exit(MISUSED if set(codes) == {MISUSED} else FAILED)
@@ -103,9 +107,3 @@ def _say(name: str, _stream: str, text: str) -> None:
     # Nobody who reads the log is no reason to stop a pipeline.
     with contextlib.suppress(OSError):
         print(passed_on(name, text), file=sys.stderr, flush=True)
-
-
-def _rest() -> None:
-    import time
-
-    time.sleep(LOOK_EVERY_S)

@@ -175,23 +175,31 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
         ready=lambda: _url_in(ready_file),
         bounded=options["bounded"],
     )
-    give_up_at = time.monotonic() + HUB_READY_WAIT_S
-    with view, Signals() as signals:
-        while course.phase != "over":
-            course.step()
-            if signals.told or talk.nobody_reads:
-                course.stop()
-            if course.phase == "hub" and time.monotonic() > give_up_at:
-                course.stop()
-                course.failed = HUB
-            view.phase(course.phase, course.url)
-            time.sleep(LOOK_EVERY_S)
+    try:
+        with view, Signals() as signals:
+            _follow(course, view, lambda: signals.told or talk.nobody_reads)
+    finally:
+        supervisor.kill()
     if course.failed is not None:
         code = supervisor.code_of(course.failed)
         raise _failure(course.failed, talk.last_words(course.failed), supervisor.given_up.get(course.failed, ""), code)
     if talk.nobody_reads:
         raise Mistake("stdout: whoever read the output has gone. Stopped.")
     view.report(bounded=options["bounded"], told=signals.told)
+
+
+def _follow(course: Course, view: TiersView, told: Callable[[], bool]) -> None:
+    """Go through the course to its end."""
+    give_up_at = time.monotonic() + HUB_READY_WAIT_S
+    while course.phase != "over":
+        course.step()
+        if told():
+            course.stop()
+        if course.phase == "hub" and time.monotonic() > give_up_at:
+            course.stop()
+            course.failed = HUB
+        view.phase(course.phase, course.url)
+        time.sleep(LOOK_EVERY_S)
 
 
 class Talk:

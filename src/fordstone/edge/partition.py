@@ -1,8 +1,9 @@
 """One partition of a source as a task reads it: position, time, and which rows are late.
 
 Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
-or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Where the far end
-declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
+or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Late is also what is
+above the partition's limit, too far ahead of the clock to be believed (rule 7): for what comes behind, it was never there.
+Where the far end declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
 
 `Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
 """
@@ -16,7 +17,7 @@ import polars as pl
 
 from fordstone.connectors.connector import Chunk, Reader
 from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut
 from fordstone.operators.operator import ROW_ID
 from fordstone.state.microseconds import microseconds
 
@@ -32,11 +33,20 @@ class Judged:
     late: pl.DataFrame | None = None
     untimed: pl.DataFrame | None = None
     """Those whose time is null or absurd."""
+    ahead: int = 0
+    """How many of those that are late are too far ahead of the clock."""
 
 
 def tells_time(step: p.Source) -> bool:
     """Whether event time goes on with this source: its rows carry it, or its far end declares it."""
     return step.time is not None or step.declares_time
+
+
+def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:
+    """Above which time rows that are read from now on are late. History has no clock, and declared time is judged elsewhere."""
+    if bounded or step.time is None or step.max_ahead_us is None or step.declares_time:
+        return TIME_MAX_US
+    return min(now_us + step.max_ahead_us, TIME_MAX_US)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class Partition:
     position: int = 0
     max_time_us: int = TIME_MIN_US
     floor_us: int = TIME_MIN_US
+    limit_us: int = TIME_MAX_US
     idle: bool = False
     done: bool = False
     ended: bool = False
@@ -68,6 +79,7 @@ class Partition:
             position=cut.position,
             max_time_us=cut.max_time_us,
             floor_us=cut.floor_us,
+            limit_us=cut.limit_us,
             idle=cut.idle,
             done=cut.done,
             heard_us=now_us,
@@ -76,7 +88,12 @@ class Partition:
     def cut(self) -> PartitionCut:
         """For the manifest."""
         return PartitionCut(
-            position=self.position, max_time_us=self.max_time_us, floor_us=self.floor_us, idle=self.idle, done=self.done
+            position=self.position,
+            max_time_us=self.max_time_us,
+            floor_us=self.floor_us,
+            limit_us=self.limit_us,
+            idle=self.idle,
+            done=self.done,
         )
 
     def watermark_us(self, lateness_us: int) -> int:
@@ -98,8 +115,20 @@ class Partition:
         if step.time is None or not frame.height:
             return Judged(in_time=frame)
         frame, untimed = split_untimed(frame, step.time)
-        in_time, late = self.judge(frame, step.time, step.lateness_us)
-        return Judged(in_time=in_time, late=late, untimed=untimed)
+        late, ahead = self._judge(microseconds(frame.get_column(step.time)), step.lateness_us)
+        if late is None:
+            return Judged(in_time=frame, untimed=untimed)
+        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed, ahead=ahead)
+
+    def newest_us(self, step: p.Source, chunk: Chunk) -> int:
+        """How far time will have come, lateness left aside, when this chunk has been judged."""
+        if step.declares_time:
+            return self.max_time_us if chunk.watermark_us is None else max(self.max_time_us, chunk.watermark_us)
+        if step.time is None or not chunk.frame.height:
+            return self.max_time_us
+        times = microseconds(chunk.frame.get_column(step.time))
+        newest_us = times.filter(times.is_between(-TIME_BOUND_US, min(TIME_BOUND_US, self.limit_us))).max()
+        return max(self.max_time_us, newest_us) if isinstance(newest_us, int) else self.max_time_us
 
     def _judged_declared(self, step: p.Source, marked: pl.Series | None, frame: pl.DataFrame) -> Judged:
         late, untimed = marked, None
@@ -115,25 +144,29 @@ class Partition:
             return Judged(in_time=frame, untimed=untimed)
         return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed)
 
-    def judge(self, frame: pl.DataFrame, time: str, lateness_us: int) -> tuple[pl.DataFrame, pl.DataFrame | None]:
-        """Split rows (none without a time) into those in time and those late, and move time on."""
-        times = microseconds(frame.get_column(time))
+    def _judge(self, times: pl.Series, lateness_us: int) -> tuple[pl.Series | None, int]:
+        """Which of these times (no nulls) are late, if any, and how many are so for being ahead; and move time on."""
         low, high = times.min(), times.max()
         if not isinstance(low, int) or not isinstance(high, int):
-            return frame, None
-        before, self.max_time_us = self.max_time_us, max(self.max_time_us, high)
+            return None, 0
+        before, ahead, believed = self.max_time_us, None, times
+        if high > self.limit_us:
+            ahead = times > self.limit_us
+            believed = times.set(ahead, TIME_MIN_US)
+            high = int(believed.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
+        self.max_time_us = max(before, high)
         if low >= max(self.max_time_us - lateness_us, self.floor_us):
-            return frame, None
-        if low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
+            late = ahead
+        elif ahead is None and low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
             # In order among themselves, and not late against what came before.
-            return frame, None
-        # Exactly, row by row: against the largest time before each row.
-        highest = pl.select(pl.lit(times).cum_max().shift(1).fill_null(before).clip(before)).to_series()
-        limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us
-        late = (times < limit) | (times < self.floor_us)
-        if not late.any():
-            return frame, None
-        return frame.filter(~late), frame.filter(late)
+            late = None
+        else:
+            # Exactly, row by row: against the largest time before each row.
+            highest = pl.select(pl.lit(believed).cum_max().shift(1).fill_null(before).clip(before)).to_series()
+            limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us
+            late = (times < limit) | (times < self.floor_us)
+            late = late if ahead is None else late | ahead
+        return (late if late is not None and late.any() else None), 0 if ahead is None else int(ahead.sum())
 
 
 def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:

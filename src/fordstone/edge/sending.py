@@ -206,6 +206,12 @@ class Sender:
     def _meet(self, generation: Generation) -> None:
         """Look where the hub stands, and let go what it has."""
         head = self._hub.head(self._store.pipeline, self._store.node)
+        if head.generation is not None and head.generation > generation:
+            # Before anything is compared: what a successor has sent differs, and is not for this process to judge.
+            self._put_down()
+            raise FencedError(
+                f"The hub has given generation {head.generation.hub}.{head.generation.local} out since. {self._fenced()}"
+            )
         known = self._outbox.digest(head.epoch)
         standing = judge.Standing(
             head=head.epoch,

@@ -51,7 +51,9 @@ class Share:
         self._order: BarrierOrder | None = None
         self._stage = 0
 
-    def start(self, joining: Sequence[PartitionId], *, bounded: bool, watermark_us: int, now_us: int) -> None:
+    def start(
+        self, joining: Sequence[PartitionId], *, bounded: bool, watermark_us: int, limit_us: int, now_us: int
+    ) -> None:
         """Begin to read freely: after a start, or when recorded epochs have been followed to their end."""
         for partition in self.partitions.values():
             # What had ended may have grown since; and of bounded input nothing is waited for.
@@ -59,6 +61,7 @@ class Share:
                 partition.idle = partition.done = False
                 partition.floor_us = max(partition.floor_us, watermark_us)
         self.join(joining, watermark_us=watermark_us, now_us=now_us)
+        self.limit(limit_us)
         self._stages.append((None, self.cuts()))
 
     def join(self, names: Sequence[PartitionId], *, watermark_us: int, now_us: int) -> None:
@@ -78,6 +81,11 @@ class Share:
                 partition.heard_us = now_us
             elif not partition.idle and after_us is not None and now_us - partition.heard_us >= after_us:
                 partition.idle = True
+
+    def limit(self, limit_us: int) -> None:
+        """At a barrier: from here on, rows above this time are too far ahead of the clock."""
+        for partition in self.partitions.values():
+            partition.limit_us = limit_us
 
     def close_ended(self) -> None:
         """At a barrier: what was read to its end is done."""
@@ -119,12 +127,8 @@ class Share:
             partition = self.partitions.get(name)
             if partition is None:
                 partition = self.partitions[name] = Partition.restored(name, cut, now_us=now_us)
-            partition.idle, partition.done, partition.floor_us, partition.target = (
-                cut.idle,
-                cut.done,
-                cut.floor_us,
-                None,
-            )
+            partition.idle, partition.done, partition.target = cut.idle, cut.done, None
+            partition.floor_us, partition.limit_us = cut.floor_us, cut.limit_us
 
     def _aim(self, stage: Stage) -> bool:
         """Read up to these positions; says whether all are reached. Partitions that are not known join there."""

@@ -21,7 +21,7 @@ from fordstone.connectors.connector import Chunk, Source
 from fordstone.edge.dead_letters import DeadLetters
 from fordstone.edge.item import Barrier
 from fordstone.edge.outlet import Outlet
-from fordstone.edge.partition import Partition, row_ids, tells_time
+from fordstone.edge.partition import Partition, limit_us, row_ids, tells_time
 from fordstone.edge.share import BarrierOrder, Followed, Share
 from fordstone.edge.snapshot import FrozenSource
 from fordstone.edge.task import Task, TaskParts
@@ -29,7 +29,6 @@ from fordstone.errors import StorageError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut, SourceCut
-from fordstone.state.microseconds import microseconds
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +64,8 @@ class SourceSetup:
     """Partitions that were found at the start."""
     watermark_us: int = TIME_MIN_US
     following: bool = False
+    before_us: int = 0
+    """The time by the clock at which the last epoch ended."""
 
 
 class SourceTask(Task):
@@ -89,6 +90,7 @@ class SourceTask(Task):
         self._asked = False
         self._looked_us = parts.clock.monotonic_us()
         self._refused = False
+        self._before_us = setup.before_us
         self._poll_us = POLL_FIRST_US
         self._dead_letters = DeadLetters(setup.step, setup.dead_letters)
 
@@ -192,6 +194,8 @@ class SourceTask(Task):
             self._share.close_ended()
             self._share.change_idleness(self._step.idle_after_us, watermark_us=self._watermark_us, now_us=now_us)
             self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
+            # It stands in the cut, and if this attempt is given up, in the stage that begins here.
+            self._share.limit(limit_us(self._step, order.barrier.now_us, bounded=self._setup.bounded))
         else:
             if order.bounded:
                 for name, cut in order.follow.items():
@@ -201,6 +205,7 @@ class SourceTask(Task):
             self._share.take_up(order.follow, now_us=now_us)
         self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
         self._asked = False
+        self._before_us = order.barrier.now_us
         idle = self._timeless or all(q.idle or q.done for q in self._share.partitions.values())
         self._cut(replace(order.barrier, idle=idle and not self.finished), logging=False)
         self._tell_time()
@@ -217,6 +222,10 @@ class SourceTask(Task):
                 self._joining,
                 bounded=self._setup.bounded,
                 watermark_us=self._watermark_us,
+                # As at barriers: the clock never goes back.
+                limit_us=limit_us(
+                    self._step, max(self._clock.wall_us(), self._before_us), bounded=self._setup.bounded
+                ),
                 now_us=self._clock.monotonic_us(),
             )
         self._tell_time()
@@ -249,13 +258,7 @@ class SourceTask(Task):
         if self._setup.reservation is None or self._timeless:
             # A table's rows may come again: they replace each other by version.
             return True
-        time_us = partition.max_time_us
-        if self._step.declares_time:
-            time_us = max(time_us, TIME_MIN_US if chunk.watermark_us is None else chunk.watermark_us)
-        elif self._step.time is not None and chunk.frame.height:
-            newest = microseconds(chunk.frame.get_column(self._step.time)).max()
-            time_us = max(time_us, int(newest)) if isinstance(newest, int) else time_us
-        reserved = self._reserve(partition.name, int(chunk.position), time_us)
+        reserved = self._reserve(partition.name, int(chunk.position), partition.newest_us(self._step, chunk))
         others = [q for q in self._share.partitions.values() if q is not partition and not q.done]
         if reserved and chunk.ended and not others:
             # The last of it: time goes to its end, and every window comes out.

@@ -29,7 +29,7 @@ class Job:
     name: str
     command: tuple[str, ...]
     again: tuple[str, ...] | None = None
-    """The command of every start but the first, if that is another."""
+    """The command once a process has run for long enough to be forgiven earlier failures, if that is another."""
     stop_wait_us: int = STOP_WAIT_US
 
 
@@ -69,6 +69,8 @@ class _Kept:
     """When it is to be started; None: it runs, or is over."""
     starts: int = 0
     failures: int = 0
+    settled: bool = False
+    """One of its processes has run for long enough."""
     told: bool = False
     deadline_us: int | None = None
     deaf: bool = False
@@ -136,9 +138,9 @@ class Supervisor:
                 kept.process.kill()
 
     def renew(self, name: str, words: tuple[str, ...]) -> None:
-        """From now on start this job again by another command."""
+        """From now on start this job by another command."""
         kept = self._kept[name]
-        kept.job = replace(kept.job, again=words)
+        kept.job = replace(kept.job, command=words, again=None)
 
     @property
     def over(self) -> bool:
@@ -168,7 +170,7 @@ class Supervisor:
         return {name: kept.given_up for name, kept in self._kept.items() if kept.given_up is not None}
 
     def _start(self, kept: _Kept) -> None:
-        command = kept.job.again if kept.starts and kept.job.again is not None else kept.job.command
+        command = kept.job.again if kept.settled and kept.job.again is not None else kept.job.command
         kept.began_us, kept.due_us = self._now_us(), None
         kept.starts += 1
         try:
@@ -183,6 +185,7 @@ class Supervisor:
     def _ended(self, kept: _Kept, code: int) -> None:
         kept.process, kept.deadline_us, kept.code = None, None, code
         lasted_us = self._now_us() - kept.began_us
+        kept.settled = kept.settled or lasted_us >= self._policy.restart.forgiven_after_us
         decision = judge_end(
             self._policy, code=code, told=kept.told, failures=kept.failures, lasted_us=lasted_us, deaf=kept.deaf
         )

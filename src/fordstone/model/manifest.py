@@ -34,6 +34,8 @@ class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_time_us: int = TIME_MIN_US
     floor_us: int = TIME_MIN_US
     """The source's watermark when this partition joined or came back from idleness: rows below it are late."""
+    limit_us: int = TIME_MAX_US
+    """Rows above it, from here on, are too far ahead of the clock: they are late (rule 7). It changes at barriers and at starts only."""
     idle: bool = False
     done: bool = False
 

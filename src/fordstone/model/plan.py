@@ -88,6 +88,8 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     shift_us: int = 0
     """What is added to the time column: rows of windows, when they cross, count as the last instant of theirs."""
     lateness_us: int = 0
+    max_ahead_us: int | None = None
+    """Rows further ahead of the clock than this are late, and move no time on (rule 7); None: no row is."""
     idle_after_us: int | None = None
     on_error: OnError = "keep"
     declares_time: bool = False

@@ -181,9 +181,11 @@ class Machine(Host):
                             raise SimulationError(f"{self.name}: unsent epoch {entry.epoch} lacks a run: {fault}")
         if self.take_over and self.link.outbox.sent and self.engine.writer.epoch > self.link.outbox.sent > 0:
             self.take_over = False
-        if self.idle and not self.link.outbox.epochs:
-            self.state = "ended" if self.engine.config.bounded else "off"
-            self.engine, self.steps = None, []
+        if self.engine.over and not self.engine.config.bounded:
+            # It was told to stop: what is not sent yet waits for the next start.
+            self.state, self.engine, self.steps = "off", None, []
+        elif self.idle and not self.link.outbox.epochs:
+            self.state, self.engine, self.steps = "ended", None, []
         elif self.engine.over:
             self.steps = [self.link.sender.step]
 

@@ -30,6 +30,8 @@ class SealedEpoch(msgspec.Struct, frozen=True):
     control: int
     """The version of the control table that was taken when it ended."""
     ended: bool
+    midway: tuple[int, ...] = ()
+    """The versions that were taken at barriers within it: those of attempts that were given up."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,9 @@ class Ledger:
         runs = next((segment.runs for segment in cut.segments if segment.sink == CUT), ())
         control = cut.sources.get(CONTROL)
         version = max((part.position for part in control.partitions.values()), default=0) if control else 0
-        new = SealedEpoch(runs, version, cut.ended)
+        stages = control.stages if control else ()
+        midway = tuple(part.position for stage in stages for part in stage.values())
+        new = SealedEpoch(runs, version, cut.ended, midway)
         known = self.sealed.setdefault(machine, {}).setdefault(cut.epoch, new)
         if known != new:
             raise SimulationError(f"{machine}: epoch {cut.epoch} was sealed as {known}, and now it is {new}")
@@ -115,7 +119,8 @@ class Ledger:
         table = apply_changes(pl.DataFrame(rows, schema=TABLE, orient="row"), [decode_run(data, version.blob)], ["k"])
         self.tables[version.version] = dict(table.select("k", "bound").iter_rows())
 
-    def bounds_in(self, machine: str, epoch: int) -> dict[int, int]:
-        """What rows of an epoch must have met: the table at the barrier before it."""
+    def bounds_in(self, machine: str, epoch: int, k: int) -> set[int | None]:
+        """What a row of an epoch may have met: the table at the barrier before it, or at that of an attempt given up since."""
         before = self.sealed[machine].get(epoch - 1)
-        return self.tables[before.control if before is not None else 0]
+        versions = (before.control if before is not None else 0, *self.sealed[machine][epoch].midway)
+        return {self.tables[version].get(k) for version in versions}

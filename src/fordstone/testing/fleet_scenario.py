@@ -79,8 +79,8 @@ class FleetScenario:
             controls=controls,
             hub_state=hub_state,
             batch_rows=rng.choice((1, 2, 5)),
-            interval_us=rng.choice((10_000, 40_000, 100_000)),
-            center_interval_us=rng.choice((20_000, 60_000)),
+            interval_us=rng.choice((2_000, 6_000, 20_000)),
+            center_interval_us=rng.choice((5_000, 15_000)),
             chaos_steps=rng.choice((600, 1_200, 2_500)),
             lost=rng.choice((0.0, 0.05, 0.2)),
             crash_rate=rng.choice((0.0, 0.002, 0.006)),
@@ -122,7 +122,7 @@ def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str
         stream = stream.join_control(table, on="k")
     above = stream.to_center(name=CUT, offline=f"{scenario.offline_hours}h")
     windows = above.group_by("k").window(tumbling(f"{WINDOW_S}s")).agg(name="windows_by_k", n="count(*)", total="sum(id)")
-    windows.sink("windows", memory(sinks["windows"]))
+    windows.final().sink("windows", memory(sinks["windows"]))
     if not scenario.pushes:
         windows.late.sink("late", memory(sinks["late"]))
         above.sink("rows", memory(sinks["rows"]))

@@ -1,0 +1,381 @@
+"""Run a whole fleet under a seed: nodes, their outboxes, a network that loses things, a hub, readers and a center.
+
+Engines, outboxes, senders, fetchers, the hub's log, its decisions and its retention, the center's source and sink are the
+real ones; clock, disks, network and scheduler are the simulation's. While there is chaos everything may crash at any step, the
+clock may move on by hours, nodes may be cut off, taken over and go on unaware. Then the network is whole, and all must end:
+outboxes empty, every row at the hub and at the center once. Judged are the invariants of the design (section 16).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import msgspec
+
+from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
+from fordstone.connectors.memory import MemorySink, MemorySource
+from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, HubRefusedError, StorageError
+from fordstone.hub.messages import Commit, ConsumerPosition, Generation
+from fordstone.model.plan import Plan
+from fordstone.testing.fleet_host import CENTER, Center, Machine, Step, step
+from fordstone.testing.fleet_hub import FleetHub, HubCrashedError
+from fordstone.testing.fleet_judge import judge_center, judge_tap
+from fordstone.testing.fleet_ledger import Ledger
+from fordstone.testing.fleet_network import Network, Wire
+from fordstone.testing.fleet_scenario import CUT, HOUR_US, PIPELINE, SINKS, FleetScenario, build_plan, node_name
+from fordstone.testing.fleet_tap import TAP, Publisher, Tap
+from fordstone.testing.memory_disk import PowerCut
+from fordstone.testing.rows import Row, SimulationError
+from fordstone.testing.simulator import SimClock
+from fordstone.tiers.split import split
+
+STEPS_MAX: Final = 60_000
+IDLE_US: Final = (2_000, 20_000, 200_000, 2_000_000)
+CALM_IDLE_US: Final = (20_000, 200_000, 30_000_000)
+
+
+@dataclass(slots=True)
+class FleetTally:
+    """What was tried: part of the result."""
+
+    fleets: int = 0
+    steps: int = 0
+    epochs: int = 0
+    requests: int = 0
+    requests_failed: int = 0
+    crashes: int = 0
+    hub_crashes: int = 0
+    takeovers: int = 0
+    cut_off: int = 0
+    hours_jumped: int = 0
+    control_versions: int = 0
+    segments_collected: int = 0
+
+    def add(self, other: FleetTally) -> None:
+        """Sum up."""
+        for name in FleetTally.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in FleetTally.__slots__)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node: its input, and the machines that are or were it."""
+
+    name: str
+    rows: tuple[tuple[Row, ...], ...]
+    source: MemorySource
+    plan: Plan
+    fed: list[int]
+    machines: list[Machine] = field(default_factory=list)
+
+    @property
+    def all_fed(self) -> bool:
+        """Whether all its rows have turned up."""
+        return all(count == len(rows) for count, rows in zip(self.fed, self.rows, strict=True))
+
+    def feed(self, rng: Random) -> None:
+        """Let some rows turn up."""
+        index = rng.randrange(len(self.rows))
+        rows = self.rows[index][self.fed[index] : self.fed[index] + rng.randint(1, 3)]
+        self.source.append(index, [row.record() for row in rows])
+        self.fed[index] += len(rows)
+
+
+def simulate_fleet(scenario: FleetScenario) -> FleetTally:
+    """Run a scenario to its end and judge it; raises `SimulationError` with the seed if an invariant does not hold."""
+    fleet = Fleet(scenario)
+    try:
+        fleet.run()
+    except (SimulationError, FordstoneError, HubCrashedError) as error:
+        kind = "" if isinstance(error, SimulationError) else f"{type(error).__name__}: "
+        raise SimulationError(f"{scenario.title()}, step {fleet.tally.steps}: {kind}{error}") from error
+    except Exception as error:
+        error.add_note(scenario.title())
+        raise
+    finally:
+        fleet.hub.close()
+    return fleet.tally
+
+
+class Fleet:
+    """One run."""
+
+    def __init__(self, scenario: FleetScenario) -> None:
+        self.scenario = scenario
+        self.rng = rng = Random(scenario.seed ^ 0xF1EE7)
+        self.clock = SimClock()
+        self.clock.now_us = scenario.begins_us
+        self.ledger = Ledger()
+        self.hub = FleetHub(self.clock.wall_us, rng)
+        self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
+        self.tally = FleetTally(fleets=1)
+        self.sinks = {name: MemorySink() for name in SINKS}
+        self.nodes = [self._node(number) for number in range(len(scenario.nodes))]
+        self.tap = Tap(Wire(self.network, TAP), self.clock)
+        self.publisher = (
+            Publisher(Wire(self.network, "publisher"), rng) if scenario.controls and not scenario.center else None
+        )
+        self.hub.consumer(PIPELINE, TAP, ConsumerPosition(streams={CUT: {}}))
+        self.center: Center | None = None
+        if scenario.center:
+            self.hub.consumer(PIPELINE, CENTER, ConsumerPosition(streams={CUT: {}}))
+            plan = split(build_plan(scenario, MemorySource([]), self.sinks)).center
+            assert plan is not None  # noqa: S101 - it has a half above the cut
+            wire = Wire(self.network, CENTER)
+            self.center = Center(CENTER, CENTER, wire, self.clock, rng, self.ledger, plan=plan, scenario=scenario)
+        self._taken_over: set[str] = set()
+        self._idle = 0
+
+    def _node(self, number: int) -> Node:
+        rows = self.scenario.nodes[number]
+        source = MemorySource([[] for _ in rows])
+        plan = split(build_plan(self.scenario, source, self.sinks)).edge
+        assert plan is not None  # noqa: S101 - it has a half below the cut
+        node = Node(node_name(number), rows, source, plan, [0] * len(rows))
+        self._add_machine(node)
+        return node
+
+    def _add_machine(self, node: Node, *, take_over: bool = False) -> None:
+        name = f"{node.name}.{len(node.machines)}"
+        wire = Wire(self.network, name)
+        node.machines.append(
+            Machine(
+                name, node.name, wire, self.clock, self.rng, self.ledger,
+                plan=node.plan, scenario=self.scenario, take_over=take_over,
+            )
+        )  # fmt: skip
+
+    # The run.
+
+    def run(self) -> None:
+        """Chaos, then calm, then judgement."""
+        calm = False
+        for number in range(STEPS_MAX):
+            self.tally.steps += 1
+            self.clock.now_us += self.rng.randrange(200)
+            if number < self.scenario.chaos_steps:
+                self._disturb()
+            elif not calm:
+                calm = True
+                self._calm_down()
+            self._start_hosts()
+            self._feed(hurry=calm)
+            if calm and number % 16 == 0 and self._is_over():
+                break
+            self._step(calm=calm)
+        else:
+            raise SimulationError(f"did not end within {STEPS_MAX} steps: {self._told()}")
+        self._judge()
+
+    def _hosts(self) -> list[Machine | Center]:
+        hosts: list[Machine | Center] = [machine for node in self.nodes for machine in node.machines]
+        return hosts if self.center is None else [*hosts, self.center]
+
+    def _step(self, *, calm: bool) -> None:
+        choices = [(host, work) for host in self._hosts() for work in host.steps]
+        place = self.rng.randrange(len(choices) + 1)
+        did = self.tap.step() if place == len(choices) else self._burst(*choices[place])
+        self._idle = 0 if did else self._idle + 1
+        if self._idle > len(choices):
+            self._idle = 0
+            self.clock.now_us += self.rng.choice(CALM_IDLE_US if calm else IDLE_US)
+
+    def _burst(self, host: Machine | Center, work: Step) -> bool:
+        """Let one thread of one host run for a while, short or long."""
+        did = step(host, work)
+        for _ in range(self.rng.choice((0, 0, 2, 8)) if did else 0):
+            if work not in host.steps or not step(host, work):
+                break
+        return did
+
+    def _start_hosts(self) -> None:
+        for node in self.nodes:
+            if all(machine.state == "dead" for machine in node.machines):
+                # Nobody has the right to commit any more: a person starts the last one again, with --take-over.
+                last = node.machines[-1]
+                last.state, last.take_over = "off", True
+            for machine in [one for one in node.machines if one.state == "off"]:
+                if self.rng.random() < 0.1:
+                    self._start(node, machine)
+        center = self.center
+        if center is not None and center.state == "off" and self.rng.random() < 0.1 and self._may_begin():
+            try:
+                center.start()
+            except PowerCut:
+                center.crash()
+
+    def _may_begin(self) -> bool:
+        """Where late rows of partial aggregates could not be told apart, the center begins when all nodes are known."""
+        return not self.scenario.pushes or all(self.ledger.accepted.get(node.name) for node in self.nodes)
+
+    def _start(self, node: Node, machine: Machine) -> None:
+        try:
+            machine.start(bounded=node.all_fed)
+        except PowerCut:
+            machine.crash()
+        except (StorageError, HubAwayError):
+            # A machine without anything needs the hub, which is away, or goes away in the middle.
+            machine.crash()
+        except CheckpointError:
+            if len(node.machines) == 1 or not machine.take_over:
+                raise
+            # The hub has no checkpoint of the last epoch there: only the old machine can go on.
+            machine.crash()
+            node.machines.remove(machine)
+
+    def _feed(self, *, hurry: bool) -> None:
+        for node in self.nodes:
+            if not node.all_fed and (hurry or self.rng.random() < 0.03):
+                node.feed(self.rng)
+            for machine in node.machines:
+                engine = machine.engine
+                if node.all_fed and engine is not None and not engine.config.bounded and self.rng.random() < 0.02:
+                    engine.stop()
+
+    # Chaos.
+
+    def _disturb(self) -> None:
+        rng, scenario = self.rng, self.scenario
+        if rng.random() < scenario.crash_rate and self.tally.crashes < scenario.crashes_max:
+            self._crash_something()
+        if not self.hub.up and rng.random() < 0.03:
+            self._restart_hub()
+        if rng.random() < scenario.jump_rate:
+            hours = rng.choice((1, 2, 12))
+            self.tally.hours_jumped += hours
+            self.clock.now_us += hours * HOUR_US
+        for host in self._hosts():
+            if host.wire.cut_off:
+                host.wire.cut_off = rng.random() > 0.01
+            elif rng.random() < scenario.cut_rate:
+                host.wire.cut_off = True
+                self.tally.cut_off += 1
+        if self.network.late and rng.random() < 0.05:
+            self.network.deliver()
+        if self.hub.up and rng.random() < 0.01:
+            self._collect()
+        if self.hub.up and rng.random() < 0.01:
+            self._stray(rng.choice(self.nodes))
+        if self.publisher is not None and rng.random() < 0.02:
+            self.publisher.publish()
+        if scenario.takes_over and self.hub.up and rng.random() < 0.003:
+            self._take_over(rng.choice(self.nodes))
+
+    def _crash_something(self) -> None:
+        self.tally.crashes += 1
+        running = [host for host in self._hosts() if host.state == "running"]
+        place = self.rng.randrange(len(running) + 2)
+        if place < len(running):
+            if self.rng.random() < 0.5:
+                running[place].crash()
+            else:
+                running[place].disk.cut_after = running[place].disk.changes + self.rng.randrange(12)
+        elif place == len(running):
+            self.tap.crash()
+        elif self.hub.up:
+            self.tally.hub_crashes += 1
+            if self.rng.random() < 0.3:
+                self.hub.crash()
+            else:
+                self.hub.crash_at = self.rng.choice(HUB_FAILPOINTS)
+
+    def _restart_hub(self) -> None:
+        self.hub.restart()
+        for node in self.nodes:
+            self.ledger.look_at(self.hub, node.name)
+        self.hub.check_blobs()
+
+    def _collect(self) -> None:
+        try:
+            self.tally.segments_collected += self.hub.retention.round().segments
+            for _ in range(self.rng.choice((0, 0, 256))):
+                self.hub.retention.sweep()
+        except HubCrashedError:
+            self.hub.crash()
+            return
+        self.hub.check_blobs()
+
+    def _stray(self, node: Node) -> None:
+        """Something that must not be taken: from a copy of a machine's disk, an earlier generation, or a bug far away."""
+        entries = self.hub.entries(node.name)
+        head = self.hub.head(PIPELINE, node.name)
+        if not entries or head.generation is None:
+            return
+        epoch, digest, _ = self.rng.choice(entries)
+        known = self.ledger.sent[node.name, epoch, digest][1]
+        generation = head.generation
+        match self.rng.randrange(3):
+            case 0:
+                strange = msgspec.structs.replace(known, created_us=known.created_us + 1)
+            case 1:
+                strange = msgspec.structs.replace(known, epoch=head.epoch + 2, streams={})
+            case _:
+                strange = msgspec.structs.replace(known, epoch=head.epoch + 1, streams={})
+                generation = Generation(hub=generation.hub, local=generation.local - 1)
+        commit = Commit(generation=generation, epochs=(strange,))
+        try:
+            Wire(self.network, "stray").commit(PIPELINE, node.name, commit)
+        except (HubAwayError, HubRefusedError):
+            return
+        raise SimulationError(f"the hub took a stray epoch {strange.epoch} of {node.name} with {generation}")
+
+    def _take_over(self, node: Node) -> None:
+        if node.name in self._taken_over:
+            return
+        found = self.hub.checkpoint(PIPELINE, node.name)
+        if (found.epoch if found is not None else 0) != self.hub.head(PIPELINE, node.name).epoch:
+            return
+        self._taken_over.add(node.name)
+        self.tally.takeovers += 1
+        self._add_machine(node, take_over=True)
+
+    # Calm.
+
+    def _calm_down(self) -> None:
+        self.network.lost = 0.0
+        self.hub.crash_at = None
+        if not self.hub.up:
+            self._restart_hub()
+        while self.network.late:
+            self.network.deliver()
+        for host in self._hosts():
+            host.wire.cut_off = False
+            host.disk.cut_after = None
+
+    def _is_over(self) -> bool:
+        for node in self.nodes:
+            live = [machine for machine in node.machines if machine.state != "dead"]
+            if not live or any(machine.state != "ended" for machine in live):
+                return False
+        heads = {node.name: len(self.ledger.accepted.get(node.name, ())) for node in self.nodes}
+        if any(self.tap.position(name) != head for name, head in heads.items()):
+            return False
+        center = self.center
+        if center is None:
+            return True
+        if center.engine is not None and center.has_read(heads):
+            center.engine.stop()
+        return center.state == "ended"
+
+    def _judge(self) -> None:
+        for node in self.nodes:
+            self.ledger.look_at(self.hub, node.name)
+            self.tally.epochs += len(self.ledger.accepted.get(node.name, ()))
+        self.hub.check_blobs()
+        judge_tap(self.scenario, self.tap, self.ledger)
+        if self.center is not None:
+            judge_center(self.scenario, self.sinks)
+        self.tally.requests, self.tally.requests_failed = self.network.asked, self.network.failed
+        self.tally.control_versions = len(self.ledger.versions)
+
+    def _told(self) -> str:
+        machines = {machine.name: machine.state for node in self.nodes for machine in node.machines}
+        heads = {node: len(known) for node, known in self.ledger.accepted.items()}
+        read = {node.name: self.tap.position(node.name) for node in self.nodes}
+        center = "none" if self.center is None else self.center.state
+        return f"machines {machines}, hub {heads}, read {read}, center {center}"

@@ -1,0 +1,289 @@
+"""Hub, nodes and center as real processes on this machine, each in a folder of its own; and what must come of their rows.
+
+The oracle is that of one machine, over the files of all nodes together: crossing changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+import polars as pl
+from tests.faults.oracle import EPOCH, Feed, Row, expect
+from tests.faults.process import Ended, Process
+from tests.faults.two_tier_child import Command
+from tests.faults.two_tier_pipeline import NAME_VARIABLE
+
+from fordstone.checkpoint.run_file import decode_run
+from fordstone.connectors import latest, rows
+from fordstone.connectors.control_log import apply_changes
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
+from fordstone.hub.messages import StreamEpoch
+
+FILE = str(Path(__file__).with_name("two_tier_pipeline.py"))
+LIVE = ("--interval", "20ms")
+FEED_ROWS = 24
+ROUNDS_MAX = 400
+STREAMS = ("plain", "sums")
+
+
+class Part(Process):
+    """One running command of `fordstone`."""
+
+    def __init__(
+        self, folder: Path, *words: str, failpoint: str = "", ahead_s: int = 0, inside: tuple[str, ...] = (), apart: bool = False
+    ) -> None:
+        folder.mkdir(exist_ok=True, parents=True)
+        command = Command(words=words, ahead_s=ahead_s)
+        super().__init__(
+            folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", inside=inside, apart=apart
+        )
+
+    def errors(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text()
+
+    def until_said(self, *words: str) -> str:
+        """Wait until one line of its log has all of these words; gives the line."""
+
+        def found() -> str | None:
+            return next((line for line in self.errors().splitlines() if all(word in line for word in words)), None)
+
+        self.until(lambda: found() is not None, f"saying {words}")
+        line = found()
+        assert line is not None
+        return line
+
+
+class Fleet:
+    """A pipeline of two tiers. What was started ends with the block."""
+
+    def __init__(self, folder: Path, *nodes: str, pipeline: str = "fleet", seed: int = 0, feed: Any = Feed) -> None:
+        self.folder, self.pipeline = folder, pipeline
+        self.feeds: dict[str, Feed] = {
+            node: feed(folder=folder / node, seed=seed + number) for number, node in enumerate(nodes)
+        }
+        self.port = free_port()
+        self.parts: list[Part] = []
+        self.environment: dict[str, str] = {NAME_VARIABLE: pipeline}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for part in reversed(self.parts):
+            if part.running:
+                part.kill()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def out(self) -> Path:
+        """What the center has let out."""
+        return self.folder / "center" / "out"
+
+    @property
+    def written(self) -> dict[str, Sequence[Row]]:
+        """All files of all nodes."""
+        return {f"{node}/{name}": part for node, feed in self.feeds.items() for name, part in feed.written.items()}
+
+    # Processes.
+
+    def start(self, folder: Path, *words: str, **options: Any) -> Part:
+        with _set(self.environment):
+            part = Part(folder, *words, **options)
+        self.parts.append(part)
+        return part
+
+    def hub(self, *words: str, data: str = "data", **options: Any) -> Part:
+        """A hub that answers, always at the same port; or one that a failpoint has ended before it could."""
+        folder = self.folder / "hub"
+        ready = folder / "url"
+        ready.unlink(missing_ok=True)
+        listen = ("hub", "--listen", f"127.0.0.1:{self.port}", "--data", data, "--ready-file", "url", "--json")
+        hub = self.start(folder, *listen, *words, **options)
+        hub.until_dead_or(ready.exists, "a hub that answers")
+        assert hub.running or options.get("failpoint"), hub.errors()
+        return hub
+
+    def node(self, node: str, *words: str, url: str | None = None, live: bool = True, **options: Any) -> Part:
+        """The edge half, live or to the end of its input."""
+        half = ("run", FILE, "--part", "edge", "--hub", url or self.url, "--node", node, "--json")
+        return self.start(self.folder / node, *half, *(LIVE if live else ("--bounded",)), *words, **options)
+
+    def center(self, *words: str, url: str | None = None, live: bool = True, **options: Any) -> Part:
+        """The other half, on the engine of the edge."""
+        half = (
+            ("center", FILE, "--on", "edge", *LIVE) if live else ("run", FILE, "--part", "center", "--bounded")
+        )
+        return self.start(self.folder / "center", *half, "--hub", url or self.url, "--json", *words, **options)
+
+    # What happens.
+
+    def sealed(self, node: str) -> int:
+        """The newest epoch of a node, or of the center, with a manifest."""
+        manifests = self.folder / node / "state" / self.pipeline / node / "manifests"
+        return max((int(file.stem) for file in manifests.glob("*.json")), default=0)
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[HubClient]:
+        client = HubClient(HubAddress(url=self.url))
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def head(self, node: str) -> int:
+        """The newest epoch of a node at the hub."""
+        with self.client() as client:
+            return client.head(self.pipeline, node).epoch
+
+    def feed_until(self, part: Part, met: Callable[[], bool], what: str) -> None:
+        """Let the input grow with the epochs of the nodes until something has happened, or the part has ended."""
+        for _ in range(ROUNDS_MAX):
+            before = {node: self.sealed(node) for node in self.feeds}
+            for feed in self.feeds.values():
+                feed.write(FEED_ROWS)
+
+            def went_on(before: dict[str, int] = before) -> bool:
+                return met() or any(self.sealed(node) > epoch for node, epoch in before.items())
+
+            part.until_dead_or(went_on, what)
+            if not part.running or met():
+                return
+        raise AssertionError(f"no {what} in {ROUNDS_MAX} epochs")
+
+    def feed_until_killed(self, part: Part) -> Ended:
+        """Until the part's failpoint has ended it."""
+        self.feed_until(part, lambda: False, "failpoint that fires")
+        return part.ended()
+
+    # How it ends.
+
+    def finish(self, **options: Any) -> None:
+        """Run nodes and center to the end of all input, and judge."""
+        for node in self.feeds:
+            ended = self.node(node, live=False, **options).ended()
+            assert ended.report["outcome"] in {"ended", "already_ended"}, ended.errors
+            assert ended.report["progress"]["outbox_epochs"] == 0
+        assert self.center(live=False, **options).ended().report["outcome"] in {"ended", "already_ended"}
+        self.judge()
+
+    def finish_live(self, center: Part, *nodes: Part) -> None:
+        """Let time go on until all is let out by the processes that run, stop them, and judge."""
+        for feed in self.feeds.values():
+            feed.close()
+        wanted = expect(self.written)
+        whole = {key: value[0] for key, value in wanted.windows.items()}
+        center.until(lambda: counted(self.out) == (wanted.kept.total(), whole), "all rows and windows at the center")
+        for part in (*nodes, center):
+            assert part.stop().report["outcome"] == "stopped"
+        self.judge()
+
+    def judge(self) -> None:
+        """Nothing lost, nothing doubled, nothing wrong: at the center, and at the nodes that it steers."""
+        wanted = expect(self.written)
+        same("rows at the center", kept(self.out), wanted.kept)
+        same("windows at the center", windows(self.out), wanted.windows)
+        for node, feed in self.feeds.items():
+            joined = list(rows(self.folder / node / "out" / "joined").iter_rows())
+            ours = Counter((id_, k, second(ts), n) for id_, k, ts, n, _ in joined)
+            same(f"rows of {node}", ours, expect(feed.written).kept)
+            for _, k, _, _, most in joined:
+                assert most is None or most in {n for (key, _), (n, _) in wanted.windows.items() if key == k}, (k, most)
+
+    def steered(self, node: str) -> int:
+        """How many rows a node has let out that the center's table was joined with."""
+        directory = self.folder / node / "out" / "joined"
+        return rows(directory).get_column("most").is_not_null().sum() if (directory / "_stream.json").exists() else 0
+
+    def limits(self) -> dict[int, int]:
+        """The control table as the hub has it."""
+        with self.client() as client:
+            page = client.control_page(self.pipeline, "limits")
+            changes = [decode_run(client.read_blob(version.blob), version.blob) for version in page.versions]
+        if not changes:
+            return {}
+        table = apply_changes(changes[0].clear(), changes, ["k"])
+        return dict(table.select("k", "most").iter_rows())
+
+    def crossed(self) -> dict[str, tuple[StreamEpoch, ...]]:
+        """Everything that the hub lists of every stream."""
+        with self.client() as client:
+            return {stream: client.stream_page(self.pipeline, stream, limit=10_000).epochs for stream in STREAMS}
+
+
+def kept(out: Path) -> Counter[Row]:
+    """The plain rows that the center has let out."""
+    if not (out / "kept" / "_stream.json").exists():
+        return Counter()
+    return Counter((id_, k, second(ts), n) for id_, k, ts, n in rows(out / "kept").iter_rows())
+
+
+def windows(out: Path) -> dict[tuple[int, int], tuple[int, int]]:
+    """The newest of each window at the center."""
+    if not (out / "windows" / "_stream.json").exists():
+        return {}
+    table = latest(out / "windows").select("k", "window_start", "n", "total")
+    return {(k, second(start)): (n, total) for k, start, n, total in table.iter_rows()}
+
+
+def counted(out: Path) -> tuple[int, dict[tuple[int, int], int]]:
+    """How many rows are there, and in which windows; while the center runs."""
+    try:
+        return kept(out).total(), {key: n for key, (n, _) in windows(out).items()}
+    except (FileNotFoundError, pl.exceptions.PolarsError):  # a file was just put into its place
+        return 0, {}
+
+
+def second(time: datetime) -> int:
+    return int((time - EPOCH).total_seconds())
+
+
+def same(what: str, got: Any, wanted: Any) -> None:
+    """Compare by key, and say some of what differs."""
+    lost = {key: (value, got.get(key)) for key, value in wanted.items() if got.get(key) != value}
+    more = {key: value for key, value in got.items() if key not in wanted}
+    few = [json.dumps([f"{key}: {value}" for key, value in list(some.items())[:3]]) for some in (lost, more)]
+    assert not lost, f"{what}: {len(lost)} lost or wrong, such as {few[0]}; {len(more)} too many, such as {few[1]}"
+    assert not more, f"{what}: {len(more)} too many, such as {few[1]}"
+
+
+def free_port() -> int:
+    """A port that nothing listens at, and below those that the system gives to connections: it stays free while a hub is down."""
+    rng = Random()
+    while True:
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port := rng.randrange(12_000, 30_000)))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+
+
+@contextlib.contextmanager
+def _set(environment: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
