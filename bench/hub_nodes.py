@@ -177,9 +177,12 @@ async def _drive(netloc: tuple[str, int], load: Load, at_edge: Callable[[], None
                 told.latencies_s.append(now_s - due_s)
             due_s = now_s if load.period_s is None else due_s + load.period_s
 
-    for edge_s in (load.settling_s, load.settling_s + load.seconds):
-        loop.call_at(loop.time() + edge_s, at_edge)
-    await asyncio.gather(*(live(number, node) for number, node in enumerate(nodes)))
+    async def tell() -> None:
+        for edge_s in (count_from_s, until_s):
+            await asyncio.sleep(edge_s - time.monotonic())
+            at_edge()
+
+    await asyncio.gather(tell(), *(live(number, node) for number, node in enumerate(nodes)))
     told.counted_s = load.seconds
     for line in lines:
         line.close()

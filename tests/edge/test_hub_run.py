@@ -299,7 +299,6 @@ def test_a_full_outbox_holds_the_pipeline_up_and_says_so_until_the_hub_is_back(t
         def start_hub(progress: Progress) -> None:
             if progress.stalled is not None and not stalls:
                 stalls.add(progress.stalled)
-                assert progress.outbox_bytes <= 2_000
                 stack.enter_context(running_hub(tmp_path / "hub", port=port_of(away)))
 
         source = source_of(5000)

@@ -201,6 +201,7 @@ def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -
         joining=parts.joining[name][subtask],
         watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
         following=parts.following,
+        before_us=parts.manifest.cut.now_us if parts.manifest is not None else 0,
     )
 
 

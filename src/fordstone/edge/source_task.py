@@ -223,9 +223,7 @@ class SourceTask(Task):
                 bounded=self._setup.bounded,
                 watermark_us=self._watermark_us,
                 # As at barriers: the clock never goes back.
-                limit_us=limit_us(
-                    self._step, max(self._clock.wall_us(), self._before_us), bounded=self._setup.bounded
-                ),
+                limit_us=limit_us(self._step, max(self._clock.wall_us(), self._before_us), bounded=self._setup.bounded),
                 now_us=self._clock.monotonic_us(),
             )
         self._tell_time()
@@ -314,22 +312,24 @@ class SourceTask(Task):
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
         partition.position = int(chunk.position)
-        partition.heard_us = self._clock.monotonic_us()
         partition.reads += 1
         self._dead_letters.take(partition.name, chunk.rejected)
         frame = chunk.frame
         self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
             frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
-        if frame.height or self._step.declares_time:
-            self._judge_and_push(partition, chunk, frame)
+        ahead = self._judge_and_push(partition, chunk, frame) if frame.height or self._step.declares_time else 0
+        if not ahead or ahead < frame.height:
+            # One whose clock is wrong is as good as silent: it must not hold the others back for ever.
+            partition.heard_us = self._clock.monotonic_us()
         if chunk.ended and not self._held:
             # While a recorded cut is followed, it says which partitions had ended by then. Of input that goes on, what has ended
             # counts up to the barrier: then all tasks behind hear of it at one place, and of its time at all.
             partition.done, partition.ended = self._ends, not self._ends
         self._tell_time()
 
-    def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> None:
+    def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> int:
+        """Gives how many rows were too far ahead."""
         judged = partition.judged(self._step, chunk, frame)
         if judged.untimed is not None:
             self._dead_letters.take_timeless(partition.name, partition.position, judged.untimed)
@@ -337,6 +337,7 @@ class SourceTask(Task):
             self.chain.push(judged.in_time, late=False)
         if judged.late is not None:
             self.chain.push(judged.late, late=True)
+        return judged.ahead
 
     # Time.
 

@@ -213,6 +213,8 @@ def _time(step: p.Step, stream: StreamType) -> str:
         text += f" + {human_us(stream.time.shift_us)}"
     if isinstance(step, p.Source):
         text += f", rows may be {human_us(step.lateness_us)} behind" if step.lateness_us else ", in order"
+        if step.max_ahead_us is not None:
+            text += f", and {human_us(step.max_ahead_us)} ahead of the clock"
         if step.idle_after_us is not None:
             text += f"; a partition silent for {human_us(step.idle_after_us)} is not waited for"
     return text

@@ -53,22 +53,31 @@ class BlobCalls:
         digest = digest_in(request.path_params["digest"])
         refuse_if_larger(request, BLOB_BYTES_MAX)
         upload = Upload(self._blobs.beside())
+        writing: asyncio.Future[None] | None = None
         try:
-            waiting, size_bytes = bytearray(), 0
+            parts, held_bytes, size_bytes = list[bytes](), 0, 0
             async for part in request.stream():
                 size_bytes += len(part)
                 if size_bytes > BLOB_BYTES_MAX:
                     raise too_large(BLOB_BYTES_MAX)
-                waiting += part
-                if len(waiting) >= CHUNK_BYTES:
-                    await self._on_thread(partial(upload.write, bytes(waiting)))
-                    waiting.clear()
+                parts.append(part)
+                held_bytes += len(part)
+                if held_bytes >= CHUNK_BYTES:
+                    if writing is not None:
+                        await asyncio.shield(writing)
+                    # The next piece comes while this one is hashed and written.
+                    writing = self._begun(partial(upload.write, *parts))
+                    parts, held_bytes = [], 0
+            if writing is not None:
+                await asyncio.shield(writing)
             if size_bytes <= self._small_bytes_max:
-                upload.write(waiting)
+                upload.write(*parts)
                 new = await self._keep_small(upload, digest)
             else:
-                new = await self._on_thread(lambda: self._store(upload, digest, bytes(waiting)))
+                new = await self._on_thread(lambda: self._store(upload, digest, parts))
         finally:
+            if writing is not None:
+                await _over(writing)
             upload.close()
         return Response(status_code=201 if new else 200)
 
@@ -121,8 +130,8 @@ class BlobCalls:
         self._failpoints.hit("hub.blob-renamed")
         return new
 
-    def _store(self, upload: Upload, digest: str, rest: bytes) -> bool:
-        upload.write(rest)
+    def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> bool:
+        upload.write(*rest)
         with self._gate.arrival(digest):
             new = upload.store(self._blobs, digest)
             self._log.note_blob(digest, upload.size_bytes)
@@ -143,9 +152,19 @@ class BlobCalls:
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Work that is waited for to its end, even by a request that is cancelled: nobody pulls the upload from under it."""
-        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        working = self._begun(work)
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
             await asyncio.wait({working})
             raise
+
+    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+async def _over(writing: asyncio.Future[None]) -> None:
+    """Wait for the end of what a thread does, whatever it is. Whether it failed was told, or does not matter any more."""
+    await asyncio.wait({writing})
+    if not writing.cancelled():
+        writing.exception()

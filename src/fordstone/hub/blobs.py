@@ -259,14 +259,17 @@ class Upload:
         self._beside = beside
         self._fd = -1
 
-    def write(self, data: bytes | bytearray) -> None:
-        """Add what came."""
-        self._hash.update(data)
-        self.data += data
-        self.size_bytes += len(data)
-        if self.size_bytes > SMALL_BYTES:
+    def write(self, *parts: bytes | bytearray) -> None:
+        """Add what came. What goes to the file is not copied on its way."""
+        for part in parts:
+            self._hash.update(part)
+            self.size_bytes += len(part)
+            if self.size_bytes <= SMALL_BYTES:
+                self.data += part
+                continue
             with _storage("write", "an upload"):
                 self._spill()
+                _write_whole(self._fd, part)
 
     def store(self, blobs: BlobStore, digest: str) -> bool:
         """Verify, then put it under its name; False if it was there, with this size, already."""
@@ -299,8 +302,9 @@ class Upload:
         if self.path is None:
             self.path = self._beside / f"upload.{secrets.token_hex(16)}{TEMP_SUFFIX}"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        _write_whole(self._fd, self.data)
-        self.data.clear()
+        if self.data:
+            _write_whole(self._fd, self.data)
+            self.data.clear()
 
 
 class Gate:

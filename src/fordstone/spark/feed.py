@@ -97,7 +97,12 @@ class Feed:
         for read in reads:
             partition = Partition.restored(
                 read.partition,
-                PartitionCut(position=read.position, max_time_us=read.max_time_us, floor_us=read.floor_us),
+                PartitionCut(
+                    position=read.position,
+                    max_time_us=read.max_time_us,
+                    floor_us=read.floor_us,
+                    limit_us=read.limit_us,
+                ),
                 now_us=0,
             )
             rows, rejected = 0, 0

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fordstone.connectors.connector import Reach, Source
 from fordstone.connectors.kind import ClockUs
-from fordstone.edge.partition import tells_time
+from fordstone.edge.partition import limit_us, tells_time
 from fordstone.errors import SourceError
 from fordstone.model import plan as p
 from fordstone.model.ids import PartitionId, Position
@@ -84,6 +84,8 @@ class Planner:
         clocks: dict[str, SourceClock] = {}
         changed: dict[str, dict[str, PartitionCut]] = {}
         news = seeds
+        before_us = before.now_us if before is not None else 0
+        now_us = max(self._wall_us(), before_us)
         for step in self._steps:
             cut = before.sources.get(step.name) if before is not None else None
             known = cut if cut is not None else SourceCut(partitions={})
@@ -93,7 +95,7 @@ class Planner:
                 there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
             here = self._changed(step, known, there)
             partitions = {**known.partitions, **here}
-            wanted = self._reads(step, partitions, there)
+            wanted = self._reads(step, partitions, there, limit_us(step, now_us, bounded=self._bounded))
             state = self._state(partitions, wanted)
             ends = state == "ended" and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
@@ -108,8 +110,6 @@ class Planner:
             clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
             if here:
                 changed[step.name] = here
-        before_us = before.now_us if before is not None else 0
-        now_us = max(self._wall_us(), before_us)
         ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
         if not (news or ticks):
             return None
@@ -185,8 +185,9 @@ class Planner:
         return self._found[step.name]
 
     def _reads(
-        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...]
+        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...], most_us: int
     ) -> list[PartitionRead]:
+        """What to read of a source; rows of it above `most_us` are late."""
         found = set(there)
         candidates = sorted(
             (partition_watermark_us(cut, step.lateness_us), name)
@@ -222,6 +223,7 @@ class Planner:
                     until=int(reach.position),
                     max_time_us=cut.max_time_us,
                     floor_us=cut.floor_us,
+                    limit_us=most_us,
                     ended=reach.ended,
                 )
             )

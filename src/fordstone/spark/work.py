@@ -27,6 +27,7 @@ class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     until: int
     max_time_us: int = TIME_MIN_US
     floor_us: int = TIME_MIN_US
+    limit_us: int = TIME_MAX_US
     ended: bool = False
     """Nothing will ever follow `until`: the end of bounded input, or of a file that never grows."""
 

@@ -16,15 +16,25 @@ import msgspec
 
 from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, HubRefusedError, StorageError
+from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
 from fordstone.hub.messages import Commit, ConsumerPosition, Generation
+from fordstone.hub.refused import Refused
 from fordstone.model.plan import Plan
-from fordstone.testing.fleet_host import CENTER, Center, Machine, Step, step
+from fordstone.testing.fleet_host import CENTER, Center, Machine, step
 from fordstone.testing.fleet_hub import FleetHub, HubCrashedError
 from fordstone.testing.fleet_judge import judge_center, judge_tap
 from fordstone.testing.fleet_ledger import Ledger
 from fordstone.testing.fleet_network import Network, Wire
-from fordstone.testing.fleet_scenario import CUT, HOUR_US, PIPELINE, SINKS, FleetScenario, build_plan, node_name
+from fordstone.testing.fleet_scenario import (
+    CUT,
+    HOUR_US,
+    PIPELINE,
+    ROWS_BEGIN_US,
+    SINKS,
+    FleetScenario,
+    build_plan,
+    node_name,
+)
 from fordstone.testing.fleet_tap import TAP, Publisher, Tap
 from fordstone.testing.memory_disk import PowerCut
 from fordstone.testing.rows import Row, SimulationError
@@ -109,9 +119,9 @@ class Fleet:
         self.scenario = scenario
         self.rng = rng = Random(scenario.seed ^ 0xF1EE7)
         self.clock = SimClock()
-        self.clock.now_us = scenario.begins_us
+        self.clock.now_us = ROWS_BEGIN_US
         self.ledger = Ledger()
-        self.hub = FleetHub(self.clock.wall_us, rng)
+        self.hub = FleetHub(lambda: self.clock.wall_us() + scenario.hub_skew_us, rng)
         self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
         self.tally = FleetTally(fleets=1)
         self.sinks = {name: MemorySink() for name in SINKS}
@@ -157,7 +167,6 @@ class Fleet:
         calm = False
         for number in range(STEPS_MAX):
             self.tally.steps += 1
-            self.clock.now_us += self.rng.randrange(200)
             if number < self.scenario.chaos_steps:
                 self._disturb()
             elif not calm:
@@ -177,21 +186,20 @@ class Fleet:
         return hosts if self.center is None else [*hosts, self.center]
 
     def _step(self, *, calm: bool) -> None:
-        choices = [(host, work) for host in self._hosts() for work in host.steps]
-        place = self.rng.randrange(len(choices) + 1)
-        did = self.tap.step() if place == len(choices) else self._burst(*choices[place])
+        """Let one host, or the plain reader, run for a while, short or long; where nobody has anything to do, time goes on."""
+        hosts = [host for host in self._hosts() if host.steps]
+        place = self.rng.randrange(len(hosts) + 1)
+        did = False
+        for _ in range(self.rng.choice((1, 2, 4, 16))):
+            self.clock.now_us += self.rng.randrange(200)
+            if place == len(hosts):
+                did |= self.tap.step()
+            elif hosts[place].steps:
+                did |= step(hosts[place], self.rng.choice(hosts[place].steps))
         self._idle = 0 if did else self._idle + 1
-        if self._idle > len(choices):
+        if self._idle > 2 * len(hosts):
             self._idle = 0
             self.clock.now_us += self.rng.choice(CALM_IDLE_US if calm else IDLE_US)
-
-    def _burst(self, host: Machine | Center, work: Step) -> bool:
-        """Let one thread of one host run for a while, short or long."""
-        did = step(host, work)
-        for _ in range(self.rng.choice((0, 0, 2, 8)) if did else 0):
-            if work not in host.steps or not step(host, work):
-                break
-        return did
 
     def _start_hosts(self) -> None:
         for node in self.nodes:
@@ -230,11 +238,11 @@ class Fleet:
 
     def _feed(self, *, hurry: bool) -> None:
         for node in self.nodes:
-            if not node.all_fed and (hurry or self.rng.random() < 0.03):
+            if not node.all_fed and (hurry or self.rng.random() < 0.06):
                 node.feed(self.rng)
             for machine in node.machines:
                 engine = machine.engine
-                if node.all_fed and engine is not None and not engine.config.bounded and self.rng.random() < 0.02:
+                if node.all_fed and engine is not None and not engine.config.bounded and self.rng.random() < 0.05:
                     engine.stop()
 
     # Chaos.
@@ -243,7 +251,7 @@ class Fleet:
         rng, scenario = self.rng, self.scenario
         if rng.random() < scenario.crash_rate and self.tally.crashes < scenario.crashes_max:
             self._crash_something()
-        if not self.hub.up and rng.random() < 0.03:
+        if not self.hub.up and rng.random() < 0.08:
             self._restart_hub()
         if rng.random() < scenario.jump_rate:
             hours = rng.choice((1, 2, 12))
@@ -251,19 +259,19 @@ class Fleet:
             self.clock.now_us += hours * HOUR_US
         for host in self._hosts():
             if host.wire.cut_off:
-                host.wire.cut_off = rng.random() > 0.01
+                host.wire.cut_off = rng.random() > 0.03
             elif rng.random() < scenario.cut_rate:
                 host.wire.cut_off = True
                 self.tally.cut_off += 1
-        if self.network.late and rng.random() < 0.05:
+        if self.network.late and rng.random() < 0.15:
             self.network.deliver()
-        if self.hub.up and rng.random() < 0.01:
+        if self.hub.up and rng.random() < 0.03:
             self._collect()
-        if self.hub.up and rng.random() < 0.01:
+        if self.hub.up and rng.random() < 0.03:
             self._stray(rng.choice(self.nodes))
-        if self.publisher is not None and rng.random() < 0.02:
+        if self.publisher is not None and rng.random() < 0.06:
             self.publisher.publish()
-        if scenario.takes_over and self.hub.up and rng.random() < 0.003:
+        if scenario.takes_over and self.hub.up and rng.random() < 0.015:
             self._take_over(rng.choice(self.nodes))
 
     def _crash_something(self) -> None:
@@ -317,10 +325,13 @@ class Fleet:
             case _:
                 strange = msgspec.structs.replace(known, epoch=head.epoch + 1, streams={})
                 generation = Generation(hub=generation.hub, local=generation.local - 1)
-        commit = Commit(generation=generation, epochs=(strange,))
         try:
-            Wire(self.network, "stray").commit(PIPELINE, node.name, commit)
-        except (HubAwayError, HubRefusedError):
+            # Not through the network: what comes late may have become right.
+            self.hub.commit(PIPELINE, node.name, Commit(generation=generation, epochs=(strange,)))
+        except Refused:
+            return
+        except HubCrashedError:
+            self.hub.crash()
             return
         raise SimulationError(f"the hub took a stray epoch {strange.epoch} of {node.name} with {generation}")
 

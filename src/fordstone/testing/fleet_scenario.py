@@ -55,7 +55,8 @@ class FleetScenario:
     cut_rate: float
     """How often a node cannot reach the hub for long."""
     offline_hours: int
-    begins_us: int
+    hub_skew_us: int
+    """How far the hub's clock is ahead of the nodes'."""
 
     @classmethod
     def of(cls, seed: int) -> FleetScenario:
@@ -81,15 +82,15 @@ class FleetScenario:
             batch_rows=rng.choice((1, 2, 5)),
             interval_us=rng.choice((2_000, 6_000, 20_000)),
             center_interval_us=rng.choice((5_000, 15_000)),
-            chaos_steps=rng.choice((600, 1_200, 2_500)),
+            chaos_steps=rng.choice((150, 300, 600)),
             lost=rng.choice((0.0, 0.05, 0.2)),
-            crash_rate=rng.choice((0.0, 0.002, 0.006)),
+            crash_rate=rng.choice((0.0, 0.01, 0.03)),
             crashes_max=rng.choice((2, 6)),
             takes_over=hub_state and rng.random() < 0.4,
-            jump_rate=rng.choice((0.0, 0.002)),
-            cut_rate=rng.choice((0.0, 0.003)),
+            jump_rate=rng.choice((0.0, 0.008)),
+            cut_rate=rng.choice((0.0, 0.01)),
             offline_hours=100_000 if pushes else rng.choice((10, 100_000)),
-            begins_us=ROWS_BEGIN_US + rng.choice((0, 0, 1_000_000_000, -2 * HOUR_US)),
+            hub_skew_us=rng.choice((0, 0, 24, -2)) * HOUR_US,
         )
 
     def title(self) -> str:
