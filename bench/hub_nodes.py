@@ -85,7 +85,7 @@ class _Line(asyncio.Protocol):
     def ask(self, method: str, path: str, body: bytes) -> asyncio.Future[tuple[int, bytes]]:
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
-        head = f"{method} {path} HTTP/1.1\r\nhost: hub\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
         return self._answer
 

@@ -57,7 +57,7 @@ def send_to_hub(netloc: tuple[str, int], files: Sequence[Path], lines: int) -> f
 
     def send(line: socket.socket, path: Path, number: int) -> None:
         del number
-        head = f"PUT /v1/blobs/{path.name} HTTP/1.1\r\nhost: hub\r\ncontent-length: {path.stat().st_size}\r\n\r\n"
+        head = f"PUT /v1/blobs/{path.name} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {path.stat().st_size}\r\n\r\n"
         with path.open("rb") as file:
             line.sendall(head.encode())
             line.sendfile(file)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
-from fordstone.cli.logs import LineFormatter, configure_logging
+from fordstone.cli.logs import JsonFormatter, LineFormatter, configure_logging, line_of, say_always
 
 
 @pytest.fixture
@@ -55,3 +56,27 @@ def test_warnings_are_always_seen_and_more_when_asked_for(
     for level in ("warning", "info", "debug"):
         getattr(logger, level)(level)
     assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == shown
+
+
+def test_a_record_for_machines_is_one_object_whatever_its_fields_are_called():
+    made = record("checkpoint damaged", epoch=41, problem="run\n9f", event="x", at_s=1, error=ValueError("no"))
+    made.created = 0.25
+    found = json.loads(JsonFormatter(tracebacks=False).format(made))
+    assert list(found) == ["at", "level", "event", "epoch", "problem", "at_s", "error"]
+    assert (found["at"], found["event"], found["error"]) == (
+        "1970-01-01T00:00:00.250Z",
+        "checkpoint damaged",
+        "ValueError: no",
+    )
+    assert line_of(found).startswith("00:00:00 WARNING checkpoint damaged epoch=41 ")
+
+
+def test_what_every_line_says_stands_in_it_unless_it_says_otherwise(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+):
+    configure_logging(0, as_json=True)
+    say_always(pipeline="cold-chain")
+    logger.warning("one")
+    logger.warning("two", extra={"pipeline": "other"})
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line["pipeline"]) for line in lines] == [("one", "cold-chain"), ("two", "other")]

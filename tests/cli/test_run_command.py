@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.cli.place import LIVE, SECONDS_MAX, Invoke, finish, read_rows, start, write_rows
 
+from fordstone.errors import FencedError
+
 
 def first_event(process: subprocess.Popen[str]) -> dict[str, Any]:
     """The first line of `run --json`: from then on the pipeline is running."""
@@ -199,3 +201,28 @@ def test_rows_that_come_later_are_read_when_input_is_not_bounded(place: Path):
     code, _, err = finish(process)
     assert code == 0, err
     assert len(read_rows(place / "out" / "hot")) == 109
+
+
+def test_with_json_logs_standard_error_has_nothing_but_log_lines(invoke: Invoke, place: Path):
+    result = invoke("run", "flow.py", "--bounded", "--logs", "json")
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (lines[-1]["event"], lines[-1]["outcome"], lines[-1]["rows_in"]) == ("pipeline over", "ended", 100)
+    (place / "in" / "a.jsonl").unlink()
+    result = invoke("run", "flow.py", "--bounded", "--state", "other", "--logs", "json")
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert result.exit_code == 1
+    assert (lines[-1]["event"], lines[-1]["pipeline"]) == ("command failed", "cold-chain")
+    assert "no file matches 'in/*.jsonl'" in lines[-1]["problem"]
+
+
+def test_a_pipeline_that_somebody_else_has_taken_over_ends_with_a_code_of_its_own(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+):
+    def shut_out(*_: object, **__: object) -> None:
+        raise FencedError("generation 2.1 owns pipeline cold-chain on node gateway.")
+
+    monkeypatch.setattr("fordstone.edge.run._run_once", shut_out)
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 3
+    assert result.stderr == "error: generation 2.1 owns pipeline cold-chain on node gateway.\n"

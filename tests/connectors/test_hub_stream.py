@@ -124,6 +124,31 @@ class TestHub(SourceContract):
         return pl.DataFrame(columns, schema=self.schema.polars)
 
 
+# What a hub may not do.
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_hub_that_was_set_back_is_not_waited_for_until_other_epochs_have_the_numbers_that_were_read(bounded: bool):
+    hub = FakeHub()
+    hub.commit("a", *(Epoch(runs=[frame(n)]) for n in range(3)))
+    source = opened(hub, bounded=bounded)
+    known(source, "a", 3)
+    with pytest.raises(SourceError, match="up to 3, but 5 has been read"):
+        reader(source, position=5).read(10)
+    source.close()
+
+
+def test_a_hub_that_let_go_of_all_that_was_read_was_not_set_back():
+    hub = FakeHub()
+    hub.commit("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
+    hub.let_go("a", 5)
+    hub.commit("b", Epoch())
+    source = opened(hub, bounded=False)
+    known(source, "b", 1)
+    assert reader(source, position=5).read(10) is None
+    source.close()
+
+
 # What a chunk is.
 
 

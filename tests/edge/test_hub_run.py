@@ -11,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.edge.crossing_runs import PIPELINE, epochs_at, ids_at, plan_over, rows, rows_at, run_plan, source_of
-from tests.hub.running import running_hub
+from tests.hub.running import running_hub, serving
 
 from fordstone import Pipeline
 from fordstone.checkpoint.disk import OsDisk
@@ -28,7 +29,7 @@ from fordstone.edge.report import Progress
 from fordstone.errors import CheckpointError, ConfigError, HubError, HubRefusedError, PipelineError, StorageError
 from fordstone.hub.address import HubAddress
 from fordstone.hub.client import HubClient
-from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest
+from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
 from fordstone.model import plan as p
 from fordstone.model.plan_tiers import ToCenter
 
@@ -273,6 +274,34 @@ def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
         source.append(0, rows(10, 30))
         second = run_plan(plan, hub, tmp_path / "a")
         assert second.resumed_from == first.progress.epoch
+        assert ids_at(hub) == list(range(40))
+
+
+async def says_no(scope: Any, receive: Any, send: Any) -> None:
+    """A hub that knows nobody, as when a token was revoked."""
+    if scope["type"] == "lifespan":
+        for word in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{word}.complete"})
+        return
+    body = msgspec.json.encode(Refusal(error="unauthorised", message="the token has been revoked."))
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 401, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+def test_with_a_damaged_checkpoint_a_hub_that_says_no_is_no_worse_than_one_that_is_away(tmp_path: Path):
+    source = source_of(30)
+    plan = plan_over(memory(source))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a", bounded=False, on_progress=read(30))
+    newest = max((tmp_path / "a" / PIPELINE / "node" / "manifests").iterdir())
+    newest.write_bytes(b"{}")
+    source.append(0, rows(10, 30))
+    with serving(says_no) as url:
+        run_plan(plan, HubAddress(url=url), tmp_path / "a", bounded=False, on_progress=read(10))
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a")
         assert ids_at(hub) == list(range(40))
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fordstone.checkpoint.sealed_json import decode_manifest
 from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge import parcel
 from fordstone.edge.outbox import Outbox
 from fordstone.edge.owner import Owner
 from fordstone.edge.sending import Sender
@@ -485,6 +486,49 @@ def test_rows_do_not_wait_for_a_state_that_is_damaged():
     node.send()
     assert len(node.hub.epochs) == 1
     assert node.hub.checkpoint is None
+
+
+def test_rows_do_not_wait_for_a_state_that_this_hub_finds_too_large():
+    node = Node()
+    node.seal()
+    state = node.store.manifest(1).states[0].runs[1]
+    put = node.hub.put_blob
+
+    def picky(digest: str, data: bytes) -> None:
+        if digest == state.digest:
+            raise refused("too_large", 413)
+        put(digest, data)
+
+    node.hub.put_blob = picky  # type: ignore[method-assign]
+    node.send()
+    assert [len(node.hub.epochs), node.hub.checkpoint, node.sender.problem] == [1, None, None]
+    node.seal()
+    node.send()
+    assert len(node.hub.epochs) == 2
+    assert not node.store._pins
+
+
+def test_rows_do_not_wait_for_a_state_that_makes_the_commit_too_large():
+    node = Node()
+    node.seal(3)
+    commit = node.hub.commit
+
+    def picky(pipeline: str, name: str, body: Commit) -> Committed:
+        if body.checkpoint is not None:
+            raise refused("too_large", 413)
+        return commit(pipeline, name, body)
+
+    node.hub.commit = picky  # type: ignore[method-assign]
+    node.send()
+    assert [len(node.hub.epochs), node.hub.checkpoint] == [3, None]
+
+
+def test_a_state_of_too_many_runs_for_one_commit_is_not_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parcel, "STATE_RUNS_MAX", 1)
+    node = Node()
+    node.seal()
+    node.send()
+    assert [len(node.hub.epochs), node.hub.checkpoint] == [1, None]
 
 
 def test_nothing_is_pinned_when_all_is_sent():

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Self
 
 import polars as pl
-from tests.faults.oracle import EPOCH, Feed, Row, expect
+from tests.faults.oracle import EPOCH, Expected, Feed, Row, expect
 from tests.faults.process import Ended, Process
 from tests.faults.two_tier_child import Command
 from tests.faults.two_tier_pipeline import NAME_VARIABLE
@@ -118,10 +118,12 @@ class Fleet:
         assert hub.running or options.get("failpoint"), hub.errors()
         return hub
 
-    def node(self, node: str, *words: str, url: str | None = None, live: bool = True, **options: Any) -> Part:
-        """The edge half, live or to the end of its input."""
+    def node(
+        self, node: str, *words: str, url: str | None = None, live: bool = True, at: str | None = None, **options: Any
+    ) -> Part:
+        """The edge half, live or to the end of its input. `at`: the folder, if it is not the node's own."""
         half = ("run", FILE, "--part", "edge", "--hub", url or self.url, "--node", node, "--json")
-        return self.start(self.folder / node, *half, *(LIVE if live else ("--bounded",)), *words, **options)
+        return self.start(self.folder / (at or node), *half, *(LIVE if live else ("--bounded",)), *words, **options)
 
     def center(self, *words: str, url: str | None = None, live: bool = True, **options: Any) -> Part:
         """The other half, on the engine of the edge."""
@@ -194,15 +196,20 @@ class Fleet:
 
     def judge(self) -> None:
         """Nothing lost, nothing doubled, nothing wrong: at the center, and at the nodes that it steers."""
-        wanted = expect(self.written)
-        same("rows at the center", kept(self.out), wanted.kept)
-        same("windows at the center", windows(self.out), wanted.windows)
+        wanted = self.judge_center()
         for node, feed in self.feeds.items():
             joined = list(rows(self.folder / node / "out" / "joined").iter_rows())
             ours = Counter((id_, k, second(ts), n) for id_, k, ts, n, _ in joined)
             same(f"rows of {node}", ours, expect(feed.written).kept)
             for _, k, _, _, most in joined:
                 assert most is None or most in {n for (key, _), (n, _) in wanted.windows.items() if key == k}, (k, most)
+
+    def judge_center(self) -> Expected:
+        """Nothing lost, nothing doubled, nothing wrong at the center."""
+        wanted = expect(self.written)
+        same("rows at the center", kept(self.out), wanted.kept)
+        same("windows at the center", windows(self.out), wanted.windows)
+        return wanted
 
     def steered(self, node: str) -> int:
         """How many rows a node has let out that the center's table was joined with."""

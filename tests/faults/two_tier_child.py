@@ -1,11 +1,15 @@
-"""Any `fordstone` command as a process of its own, if wanted with a wrong clock, or with Java's options."""
+"""Any `fordstone` command as a process of its own, if wanted with a wrong clock."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import sys
 import time
 
 import msgspec
+
+PR_SET_PDEATHSIG = 1
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it does not outlive the test
     command = msgspec.json.decode(sys.argv[1], type=Command)
     if command.ahead_s:
         true_ns, ahead_ns = time.time_ns, command.ahead_s * 1_000_000_000

@@ -29,6 +29,7 @@ from fordstone.hub.messages import (
     StreamPage,
 )
 from fordstone.model.manifest import RunRef
+from fordstone.model.plan_step import ConnectorSpec
 
 DATA = b"rows" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -298,12 +299,26 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "a b", "a\nb", "ü"])
 def test_a_token_that_would_break_the_header_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError):
-        HubAddress(url="http://hub", token=token)
+    with pytest.raises(ConfigError, match="characters"):
+        HubAddress(url="https://hub", token=token)
+
+
+@pytest.mark.parametrize("host", ["hub.example:7411", "10.0.0.7", "[2001:db8::1]:7411", "127.0.0.1.evil.example"])
+def test_a_token_never_leaves_this_machine_in_the_clear(host: str) -> None:
+    with pytest.raises(ConfigError, match="in the clear"):
+        HubAddress(url=f"http://{host}", token="fst_secret")
+    assert HubAddress(url=f"http://{host}").token is None
+    assert HubAddress(url=f"https://{host}", token="fst_secret").token == "fst_secret"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7411", "localhost:7411", "LOCALHOST", "[::1]:7411", "127.9.9.9"])
+def test_a_token_for_this_machine_needs_no_tls(host: str) -> None:
+    assert HubAddress(url=f"http://{host}", token="fst_secret").token == "fst_secret"
 
 
 def test_an_address_goes_through_a_placed_plan_and_hides_its_token() -> None:
     address = HubAddress(url="https://hub:7411/", token="fst_secret", ca="ca.pem")
     assert HubAddress.from_at(address.at()) == address
     assert "fst_secret" not in repr(address)
+    assert "fst_secret" not in repr([ConnectorSpec("hub", {}, at=address.at())])
     assert address.url == "https://hub:7411"

@@ -398,7 +398,7 @@ def test_a_clock_that_goes_back_gives_no_requests_and_takes_none():
 
 
 def test_slots_are_given_back_whatever_happens():
-    slots = Slots(1)
+    slots = Slots(1, node_max=1)
     with contextlib.suppress(ValueError), slots.one() as inside:
         assert inside
         with slots.one() as second:
@@ -436,6 +436,79 @@ def test_requests_and_polls_have_room_apart_from_each_other(tmp_path):
         assert (await front.ask()).status == 200
 
     asyncio.run(go())
+
+
+def test_a_poll_takes_the_room_of_polls_however_its_wait_is_written(tmp_path):
+    stream = "/v1/pipelines/p/streams/s/epochs"
+    front = Front(tmp_path, limits=replace(LIMITS, polls_max=0, requests_max=1))
+    assert asked(front, path=stream, query=b"after=0").status == 201
+    for query in (b"wait=5", b"after=0&%77ait=5", b"w%61it=", b"a=wait&wait=1"):
+        assert asked(front, path=stream, query=query).status == 503, query
+
+
+def test_one_node_cannot_take_all_the_room(tmp_path):
+    greedy, other = (secret(tmp_path, name, role="node", node=name) for name in ("greedy", "other"))
+    center = secret(tmp_path, "center", role="center")
+    control = "/v1/pipelines/p/control/c"
+
+    async def go() -> None:
+        release, inside = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def app(scope, receive, send) -> None:
+            inside.release()
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        front = Front(tmp_path, limits=replace(LIMITS, node_requests_max=2, node_polls_max=1), app=app)
+        asks = [{"path": BLOB}, {"path": BLOB}, {"path": control, "query": b"wait=5"}]
+        taken = [asyncio.create_task(front.ask(token=greedy, **one)) for one in asks]
+        for _ in taken:
+            await inside.acquire()
+        for one in asks[1:]:
+            no = await front.ask(token=greedy, **one)
+            assert (no.status, no.refusal.error, no.headers[b"retry-after"]) == (429, "too_many_requests", b"1")
+            assert "token greedy" in no.refusal.message
+        # Others have room, and whoever stands for many nodes has more of it.
+        taken += [asyncio.create_task(front.ask(token=other, **one)) for one in asks]
+        taken += [asyncio.create_task(front.ask(token=center, **asks[0])) for _ in range(5)]
+        release.set()
+        assert {(await one).status for one in taken} == {200}
+        assert (await front.ask(token=greedy, **asks[0])).status == 200
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"origin", b"https://evil.example"),
+        (b"origin", b"null"),
+        (b"host", b"evil.example:7411"),
+        (b"host", b"127.0.0.1.evil.example"),
+        (b"host", b"localhost,evil.example"),
+        (b"host", b""),
+    ],
+)
+def test_a_web_page_gets_nothing_from_a_hub_without_tokens(tmp_path, name, value):
+    front = Front(tmp_path)
+    no = asked(front, "POST", "/v1/pipelines/p/control/c", headers=((name, value),))
+    assert (no.status, no.refusal.error, front.seen) == (403, "forbidden", [])
+    assert "token" in no.refusal.message
+    token = secret(tmp_path)
+    front.now_s += 2
+    assert asked(front, headers=((name, value),), token=token).status == 201, "a page does not have the token"
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:7411", b"[::1]:7411", b"LOCALHOST", b"localhost:80", b"192.168.0.7"])
+def test_programs_name_an_open_hub_by_its_address(tmp_path, host):
+    assert asked(Front(tmp_path), headers=((b"host", host),)).status == 201
+
+
+def test_asking_for_health_without_a_token_has_the_rate_of_one(tmp_path):
+    secret(tmp_path)
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=2.0))
+    assert [asked(front, path="/healthz").status for _ in range(3)] == [201, 201, 429]
 
 
 def test_every_answer_says_that_it_may_not_be_cached_nor_guessed_and_has_an_id(tmp_path):

@@ -292,11 +292,11 @@ def test_a_chunked_body_beyond_the_limit_leaves_nothing_behind(url):
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /v1/nodes HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /v1/nodes HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
-        b"GET /v1/nodes HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
-        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-        b"POST /v1/blobs/missing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        b"POST /v1/blobs/missing HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
     ],
 )
 def test_what_is_not_http_is_refused_as_everything_is(url, data):
@@ -327,7 +327,7 @@ def test_an_expected_continue_is_answered_with_the_refusal_instead(url):
     head = (
         b"PUT /v1/blobs/"
         + b"a" * 64
-        + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\nexpect: 100-continue\r\n\r\n"
+        + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999\r\nexpect: 100-continue\r\n\r\n"
     )
     answer = raw(url, head)
     assert answer.startswith(b"HTTP/1.1 413")
@@ -372,7 +372,7 @@ async def say_ok(scope, receive, send) -> None:
 
 
 @pytest.mark.parametrize(
-    "begin", [b"", b"G", b"\r\n", b"GET / HTTP/1.1\r\nhost: x\r\n", b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGE"]
+    "begin", [b"", b"G", b"\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGE"]
 )
 def test_a_connection_on_which_no_whole_head_comes_is_closed(begin):
     async def talk(host, port) -> None:
@@ -393,7 +393,7 @@ def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():
 
         async def ask_slowly(host, port) -> None:
             reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert (await reader.read()).count(b"ok") == 2
             writer.close()
 
@@ -405,7 +405,7 @@ def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():
 def test_connections_beyond_the_bound_are_not_taken():
     async def talk(host, port) -> None:
         first = await asyncio.open_connection(host, port)
-        first[1].write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        first[1].write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b" 200 " in await first[0].readline()
         second = await asyncio.open_connection(host, port)
         with contextlib.suppress(ConnectionResetError):
@@ -423,7 +423,7 @@ def test_trailers_without_end_are_cut_off():
 
     async def talk(host, port) -> None:
         _, writer = await asyncio.open_connection(host, port)
-        writer.write(b"PUT / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        writer.write(b"PUT / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
         sent = 0
         try:
             while sent < 64 << 20:
@@ -451,7 +451,7 @@ def test_many_small_chunks_are_not_taken_for_overhead():
 
     async def talk(host, port) -> None:
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"PUT / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"PUT / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(30):
             writer.write(b"1\r\nx\r\n" * 10_000)
             await writer.drain()

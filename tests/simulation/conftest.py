@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from fordstone.testing.fleet_tally import FleetTally
 from fordstone.testing.simulator import Tally
 
 BLOCK = 50
+FLEET_SHARE = 8
+"""A fleet takes as long as some engines: one of so many seeds is a fleet's."""
+FLEET_BLOCK = 25
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    seeds = metafunc.config.getoption("--seeds")
+    first = metafunc.config.getoption("--first-seed")
     if "seed_block" in metafunc.fixturenames:
-        seeds = metafunc.config.getoption("--seeds")
-        first = metafunc.config.getoption("--first-seed")
-        blocks = [range(start, min(start + BLOCK, first + seeds)) for start in range(first, first + seeds, BLOCK)]
-        metafunc.parametrize("seed_block", blocks, ids=[f"{block.start}-{block.stop - 1}" for block in blocks])
+        _in_blocks(metafunc, "seed_block", first, seeds, BLOCK)
+    if "fleet_block" in metafunc.fixturenames:
+        _in_blocks(metafunc, "fleet_block", first, max(seeds // FLEET_SHARE, 1), FLEET_BLOCK)
+
+
+def _in_blocks(metafunc: pytest.Metafunc, name: str, first: int, seeds: int, size: int) -> None:
+    blocks = [range(start, min(start + size, first + seeds)) for start in range(first, first + seeds, size)]
+    metafunc.parametrize(name, blocks, ids=[f"{block.start}-{block.stop - 1}" for block in blocks])
 
 
 class Recorded(Tally):
@@ -29,6 +39,27 @@ class Recorded(Tally):
     def add(self, other: Tally) -> None:
         super().add(other)
         self.counts.update({name: getattr(self, name) for name in Tally.__slots__})
+
+
+class RecordedFleets(FleetTally):
+    """A tally of fleets that the test's report carries."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def add(self, other: FleetTally) -> None:
+        super().add(other)
+        self.counts.update({name: getattr(self, name) for name in FleetTally.__slots__})
+
+
+@pytest.fixture
+def fleet_tally(request: pytest.FixtureRequest) -> FleetTally:
+    counts: dict[str, int] = {}
+    request.node.user_properties.append(("fleets", counts))
+    return RecordedFleets(counts)
 
 
 @pytest.fixture

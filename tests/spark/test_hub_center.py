@@ -252,7 +252,7 @@ def test_what_spark_has_committed_the_hub_may_let_go(hub: FakeHub, tmp_path: Pat
 
 
 def test_the_token_is_not_kept_with_the_query(hub: FakeHub, tmp_path: Path):
-    plan = center_plan(Outputs(), place={"url": "http://hub.test", "token": "fst_secret"})
+    plan = center_plan(Outputs(), place={"url": "https://hub.test", "token": "fst_secret"})
     hub.commit("a", epoch(10, ("x", 1.0, 1)))
     query = started(MicroSpark(), plan, tmp_path)
     query.run()

@@ -15,6 +15,7 @@ from tests.hub.running import running_hub
 from fordstone import Pipeline, Stream, session, sliding, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.edge.run import run
+from fordstone.errors import SourceError
 from fordstone.tiers.place import placed
 from fordstone.tiers.split import split
 
@@ -130,3 +131,38 @@ def test_windows_of_windows_hold_those_that_lie_in_them_on_both_sides_of_the_cut
     wanted = on_one_machine(lambda stream: large(small(stream)), tmp_path).rows()
     assert wanted.height > 5
     same_rows(in_two_tiers(large, tmp_path, raw=raw, below=small).rows(), wanted)
+
+
+CHANGES: dict[str, tuple[Build, Build]] = {
+    "another column": (
+        lambda rows: rows.group_by("k").window(tumbling("10s")).agg(name="sums", s="sum(x)"),
+        lambda rows: rows.group_by("k").window(tumbling("10s")).agg(name="sums", s="sum(x * 2)"),
+    ),
+    "another window": (
+        lambda rows: rows.group_by("k").window(tumbling("10s")).agg(name="sums", s="sum(x)"),
+        lambda rows: rows.group_by("k").window(tumbling("20s")).agg(name="sums", s="sum(x)"),
+    ),
+    "another order": (
+        lambda rows: rows.group_by("k").agg(name="sums", low="min(x)", s="min(x * 2)"),
+        lambda rows: rows.group_by("k").agg(name="sums", s="min(x * 2)", low="min(x)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_partial_rows_of_another_version_of_an_aggregate_are_refused_rather_than_merged(
+    change: str, tmp_path: Path
+) -> None:
+    old, new = CHANGES[change]
+    found = MemorySink()
+
+    def halves(build: Build) -> Any:
+        pipeline = Pipeline("fleet")
+        build(declared(pipeline, some_rows(1)).to_center(name="cut")).sink("out", memory(found))
+        return split(pipeline.plan())
+
+    with running_hub(tmp_path / "hub") as hub:
+        run(placed(halves(old).edge, hub), {}, state=tmp_path / "state", node="north", bounded=True, hub=hub)
+        with pytest.raises(SourceError, match=r"epoch 1 of node north.*same version of the pipeline"):
+            run(placed(halves(new).center, hub), {}, state=tmp_path / "state", node="center", bounded=True)
+    assert found.rows().is_empty()

@@ -21,7 +21,8 @@ from fordstone.tiers.path import end_to_end
 CROSSES = """\
   readings_to_center: partial rows of agg_device, instead of rows
      at the cut   device string, ts timestamp, temp double
-     crosses      device string, __end bigint, __rows bigint, __n0 bigint, __s0 double, __hi0 double
+     crosses      device string, __end bigint, __rows_5d88c63a bigint, __n0 bigint, __s0 double,
+                  __hi0 double
      pushed down  the partial aggregates of agg_device
      why no more  agg_device is over the rows of all nodes, so its results, and what is made of
                   them, are the center's
@@ -68,7 +69,7 @@ CENTER_ON_SPARK = """\
 
 readers: our operators run where rows are read
   readings_to_center: what all nodes sent as readings_to_center, from the hub
-  │  columns  device string, __end bigint, __rows bigint, __n0 bigint, __s0 double, __hi0 double
+  │  columns  device string, __end bigint, __rows_5d88c63a bigint, __n0 bigint, __s0 double, __hi0 double
   │  time     as far as every node has come; one away for 1d is not waited for
   │  keeps    the epoch that each node's rows were read up to
   └─ → stage 1, agg_device: partial aggregates, shuffled by device

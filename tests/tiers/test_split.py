@@ -40,7 +40,7 @@ def test_the_cold_chain_alarms_at_the_edge_and_merges_at_the_center():
     (crossing,) = tiers.crossings
     assert crossing.partial
     assert crossing.aggregate == "agg_device"
-    assert list(crossing.schema) == ["device", "__end", "__rows", "__n0", "__s0", "__hi0"]
+    assert list(crossing.schema) == ["device", "__end", "__rows_5d88c63a", "__n0", "__s0", "__hi0"]
 
 
 def test_where_the_tiers_meet_stand_sources_and_sinks():

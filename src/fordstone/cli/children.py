@@ -49,4 +49,4 @@ def passed_on(name: str, text: str) -> str:
     found = event_of(text)
     if found is not None and "event" in found and "level" in found:
         return text if "pipeline" in found else json.dumps(found | {"pipeline": name}, ensure_ascii=False)
-    return json_line("ERROR", "said", at_s=time.time(), pipeline=name, text=text)
+    return json_line("ERROR", "said", {"pipeline": name, "text": text}, at_s=time.time())

@@ -251,7 +251,7 @@ class LogView:
 
     def _say(self, event: str, fields: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            print(json_line("INFO", event, at_s=time.time(), **fields), file=sys.stderr, flush=True)
+            print(json_line("INFO", event, fields, at_s=time.time()), file=sys.stderr, flush=True)
 
 
 def _facts(progress: Progress) -> dict[str, Any]:

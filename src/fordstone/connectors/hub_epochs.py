@@ -174,6 +174,8 @@ class HubSource(Source):
         away = self._follower is not None and self._follower.away
         if not index.complete or self._is_quiet() or (away and index.blobs is None):
             return []
+        if (last := index.ends_before(node, position)) is not None:
+            raise self._set_back(node, last, f"{position} has been read from it")
         until = self._ends.get(node, 0) if self.bounded else None
         bound = {} if epochs_max is None else {"epochs_max": epochs_max}
         return index.behind(node, position, rows_max, until=until, **bound)
@@ -187,10 +189,7 @@ class HubSource(Source):
         index = self._own if self._own is not None else self._planned
         while index.last(node) < until:
             if not self._list_more(index):
-                raise SourceError(
-                    f"{self.title}: the hub has epochs of node {node} up to {index.last(node)}, but {until} was there when this read "
-                    "was planned. Was the hub's data restored from an older copy, or is it another hub? Bring the data back."
-                )
+                raise self._set_back(node, index.last(node), f"{until} was there when this read was planned")
         return index.behind(node, position, rows_max, until=until)
 
     def rows_of(self, entries: Sequence[StreamEpoch]) -> Iterator[tuple[StreamEpoch, pl.DataFrame]]:
@@ -226,6 +225,12 @@ class HubSource(Source):
                 self._pause(min(PAUSE_FIRST_SECONDS * 2 ** min(number - 1, 16), PAUSE_MAX_SECONDS))
         raise AssertionError("it counts without end")
 
+    def _set_back(self, node: str, last: int, but: str) -> SourceError:
+        return SourceError(
+            f"{self.title}: the hub has epochs of node {node} up to {last}, but {but}. Was the hub's data restored from an older "
+            "copy, or is it another hub? Bring the data back."
+        )
+
     def be_quiet(self) -> None:
         """Ask for no more blobs for a while."""
         self._quiet_until_us = self._clock_us() + QUIET_US
@@ -250,7 +255,8 @@ class HubSource(Source):
         except (pl.exceptions.PolarsError, KeyError) as error:
             raise SourceError(
                 f"{where}: its rows are not what this plan says ({str(error).partition(chr(10))[0]}). Do the node and the center run "
-                "the same version of the pipeline?"
+                "the same version of the pipeline? If what crosses was changed on purpose, let the version before read what it sent, or "
+                "give the cut another name: to_center(name=...)."
             ) from error
 
     # What the hub has.

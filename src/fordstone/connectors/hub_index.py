@@ -92,6 +92,12 @@ class StreamIndex:
         with self._mutex:
             return self._last.get(node, 0)
 
+    def ends_before(self, node: str, position: int) -> int | None:
+        """The newest epoch of a node, if what was read before goes beyond it: the hub lets go of the oldest first, so it was set back."""
+        with self._mutex:
+            last = self._last.get(node, 0)
+            return last if self.complete and 0 < last < position else None
+
     def behind(
         self, node: str, position: int, rows_max: int, *, until: int | None = None, epochs_max: int = EPOCHS_A_READ_MAX
     ) -> list[StreamEpoch]:

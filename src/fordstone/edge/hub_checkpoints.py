@@ -13,7 +13,7 @@ from fordstone.checkpoint.sealed_json import decode_manifest
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.owner import Owner
 from fordstone.edge.recovery import Remote
-from fordstone.errors import CheckpointError, HubAwayError, StorageError
+from fordstone.errors import CheckpointError, HubError, StorageError
 from fordstone.hub.messages import Checkpoint, Lease, LeaseRequest
 from fordstone.model.manifest import RunRef
 from fordstone.protocol.recovery import CheckpointFact
@@ -52,7 +52,8 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
         try:
             head = _shut_out(hub, store, owner) if not here else None
             found = hub.checkpoint(store.pipeline, store.node)
-        except HubAwayError as error:
+        except HubError as error:
+            # Away, or it says no: what is here may do without it.
             raise StorageError(f"{error} Without it, what is there cannot be taken over.") from error
         if head:
             _check_head(store, head, found)

@@ -54,6 +54,7 @@ class _Kept(NamedTuple):
     body: bytes
     size_bytes: int
     digests: tuple[str, ...]
+    segments: int
     exact: bool
 
 
@@ -214,7 +215,10 @@ class Outbox:
         """What each entry weighs, the oldest first, for the next commit; only some thousand of them."""
         with self._mutex:
             some = list(itertools.islice(self._kept, 2048))
-        return (Weight(size_bytes=kept.size_bytes, body_bytes=len(kept.body), runs=len(kept.digests)) for kept in some)
+        return (
+            Weight(size_bytes=kept.size_bytes, body_bytes=len(kept.body), runs=len(kept.digests) + kept.segments)
+            for kept in some
+        )
 
     def oldest(self, count: int) -> tuple[EpochEntry, ...]:
         """The oldest entries."""
@@ -374,7 +378,7 @@ def _kept(entry: EpochEntry, *, exact: bool, body: bytes | None = None) -> _Kept
             size_bytes += run.size_bytes
             digests.append(run.digest)
     body = msgspec.json.encode(entry, order="deterministic") if body is None else body
-    return _Kept(body, size_bytes, tuple(digests), exact)
+    return _Kept(body, size_bytes, tuple(digests), len(entry.streams), exact)
 
 
 def _line(kept: _Kept) -> bytes:

@@ -6,15 +6,19 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from fordstone.checkpoint.run_file import run_problem, short
 from fordstone.checkpoint.sealed_json import encode_manifest
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
-from fordstone.hub.messages import BLOB_BYTES_MAX, Checkpoint, EpochEntry
+from fordstone.hub.messages import BLOB_BYTES_MAX, RUNS_A_COMMIT_MAX, Checkpoint, EpochEntry
 from fordstone.model.manifest import RunRef
 
 log = logging.getLogger(__name__)
+
+STATE_RUNS_MAX: Final = RUNS_A_COMMIT_MAX // 2
+"""A commit has room for so many runs of state beside those of rows."""
 
 
 class Parcel:
@@ -68,11 +72,20 @@ class Parcel:
                 f"run {short(digest)}, which waits for the hub, is damaged: it {problem}. It and all that is behind it stay in the "
                 "outbox. Bring the file back from a copy of the state directory."
             )
-        # Rows do not wait for a state that cannot be had: a later checkpoint will do.
         log.warning("checkpoint not sent", extra={"epoch": self.last, "run": short(digest), "problem": problem})
+        self.leave_state()
+        return None
+
+    def leave_state(self) -> None:
+        """Send the rows alone: they do not wait for a state that cannot be had or sent, and a later checkpoint will do."""
         self.checkpoint = None
         self.send(self.unsent)
-        return None
+
+    def sends_state(self) -> bool:
+        """Whether what is sent next is for the checkpoint's sake: one of its blobs, or a commit that could do with less of it."""
+        if self.checkpoint is None:
+            return False
+        return self.unsent[0] not in self._segments if self.unsent else len(self.epochs) == 1
 
     def close(self) -> None:
         """Let go of the checkpoint."""
@@ -90,8 +103,11 @@ class Parcel:
             return
         data = encode_manifest(manifest)
         state = tuple(dict.fromkeys(manifest.runs()))
-        if len(data) > BLOB_BYTES_MAX or any(run.size_bytes > BLOB_BYTES_MAX for run in state):
-            log.warning("checkpoint too large for the hub", extra={"epoch": self.last, "bytes_max": BLOB_BYTES_MAX})
+        largest = max((run.size_bytes for run in state), default=0)
+        if max(len(data), largest) > BLOB_BYTES_MAX or len(state) > STATE_RUNS_MAX:
+            log.warning(
+                "checkpoint too large for the hub", extra={"epoch": self.last, "runs": len(state), "largest_bytes": largest}
+            )
             return
         self._manifest = data
         ref = RunRef(hashlib.sha256(data).hexdigest(), len(data), 0)

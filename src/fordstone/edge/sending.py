@@ -339,6 +339,10 @@ class Sender:
                 self._put_down()
             case judge.TryLater():
                 if error.code == "too_large" and self._parcel is not None:
+                    if self._parcel.sends_state():
+                        log.warning("checkpoint not sent", extra={"epoch": self._parcel.last, "problem": str(error)})
+                        self._parcel.leave_state()
+                        return
                     self._epochs_max = max(1, len(self._parcel.epochs) // 2)
                     self._put_down()
             case other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -41,6 +42,11 @@ class HubAddress:
             raise ConfigError(
                 "the hub's token is empty or has characters that no token has. Take it as `fordstone hub token add` printed it."
             )
+        if self.token is not None and parts.scheme == "http" and not _is_here(host):
+            raise ConfigError(
+                f"the hub's token would go to {host} in the clear, for everybody on the way to read. Write https:// instead: a hub "
+                "that other machines reach has TLS."
+            )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def at(self) -> dict[str, str]:
@@ -52,3 +58,13 @@ class HubAddress:
     def from_at(cls, at: dict[str, str]) -> HubAddress:
         """Back from there."""
         return cls(url=at["url"], token=at.get("token"), ca=at.get("ca"))
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, by its name alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -68,6 +68,26 @@ def unauthorised(why: str) -> No:
     )
 
 
+def from_web_page() -> No:
+    """A browser asks on behalf of a page, which may be anybody's, and there is no token by which to tell."""
+    return No(
+        status=403,
+        error="forbidden",
+        message="a hub without tokens answers only programs of this machine, which name it by an IP address or as localhost; this "
+        "came from a web page, or by another name. Make a token with `fordstone hub token add`.",
+    )
+
+
+def busy(greedy: str | None) -> No:
+    """There is no room. `greedy`: whoever has as much of it as one may have; None: all of it is taken."""
+    headers = ((b"retry-after", str(BUSY_RETRY_S).encode()),)
+    if greedy is not None:
+        message = f"{greedy} has as many requests under way as one node may have. Ask again when one is answered."
+        return No(status=429, error="too_many_requests", message=message, headers=headers)
+    message = "the hub answers as many requests as it can at once. Ask again in a moment."
+    return No(status=503, error="too_many_requests", message=message, headers=headers)
+
+
 def of_status(status: int, headers: list[tuple[bytes, bytes]]) -> No:
     """A refusal for an answer of the web framework's own."""
     broken = status >= BROKEN

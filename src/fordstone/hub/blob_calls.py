@@ -114,13 +114,18 @@ class BlobCalls:
 
     async def missing(self, request: Request) -> Response:
         """`POST /blobs/missing`."""
-        asked = decoded(await body_of(request), Digests)
-        if len(asked.digests) > ASKED_MAX:
-            raise Refused("bad_request", f"more than {ASKED_MAX} digests: ask in several calls.")
-        for digest in asked.digests:
-            digest_in(digest)
-        sizes = await self._on_thread(lambda: self._sizes(asked.digests))
-        return json_answer(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
+        body = await body_of(request)
+
+        def answer() -> Response:
+            asked = decoded(body, Digests)
+            if len(asked.digests) > ASKED_MAX:
+                raise Refused("bad_request", f"more than {ASKED_MAX} digests: ask in several calls.")
+            for digest in asked.digests:
+                digest_in(digest)
+            sizes = self._sizes(asked.digests)
+            return json_answer(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
+
+        return await self._on_thread(answer)
 
     async def _keep_small(self, upload: Upload, digest: str) -> bool:
         """In the log, with whatever else is written at this moment."""

@@ -29,6 +29,8 @@ NUMBER_MAX: Final = 2**63 - 1
 NAMES_MAX: Final = 1_000
 """So many streams, or control tables, are in one epoch at most."""
 HOLDER_CHARS_MAX: Final = 200
+SEGMENTS_A_COMMIT_MAX: Final = 20_000
+"""Each costs the only thread that writes some rows, even if it names no run."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 _HOLDER: Final = re.compile(r"[!-~]{1,200}")
@@ -111,6 +113,12 @@ def check_commit(commit: Commit, first: int, last: int) -> None:
     if last - first >= EPOCHS_A_COMMIT_MAX or [entry.epoch for entry in commit.epochs] != [*range(first, last + 1)]:
         raise Refused(
             "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
+        )
+    segments = sum(len(entry.streams) for entry in commit.epochs)
+    if segments > SEGMENTS_A_COMMIT_MAX:
+        raise Refused(
+            "bad_request",
+            f"a commit has at most {SEGMENTS_A_COMMIT_MAX} segments, this one {segments}: commit fewer epochs.",
         )
     runs = sum(check_entry(entry) for entry in commit.epochs)
     if commit.checkpoint is not None:

@@ -14,9 +14,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import parse_qsl
 
 from fordstone.hub import metrics as m
-from fordstone.hub.answers import BROKEN, BUSY_RETRY_S, No, bad_name, nowhere, unauthorised
+from fordstone.hub.answers import BROKEN, No, bad_name, busy, from_web_page, nowhere, unauthorised
 from fordstone.hub.limits import SHARED_TIMES, Buckets, Limits, Slots
 from fordstone.hub.places import METRICS, BadName, Nowhere, Place, epochs_in, find, known_method, why_not
 from fordstone.hub.tokens import PREFIX, Token, Tokens
@@ -30,6 +31,7 @@ from fordstone.hub.watched import (
     Request,
     Scope,
     Send,
+    is_from_web_page,
     leaves_body,
     safe_headers,
 )
@@ -65,8 +67,8 @@ class Guard:
             burst=limits.rate_per_s * limits.burst_s,
             buckets_max=limits.buckets_max,
         )
-        self._slots = Slots(limits.requests_max)
-        self._polls = Slots(limits.polls_max)
+        self._slots = Slots(limits.requests_max, node_max=limits.node_requests_max)
+        self._polls = Slots(limits.polls_max, node_max=limits.node_polls_max)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -101,16 +103,20 @@ class Guard:
         if isinstance(found, Place):
             request.place, request.label = found, found.label
             if "anyone" in found.call.who:
-                return self._too_often(request, times=SHARED_TIMES)
+                return self._too_often(request, times=1 if self._tokens.required else SHARED_TIMES)
         token: Token | None = None
-        if self._tokens.required:
+        if not self._tokens.required:
+            if is_from_web_page(request.headers):
+                return from_web_page()
+        else:
             known = self._who(request)
             if isinstance(known, No):
                 # Counted against the peer, so that guessing is slow.
                 return self._too_often(request, times=1) or known
             token = known
             request.caller = f"token {token.name}"
-        no = self._too_often(request, times=1 if token is not None and token.role == "node" else SHARED_TIMES)
+            request.node = token.name if token.role == "node" else None
+        no = self._too_often(request, times=1 if request.node is not None else SHARED_TIMES)
         if no is not None:
             return no
         if isinstance(found, Nowhere):
@@ -122,7 +128,7 @@ class Guard:
                 error="forbidden",
                 message=f"{why}. Use a token that may, or make one with `fordstone hub token add`.",
             )
-        request.polls = found.call.polls and b"wait=" in scope.get("query_string", b"")
+        request.polls = found.call.polls and _waits(scope.get("query_string", b""))
         return self._bad_head(request, found)
 
     def _who(self, request: Request) -> Token | No:
@@ -182,15 +188,10 @@ class Guard:
     async def _admit(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in if there is room, and answer it."""
         slots = self._polls if request.polls else self._slots
-        with slots.one() as inside:
+        greedy = slots.is_full_of(request.node)
+        with slots.one(request.node) as inside:
             if not inside:
-                busy = No(
-                    status=503,
-                    error="too_many_requests",
-                    message="the hub answers as many requests as it can at once. Ask again in a moment.",
-                    headers=((b"retry-after", str(BUSY_RETRY_S).encode()),),
-                )
-                await self._refuse(request, busy, send)
+                await self._refuse(request, busy(request.caller if greedy else None), send)
                 return
             self._metrics.polls_waiting = self._polls.taken
             self._metrics.requests_running = self._slots.taken
@@ -272,6 +273,11 @@ class Guard:
             if request.no is not None:
                 fields |= {"refused": request.no.error, "why": request.no.message}
             log.log(level, "request refused" if request.no else "request", extra=fields)
+
+
+def _waits(query: bytes) -> bool:
+    """Whether a question says how long to wait, read as the app reads it: escapes hide nothing."""
+    return any(name == "wait" for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
 
 
 def _abort_of(scope: Scope) -> Callable[[], None]:

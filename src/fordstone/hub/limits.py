@@ -6,7 +6,7 @@ Pure but for the clock values that callers hand in. Who is refused what, and wit
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +33,9 @@ class Limits:
     """At once, without those that wait for news."""
     polls_max: int = 5_000
     """Requests that wait for news, at once."""
+    node_requests_max: int = 64
+    """Of those above, one node's token: else one node could take all the room there is."""
+    node_polls_max: int = 256
     connections_max: int = 20_000
     chunk_seconds_max: float = 30.0
     """Between two pieces of a body, and for a piece of an answer to be taken."""
@@ -82,20 +85,32 @@ class Buckets:
 
 
 class Slots:
-    """How many may be inside at once."""
+    """How many may be inside at once, and how many of them may be one node's."""
 
-    def __init__(self, slots_max: int) -> None:
+    def __init__(self, slots_max: int, *, node_max: int) -> None:
         self._slots_max = slots_max
+        self._node_max = node_max
+        self._of_nodes: Counter[str] = Counter()
         self.taken = 0
 
+    def is_full_of(self, node: str | None) -> bool:
+        """Whether this node has all the slots that one may have. None: who asks is no node."""
+        return node is not None and self._of_nodes[node] >= self._node_max
+
     @contextlib.contextmanager
-    def one(self) -> Iterator[bool]:
+    def one(self, node: str | None = None) -> Iterator[bool]:
         """Be inside for as long as the context lasts; gives False, and takes nothing, if all slots are taken."""
-        if self.taken >= self._slots_max:
+        if self.taken >= self._slots_max or self.is_full_of(node):
             yield False
             return
         self.taken += 1
+        if node is not None:
+            self._of_nodes[node] += 1
         try:
             yield True
         finally:
             self.taken -= 1
+            if node is not None:
+                self._of_nodes[node] -= 1
+                if not self._of_nodes[node]:
+                    del self._of_nodes[node]

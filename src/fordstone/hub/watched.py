@@ -7,6 +7,7 @@ as far as this is `guard`'s business.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -38,6 +39,8 @@ class Request:
     headers: dict[bytes, bytes]
     label: str = "none"
     caller: str = ""
+    node: str | None = None
+    """The name of a token that is one node's; None: who asks stands for many."""
     place: Place | None = None
     no: No | None = None
     """Why it is refused after all."""
@@ -155,6 +158,21 @@ def safe_headers(request: Request) -> list[tuple[bytes, bytes]]:
         (b"x-content-type-options", b"nosniff"),
         (b"x-request-id", request.id.encode()),
     ]
+
+
+def is_from_web_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser asks on behalf of a page: it says where the page is from, or reached us by the page's own name."""
+    if b"origin" in headers:
+        return True
+    host = headers.get(b"host", b"localhost").decode("latin-1").strip().lower()
+    bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
+    if bare == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return True
+    return False
 
 
 def _is_json(headers: list[tuple[bytes, bytes]]) -> bool:

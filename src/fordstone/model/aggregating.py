@@ -26,7 +26,7 @@ from fordstone.model.windows import Count, Session, Sliding, Tumbling
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
 PARTIAL_ROWS: Final = "__rows"
-"""Of a partial row: how many rows it stands for."""
+"""Of a partial row: how many rows it stands for. On its way to the center, what it says stands behind the name."""
 
 
 def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
@@ -54,7 +54,9 @@ def rows_of(step: p.Aggregate, types: Types) -> StreamType:
         raise PipelineError(
             f"step {step.name}: windows of sessions and by count need the rows themselves, not partial rows."
         )
-    missing = [name for name in (*step.keys, PARTIAL_ROWS) if name not in stream.schema]
+    missing = [name for name in step.keys if name not in stream.schema]
+    if not any(name.startswith(PARTIAL_ROWS) for name in stream.schema):
+        missing.append(PARTIAL_ROWS)
     if missing:
         raise PipelineError(
             f"step {step.name} merges partial rows, but {step.input} has no column {', '.join(missing)}. "

@@ -17,6 +17,11 @@ class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Where this run finds it, and what opens it: addresses, tokens. No part of what a plan means: neither stored nor compared."""
 
+    def __repr__(self) -> str:
+        # Without what opens it: this comes into logs and tracebacks.
+        at = "" if self.at is msgspec.UNSET else f", at={self.at.get('url', '...')!r}"
+        return f"ConnectorSpec(kind={self.kind!r}, options={self.options!r}{at})"
+
 
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stream that a step reads: a step's output, or another of its ports.

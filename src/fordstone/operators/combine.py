@@ -5,7 +5,8 @@ rows; at a barrier it gives out all it has and forgets, so that there is nothing
 partial rows at the center is the same operator that takes rows at the edge; `Merging` only brings them into its form.
 
 Partial rows cross as columns of our types (`crossing_schema`): small whole numbers without sign, which sketches count their
-levels with, travel with one.
+levels with, travel with one. The column that counts rows has a digest of what they say in its name: nodes and center may for a
+while run two versions of a pipeline, and then columns are missing, rather than sums of one thing added to those of another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import polars as pl
 from fordstone.model.schema import DataType, Schema
 from fordstone.operators.aggregate import OPEN_RATIO, OPEN_ROWS_MIN, Combine
 from fordstone.operators.operator import LATE, Emit, Emits, Moment, Operator
-from fordstone.operators.partial import Partials
+from fordstone.operators.partial import ROWS, Partials
 from fordstone.state.state import State
 
 _SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
@@ -26,7 +27,14 @@ _SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
 
 def crossing_schema(partials: Partials) -> Schema:
     """The columns of partial rows as they cross. Raises `SchemaError` where one of them has no type that may."""
-    return Schema(tuple((name, DataType.from_polars(_signed(kind))) for name, kind in partials.schema.items()))
+    names = _crossing_names(partials)
+    return Schema(
+        tuple((names.get(name, name), DataType.from_polars(_signed(kind))) for name, kind in partials.schema.items())
+    )
+
+
+def _crossing_names(partials: Partials) -> dict[str, str]:
+    return {ROWS: f"{ROWS}_{partials.meaning}"}
 
 
 class EpochCombine(Operator):
@@ -36,6 +44,7 @@ class EpochCombine(Operator):
         """`rows`: makes partial rows of the input; None: a feeder has done so before the shuffle."""
         self._partials = partials
         self._rows = rows
+        self._names = _crossing_names(partials)
         self._crossing = crossing_schema(partials).polars
         self._open: list[pl.DataFrame] = []
         self._open_rows = 0
@@ -65,7 +74,7 @@ class EpochCombine(Operator):
             return []
         merged = self._merged()
         self._open, self._open_rows, self._merged_rows = [], 0, 0
-        return [Emit(_cast(merged, self._crossing))]
+        return [Emit(_cast(merged.rename(self._names), self._crossing))]
 
     def states(self) -> Mapping[str, State]:
         """None."""
@@ -83,7 +92,7 @@ class EpochCombine(Operator):
             self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
 
     def _merged(self) -> pl.DataFrame:
-        return self._partials.merge(pl.concat(self._open)).select(list(self._crossing))
+        return self._partials.merge(pl.concat(self._open)).select(list(self._partials.schema))
 
 
 class Merging(Operator):
@@ -92,10 +101,12 @@ class Merging(Operator):
     def __init__(self, aggregate: Operator, partials: Partials) -> None:
         self._aggregate = aggregate
         self._kept = partials.schema
+        self._names = {crossing: name for name, crossing in _crossing_names(partials).items()}
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Take partial rows in. Those of windows that have closed leave on the late port."""
-        return self._aggregate.on_batch(_cast(frame.select(list(self._kept)), self._kept), late=late)
+        rows = frame.rename(self._names).select(list(self._kept))
+        return self._aggregate.on_batch(_cast(rows, self._kept), late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
         """As the aggregate does."""

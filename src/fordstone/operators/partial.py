@@ -63,9 +63,14 @@ class Partials:
         step: str = "",
         with_id: bool = False,
         functions: Functions | None = None,
+        meaning: str = "",
     ) -> None:
-        """`functions`: the classes of users' own aggregates, as this process knows them; others are imported."""
+        """`functions`: the classes of users' own aggregates, as this process knows them; others are imported.
+
+        `meaning`: a digest of what partial rows say; columns are named alike whatever stands in them.
+        """
         self.keys = tuple(keys)
+        self.meaning = meaning
         self.state_key = self.keys or (ONE,)
         """What partial rows belong together by, the window apart: never empty."""
         self._group = (*self.state_key, END) if window is not None else self.state_key

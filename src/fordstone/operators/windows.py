@@ -5,14 +5,17 @@ Leaves to the operators what they do; `factory` comes here for every aggregate s
 
 from __future__ import annotations
 
-from typing import assert_never
+import hashlib
+from collections.abc import Sequence
+from typing import Final, assert_never
 
+import msgspec
 import polars as pl
 
 from fordstone.errors import PlanError
 from fordstone.model import plan as p
 from fordstone.model import windows as w
-from fordstone.model.aggregate import AggregateCall
+from fordstone.model.aggregate import Aggregate, AggregateCall
 from fordstone.model.aggregate_functions import inverts
 from fordstone.model.aggregating import aggregates, rows_of
 from fordstone.model.stream_type import EventTime, StreamType
@@ -27,6 +30,9 @@ from fordstone.operators.session import SessionAggregate
 from fordstone.operators.setting import OperatorSetting
 from fordstone.operators.sliding import SlidingAggregate
 from fordstone.operators.window import WindowAggregate
+
+MEANING_CHARS: Final = 8
+"""Of a digest: it tells two versions of one step apart, not all steps there are."""
 
 
 def make_aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
@@ -79,16 +85,30 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
 def partials_of(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Partials:
     """How an aggregate step makes, merges and finishes partial rows."""
     stream = rows_of(step, setting.types) if isinstance(step, p.Aggregate) else setting.types[step.input]
+    parsed = aggregates(step, stream.schema)
     return Partials(
         step.keys,
-        aggregates(step, stream.schema),
+        parsed,
         stream.schema,
         window=_cut(step.window),
         time=stream.time,
         step=step.name,
         with_id=step.name in setting.with_ids,
         functions=setting.functions,
+        meaning=_meaning(step, parsed, stream),
     )
+
+
+def _meaning(step: p.Aggregate | p.Combine, parsed: Sequence[Aggregate], stream: StreamType) -> str:
+    """What partial rows say: of which rows, and of what of them. Names of columns do not tell sum(x) from sum(y)."""
+    calls = [call for found in parsed for call in found.calls]
+    said = [
+        [(key, str(stream.schema[key])) for key in step.keys],
+        step.window,
+        stream.time and (stream.time.column, stream.time.shift_us),
+        [(call.sql, [str(argument.type) for argument in call.arguments]) for call in calls],
+    ]
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:MEANING_CHARS]
 
 
 def _cut(window: w.Window | None) -> w.Tumbling | None:

@@ -30,6 +30,7 @@ class Weight:
     body_bytes: int
     """Of its entry."""
     runs: int
+    """And segments, since one without rows costs the hub as much."""
 
 
 def range_length(weights: Iterable[Weight], *, epochs_max: int) -> int:

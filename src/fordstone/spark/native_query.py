@@ -166,7 +166,7 @@ def native_query(
         QueryIdentity(
             pipeline=plan.pipeline,
             way="native",
-            plan=msgspec.Raw(plan.to_json()),
+            plan=msgspec.Raw(plan.unplaced().to_json()),
             step_digests=step_digests(plan, stream_types(plan)),
             stages=(tuple(map(str, sink_streams(plan))),),
             shards=config.shards or parallelism(spark),

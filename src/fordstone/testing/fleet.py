@@ -8,15 +8,21 @@ outboxes empty, every row at the hub and at the center once. Judged are the inva
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
+from unittest.mock import patch
 
 import msgspec
 
 from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
+from fordstone.connectors import control_log, control_publish
 from fordstone.connectors.memory import MemorySink, MemorySource
+from fordstone.edge import sending
 from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
+from fordstone.hub import retention
 from fordstone.hub.messages import Commit, ConsumerPosition, Generation
 from fordstone.hub.refused import Refused
 from fordstone.model.plan import Plan
@@ -35,6 +41,7 @@ from fordstone.testing.fleet_scenario import (
     build_plan,
     node_name,
 )
+from fordstone.testing.fleet_tally import FleetTally
 from fordstone.testing.fleet_tap import TAP, Publisher, Tap
 from fordstone.testing.memory_disk import PowerCut
 from fordstone.testing.rows import Row, SimulationError
@@ -44,32 +51,6 @@ from fordstone.tiers.split import split
 STEPS_MAX: Final = 60_000
 IDLE_US: Final = (2_000, 20_000, 200_000, 2_000_000)
 CALM_IDLE_US: Final = (20_000, 200_000, 30_000_000)
-
-
-@dataclass(slots=True)
-class FleetTally:
-    """What was tried: part of the result."""
-
-    fleets: int = 0
-    steps: int = 0
-    epochs: int = 0
-    requests: int = 0
-    requests_failed: int = 0
-    crashes: int = 0
-    hub_crashes: int = 0
-    takeovers: int = 0
-    cut_off: int = 0
-    hours_jumped: int = 0
-    control_versions: int = 0
-    segments_collected: int = 0
-
-    def add(self, other: FleetTally) -> None:
-        """Sum up."""
-        for name in FleetTally.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in FleetTally.__slots__)
 
 
 @dataclass(slots=True)
@@ -100,7 +81,8 @@ def simulate_fleet(scenario: FleetScenario) -> FleetTally:
     """Run a scenario to its end and judge it; raises `SimulationError` with the seed if an invariant does not hold."""
     fleet = Fleet(scenario)
     try:
-        fleet.run()
+        with small_bounds() if scenario.small else nullcontext():
+            fleet.run()
     except (SimulationError, FordstoneError, HubCrashedError) as error:
         kind = "" if isinstance(error, SimulationError) else f"{type(error).__name__}: "
         raise SimulationError(f"{scenario.title()}, step {fleet.tally.steps}: {kind}{error}") from error
@@ -110,6 +92,20 @@ def simulate_fleet(scenario: FleetScenario) -> FleetTally:
     finally:
         fleet.hub.close()
     return fleet.tally
+
+
+@contextmanager
+def small_bounds() -> Iterator[None]:
+    """Make bounds small that are not reached otherwise."""
+    with (
+        patch.object(sending, "EPOCHS_A_COMMIT_MAX", 3),
+        patch.object(sending, "ASK_ABOVE_BLOBS", 0),
+        patch.object(control_log, "FOLD_FILES_MIN", 3),
+        patch.object(control_publish, "SNAPSHOT_EVERY", 3),
+        patch.object(retention, "ENTRIES_KEPT", 3),
+        patch.object(retention, "PIECE", 2),
+    ):
+        yield
 
 
 class Fleet:
@@ -203,6 +199,8 @@ class Fleet:
 
     def _start_hosts(self) -> None:
         for node in self.nodes:
+            if len(node.machines) == 1 and node.machines[0].state == "dead" and node.name not in self._taken_over:
+                raise SimulationError(f"{node.machines[0].name} was shut out, and nobody had taken over")
             if all(machine.state == "dead" for machine in node.machines):
                 # Nobody has the right to commit any more: a person starts the last one again, with --take-over.
                 last = node.machines[-1]
@@ -214,7 +212,8 @@ class Fleet:
         if center is not None and center.state == "off" and self.rng.random() < 0.1 and self._may_begin():
             try:
                 center.start()
-            except PowerCut:
+            except (PowerCut, StorageError):
+                # What its last epoch published is published again first: without the hub it cannot begin.
                 center.crash()
 
     def _may_begin(self) -> bool:
@@ -243,7 +242,7 @@ class Fleet:
             for machine in node.machines:
                 engine = machine.engine
                 if node.all_fed and engine is not None and not engine.config.bounded and self.rng.random() < 0.05:
-                    engine.stop()
+                    machine.stop()
 
     # Chaos.
 
@@ -257,6 +256,8 @@ class Fleet:
             hours = rng.choice((1, 2, 12))
             self.tally.hours_jumped += hours
             self.clock.now_us += hours * HOUR_US
+        if scenario.fills and rng.random() < 0.02:
+            rng.choice(self._hosts()).disk.fail_next(rng.choice(("create", "append")), "full")
         for host in self._hosts():
             if host.wire.cut_off:
                 host.wire.cut_off = rng.random() > 0.03
@@ -307,6 +308,13 @@ class Fleet:
             self.hub.crash()
             return
         self.hub.check_blobs()
+        center = self.center.needed() if self.center is not None else None
+        for node in self.nodes:
+            kept, epochs = self.hub.kept(node.name), self.ledger.accepted.get(node.name, {})
+            for who, behind in ((TAP, self.tap.position(node.name)), (CENTER, (center or {}).get(node.name, 0))):
+                gone = [epoch for epoch in epochs if epoch > behind and epoch not in kept]
+                if gone and (who == TAP or center is not None):
+                    raise SimulationError(f"epochs {gone} of {node.name} are gone, and {who} may read from {behind} on")
 
     def _stray(self, node: Node) -> None:
         """Something that must not be taken: from a copy of a machine's disk, an earlier generation, or a bug far away."""
@@ -377,12 +385,25 @@ class Fleet:
         for node in self.nodes:
             self.ledger.look_at(self.hub, node.name)
             self.tally.epochs += len(self.ledger.accepted.get(node.name, ()))
-        self.hub.check_blobs()
+        self._collect_all()
         judge_tap(self.scenario, self.tap, self.ledger)
         if self.center is not None:
             judge_center(self.scenario, self.sinks)
         self.tally.requests, self.tally.requests_failed = self.network.asked, self.network.failed
         self.tally.control_versions = len(self.ledger.versions)
+
+    def _collect_all(self) -> None:
+        """In the end, all that nobody needs goes, and nothing else."""
+        for _ in range(2):
+            self.clock.now_us += 2 * HOUR_US
+            while self.hub.retention.round().more:
+                pass
+            for _ in range(retention.PREFIXES):
+                self.hub.retention.sweep()
+        self.hub.check_blobs()
+        strays = self.hub.unnamed()
+        if strays:
+            raise SimulationError(f"blobs that nothing names are kept: {sorted(strays)}")
 
     def _told(self) -> str:
         machines = {machine.name: machine.state for node in self.nodes for machine in node.machines}

@@ -41,6 +41,8 @@ CENTER: Final = "center"
 NOWHERE: Final = HubAddress(url="http://127.0.0.1:1")
 """Nobody is asked there: hosts are handed their wires."""
 FETCH_EVERY_US: Final = 20_000
+SMALL_OUTBOX_BYTES: Final = 300
+"""So much of no use is enough to write the outbox's index anew."""
 Step = Callable[[], bool]
 
 
@@ -92,7 +94,7 @@ class Host:
 
     def crash(self) -> None:
         """Lose the process, and perhaps the power."""
-        if self.rng.random() < 0.5:  # noqa: PLR2004 - one or the other
+        if self.rng.random() < 0.5:
             self.disk.crash(self.rng)
         else:
             self.disk.kill()
@@ -101,12 +103,18 @@ class Host:
             self.state = "off"
 
     def check_whole(self, store: CheckpointStore) -> None:
-        """Every sealed checkpoint is whole after a crash, and sealed as it was."""
+        """Every sealed checkpoint is whole after a crash, and sealed as it was (unless we damaged it ourselves)."""
+        if self.name in self.ledger.again:
+            return
         for fact in store.survey(deep=True).checkpoints:
             if fact.problem is not None:
                 raise SimulationError(f"{self.name}: sealed checkpoint {fact.epoch} is not whole: {fact.problem}")
         for epoch in store.epochs():
             self.ledger.note_sealed(self.name, store.manifest(epoch).cut)
+
+    def parallelism(self, scenario: FleetScenario) -> int:
+        """Of the next start."""
+        return self.rng.choice((1, 2)) if scenario.rescales else 1
 
     def note_seals(self, store: CheckpointStore) -> bool:
         """See whether an epoch was sealed since; what is kept must be whole then."""
@@ -146,12 +154,16 @@ class Machine(Host):
             hub=NOWHERE,
             hub_state=scenario.hub_state,
             take_over=self.take_over,
+            outbox_bytes_max=scenario.outbox_bytes,
+            parallelism=self.parallelism(scenario),
         )
         rim = self.rim()
         self.starts += 1
         self._store = store = self.store()
         self.check_whole(store)
         self.link = link = HubLink(self.wire, self.plan, config, rim, store)
+        if scenario.small:
+            link.outbox._compact_bytes_min = SMALL_OUTBOX_BYTES
         self.engine = engine = recovered_engine(self.plan, {}, config, rim, store, link.remote, outbox=link.outbox)
         engine.writer.keep_for(link.acknowledged)
         self._sealed = engine.writer.epoch
@@ -162,6 +174,30 @@ class Machine(Host):
         if not engine.time_has_ended:
             self.steps += [one.step for one in engine.steppables()]
             self.steps += [self._fetching(fetcher) for fetcher in self._fetchers(engine)]
+
+    def crash(self) -> None:
+        """As any host, and perhaps the newest checkpoint is damaged then."""
+        super().crash()
+        store = self.store()
+        epochs = store.epochs()
+        if not self.scenario.damages or self.name in self.ledger.again or len(epochs) < KEEP:
+            return
+        self.ledger.again[self.name] = []
+        newest, before = store.manifest(epochs[-1]), store.manifest(epochs[-2])
+        only = sorted({ref.digest for ref in newest.runs()} - {ref.digest for ref in before.runs()})
+        base = f"{store.pipeline}/{store.node}"
+        path = f"{base}/manifests/{epochs[-1]:012}.json"
+        if only and self.rng.random() < 0.7:
+            path = f"{base}/runs/{self.rng.choice(only)}"
+        data = bytearray(self.disk.read(path))
+        data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        self.disk.damage(path, bytes(data))
+
+    def stop(self) -> None:
+        """Finish the epoch, even if the outbox is full."""
+        if self.engine is not None and self.link is not None:
+            self.engine.stop()
+            self.link.outbox.overrun = True
 
     @property
     def idle(self) -> bool:
@@ -282,6 +318,7 @@ class Center(Host):
         """Recover and be ready to be stepped."""
         config = RunConfig(
             node=CENTER,
+            parallelism=self.parallelism(self.scenario),
             interval=f"{self.scenario.center_interval_us}us",
             keep=KEEP,
             batch_rows=self.scenario.batch_rows,
@@ -303,6 +340,15 @@ class Center(Host):
         self.note_seals(self._store)
         if self.engine.over:
             self.state, self.engine, self.steps = "ended", None, []
+
+    def needed(self) -> dict[str, int] | None:
+        """By node, the epoch behind which it may have to begin again; None: it does not run, so nobody knows."""
+        if self.engine is None or self._store is None:
+            return None
+        if not (epochs := self._store.epochs()):
+            return {}
+        partitions = self._store.manifest(epochs[0]).cut.sources[CUT].partitions
+        return {name: part.position for name, part in partitions.items()}
 
     def has_read(self, heads: Mapping[str, int]) -> bool:
         """Whether all that nodes will ever send is sealed here, and all time has passed."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from fordstone.connectors.memory import MemorySink
 from fordstone.testing.fleet_ledger import Ledger
-from fordstone.testing.fleet_scenario import WINDOW_S, FleetScenario, node_name, passes
+from fordstone.testing.fleet_scenario import CUT, WINDOW_S, FleetScenario, node_name, passes
 from fordstone.testing.fleet_tap import Tap
 from fordstone.testing.rows import Row, SimulationError, check_equal, late_of, second_of
 
@@ -22,7 +22,7 @@ def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
         ids: Counter[int] = Counter()
         for entry, frames in tap.read.get(node, ()):
             machine, sent = ledger.sent[node, entry.epoch, accepted[entry.epoch]]
-            check_equal(f"runs of epoch {entry.epoch} of {node}", entry.runs, ledger.sealed[machine][sent.epoch].runs)
+            check_equal(f"runs of epoch {entry.epoch} of {node}", entry.runs, sent.streams[CUT].runs)
             if scenario.pushes:
                 continue
             for frame in frames:
@@ -32,7 +32,9 @@ def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
                     if scenario.controls:
                         met, could = row["bound"], ledger.bounds_in(machine, entry.epoch, row["k"])
                         if met not in could:
-                            raise SimulationError(f"row {row['id']} in epoch {entry.epoch} of {node} met {met}, not one of {could}")
+                            raise SimulationError(
+                                f"row {row['id']} in epoch {entry.epoch} of {node} met {met}, not one of {could}"
+                            )
         if not scenario.pushes:
             wanted = Counter(row.id for partition in partitions for row in partition if passes(row))
             check_equal(f"rows of {node} at the hub", ids, wanted)
@@ -50,9 +52,13 @@ def judge_center(scenario: FleetScenario, sinks: Mapping[str, MemorySink]) -> No
         if missing or any(count > 1 for count in found.values()):
             raise SimulationError(f"late rows at the center: {found}, of which {missing} are missing")
         late = set(found)
-        if scenario.offline_hours > 1_000 and len(scenario.nodes) == 1 and late != edge_late & {row.id for row in rows}:  # noqa: PLR2004 - never offline
-            raise SimulationError(f"rows {late - edge_late} became late at the center, though its one node was never away")
-    check_equal("windows at the center", _windows(sinks["windows"]), _expected(row for row in rows if row.id not in late))
+        if scenario.offline_hours > 1_000 and len(scenario.nodes) == 1 and late != edge_late & {row.id for row in rows}:
+            raise SimulationError(
+                f"rows {late - edge_late} became late at the center, though its one node was never away"
+            )
+    check_equal(
+        "windows at the center", _windows(sinks["windows"]), _expected(row for row in rows if row.id not in late)
+    )
 
 
 def _expected(rows: Iterable[Row]) -> dict[tuple[int, int], tuple[int, int]]:

@@ -81,7 +81,7 @@ class Network:
         try:
             return work()
         except Refused as refused:
-            if refused.status >= 500:  # noqa: PLR2004 - the hub's own trouble
+            if refused.status >= 500:
                 raise self._away(str(refused)) from refused
             raise HubRefusedError(
                 f"refused: {refused}", status=refused.status, code=refused.refusal.error, refusal=refused.refusal

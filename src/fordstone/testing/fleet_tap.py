@@ -127,12 +127,12 @@ class Publisher:
         self._value += 1
         key = self._rng.randrange(KEYS)
         table = dict(self._table)
-        if key in table and self._rng.random() < 0.2:  # noqa: PLR2004 - now and then
+        if key in table and self._rng.random() < 0.2:
             rows = [(key, table.pop(key), "delete")]
         else:
             table[key] = self._value
             rows = [(key, self._value, "upsert")]
-        snapshot = self._rng.random() < 0.2  # noqa: PLR2004 - as above
+        snapshot = self._rng.random() < 0.2
         if snapshot:
             rows = [(k, bound, "upsert") for k, bound in table.items()]
         ref, data = encode_run(pl.DataFrame(rows, schema=TABLE, orient="row"), "none")

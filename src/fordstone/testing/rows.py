@@ -10,6 +10,7 @@ from typing import Final
 SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 LATENESS_S: Final = 4
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+ROWS_BEGIN_US: Final = int(_EPOCH.timestamp()) * 1_000_000
 
 
 class SimulationError(AssertionError):

@@ -35,6 +35,8 @@ IDLE_US: Final = 30_000
 """In the simulation's time."""
 ALPHA: Final = 0.3
 WITHIN_S: Final = 9
+MAX_AHEAD: Final = ("1h", "5s", "20s", None)
+"""Counts only for live scenarios: in them, whether a row is believed depends on the clock."""
 SINKS: Final = ("rows", "running", "windows", "late", "means", "overtaken", "firsts", "missed", *TAIL_SINKS)
 
 
@@ -158,7 +160,13 @@ def build(scenario: Scenario) -> World:
     idle_after = f"{IDLE_US}us" if scenario.live else None
     streams = [
         pipeline.source(
-            f"source{number}", memory(rows), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s", idle_after=idle_after
+            f"source{number}",
+            memory(rows),
+            schema=SCHEMA,
+            time="ts",
+            lateness=f"{LATENESS_S}s",
+            max_ahead=MAX_AHEAD[scenario.seed % len(MAX_AHEAD)],
+            idle_after=idle_after,
         )
         for number, rows in enumerate(sources)
     ]

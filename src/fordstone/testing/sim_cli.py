@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from fordstone.testing.fleet_tally import FleetTally
     from fordstone.testing.simulator import Tally
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -24,19 +26,25 @@ BLOCK = 25
 @click.option("--first", default=0, show_default=True, help="The first seed.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="How many processes.")
 @click.option("--stop-after", default=5, show_default=True, help="Stop when so many seeds have failed.")
-def main(seeds: int, first: int, jobs: int, stop_after: int) -> None:
+@click.option("--fleet", is_flag=True, help="Simulate fleets: nodes, a hub, a center and the network between them.")
+def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool) -> None:
     """Simulate the whole engine under seeds: random graphs, rows, interleavings and crashes.
 
-    A failure prints its seed; `fordstone-sim --seeds 1 --first SEED` shows it again. Exit code 1 if any failed.
+    A failure prints its seed; `fordstone-sim --seeds 1 --first SEED` shows it again (with --fleet, if it was a fleet's). Exit code
+    1 if any failed.
 
     Example: fordstone-sim --seeds 10000
+
+    Example: fordstone-sim --fleet --seeds 2000
     """
-    from fordstone.testing.simulator import Tally  # noqa: PLC0415 - after POLARS_MAX_THREADS is set
+    from fordstone.testing.fleet_tally import FleetTally  # noqa: PLC0415 - after POLARS_MAX_THREADS is set
+    from fordstone.testing.simulator import Tally  # noqa: PLC0415 - as above
 
     blocks = [range(start, min(start + BLOCK, first + seeds)) for start in range(first, first + seeds, BLOCK)]
-    tally, failures, began = Tally(), 0, time.monotonic()
+    tally: Any = FleetTally() if fleet else Tally()
+    failures, began, run = 0, time.monotonic(), run_fleets if fleet else run_block
     with ProcessPoolExecutor(jobs) as pool, click.progressbar(length=seeds, label="seeds", file=sys.stderr) as bar:
-        for future in as_completed([pool.submit(run_block, block) for block in blocks]):
+        for future in as_completed([pool.submit(run, block) for block in blocks]):
             done, problems = future.result()
             tally.add(done)
             failures += len(problems)
@@ -64,6 +72,26 @@ def run_block(seeds: range) -> tuple[Tally, list[str]]:
             problems.append(str(error))
         except Exception:  # noqa: BLE001 - shown to the person who asked
             problems.append(f"seed {seed}: {traceback.format_exc()}")
+    return tally, problems
+
+
+def run_fleets(seeds: range) -> tuple[FleetTally, list[str]]:
+    """Simulate the fleets of some seeds; as `run_block`."""
+    from fordstone.testing.fleet import simulate_fleet  # noqa: PLC0415 - in the child process
+    from fordstone.testing.fleet_scenario import FleetScenario  # noqa: PLC0415 - as above
+    from fordstone.testing.fleet_tally import FleetTally  # noqa: PLC0415 - as above
+    from fordstone.testing.rows import SimulationError  # noqa: PLC0415 - as above
+
+    # A hub that is crashed on purpose logs it as the failure that it would be.
+    logging.disable(logging.CRITICAL)
+    tally, problems = FleetTally(), []
+    for seed in seeds:
+        try:
+            tally.add(simulate_fleet(FleetScenario.of(seed)))
+        except SimulationError as error:
+            problems.append(str(error))
+        except Exception:  # noqa: BLE001 - shown to the person who asked
+            problems.append(f"fleet seed {seed}: {traceback.format_exc()}")
     return tally, problems
 
 

@@ -26,7 +26,7 @@ from fordstone.model.manifest import Cut, Manifest
 from fordstone.operators.partial import ROWS
 from fordstone.testing.judge import judge
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
-from fordstone.testing.rows import Row, SimulationError
+from fordstone.testing.rows import ROWS_BEGIN_US, Row, SimulationError
 from fordstone.testing.scenario import Scenario, World, build, passes
 from fordstone.testing.tails import STEP as TAIL
 
@@ -37,17 +37,22 @@ DAMAGED = 1
 """How many of the newest ones are damaged, where a scenario damages any; with more than one, their manifests."""
 FILLS_MAX: Final = 6
 IDLE_ADVANCE_US: Final = 2_000
+JUMP_RATE: Final = 0.01
+"""How often the machine's clock is set, so that rows come within what is believed (rule 7)."""
+JUMP_MAX_US: Final = 4_000_000
 
 
 class SimClock:
     """Moves when the simulation says so."""
 
-    def __init__(self) -> None:
-        self.now_us = 1_000_000
+    def __init__(self, now_us: int = ROWS_BEGIN_US) -> None:
+        self.now_us = now_us
+        self.set_us = 0
+        """By how much somebody has set the machine's clock."""
 
     def wall_us(self) -> int:
-        """The simulated time."""
-        return self.now_us
+        """The simulated time, as the machine's clock shows it."""
+        return self.now_us + self.set_us
 
     def monotonic_us(self) -> int:
         """The simulated time."""
@@ -101,6 +106,7 @@ class _Run:
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     clock: SimClock = field(default_factory=SimClock)
     tally: Tally = field(default_factory=lambda: Tally(seeds=1))
+    jumps: Random = field(default_factory=Random)
     parallelism: int = 1
     damaged: bool = False
     stopped: bool = False
@@ -151,6 +157,7 @@ class _Run:
 def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = None) -> Tally:
     """Run a scenario to its end and judge it; raises `SimulationError` with the seed if an invariant does not hold."""
     run = _Run(scenario, build(scenario), Random(scenario.seed ^ 0x5EED), parallelism=scenario.parallelism)
+    run.jumps = Random(scenario.seed ^ 0xC10C)
     run.fed = [[] for _ in scenario.partitions]
     try:
         while not _until_crash_or_end(run, check):
@@ -233,13 +240,15 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
 
 
 def _disturb(run: _Run, engine: Engine) -> None:
-    """What comes from outside: a full disk, and rows that turn up, until there are none left and the run is stopped."""
+    """What comes from outside: a full disk, a clock that is set, and rows that turn up, until there are none left and the run is stopped."""
     scenario, rng = run.scenario, run.rng
     if scenario.fills and run.fills < FILLS_MAX and rng.random() < 0.01:
         run.fills += 1
         run.disk.fail_next(rng.choice(("create", "append")), "full")
     if engine.config.bounded:
         return
+    if run.jumps.random() < JUMP_RATE:
+        run.clock.set_us += run.jumps.randrange(JUMP_MAX_US)
     if run.unfed:
         if rng.random() < 0.05:
             run.feed()

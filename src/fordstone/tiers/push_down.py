@@ -7,6 +7,7 @@ aggregate comes next whose partial rows merge, they all go below, and rows becom
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fordstone.errors import SchemaError
 from fordstone.model import plan as p
@@ -35,6 +36,9 @@ class PushDown:
     """The columns of these."""
     reason: str
     """Why not more, as a clause."""
+
+
+NOTHING: Final = PushDown(steps=(), reason="push-down is switched off")
 
 
 def push_down(plan: p.Plan, types: Types, cut: p.ToCenter) -> PushDown:

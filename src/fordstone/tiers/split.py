@@ -19,7 +19,7 @@ from fordstone.model.schema import Schema
 from fordstone.model.stream import stream_types
 from fordstone.model.stream_type import StreamType, Types
 from fordstone.tiers.prune import columns_read
-from fordstone.tiers.push_down import PushDown, push_down
+from fordstone.tiers.push_down import NOTHING, PushDown, push_down
 
 STEM_MAX: Final = 80
 """So many characters of a step's name at most begin the name of a step that is made for it: names have a bound."""
@@ -60,13 +60,17 @@ class Tiers:
     crossings: tuple[Crossing, ...]
 
 
-def split(plan: p.Plan) -> Tiers:
-    """Cut a plan. One that is not for two tiers is all edge. Raises `PipelineError` as `stream_types` does."""
+def split(plan: p.Plan, *, push_down: bool = True) -> Tiers:
+    """Cut a plan. One that is not for two tiers is all edge. Raises `PipelineError` as `stream_types` does.
+
+    Without `push_down` the cut is where it was written, and rows cross with all their columns: to see what they are, and what
+    push-down saves. Edge and center have to be cut alike.
+    """
     types = stream_types(plan)
     if not plan.tiered:
         return Tiers(edge=plan, center=None, crossings=())
     names = _Names(plan)
-    cuts = [_Cut.of(plan, types, step, names) for step in plan.steps if isinstance(step, p.ToCenter)]
+    cuts = [_Cut.of(plan, types, step, names if push_down else None) for step in plan.steps if isinstance(step, p.ToCenter)]
     edge = _edge(plan, types, {cut.step.name: cut for cut in cuts})
     center = _center(plan, types, {cut.step.name: cut for cut in cuts})
     for half in (edge, center):
@@ -102,7 +106,11 @@ class _Cut:
     """The steps between the cut's input and its sink, in their order."""
 
     @classmethod
-    def of(cls, plan: p.Plan, types: Types, step: p.ToCenter, names: _Names) -> _Cut:
+    def of(cls, plan: p.Plan, types: Types, step: p.ToCenter, names: _Names | None) -> _Cut:
+        """`names`: for the steps that push-down makes; None: nothing is pushed down."""
+        if names is None:
+            here = types[p.Input(step.name)]
+            return cls(step=step, pushed=NOTHING, before=here, crosses=here, below=())
         pushed = push_down(plan, types, step)
         last = p.Input(pushed.steps[-1].name if pushed.steps else step.name)
         rows = types[last]

@@ -1,0 +1,38 @@
+"""The bounds of a body that its types do not give."""
+
+from __future__ import annotations
+
+import pytest
+from tests.hub.sending import commit_of
+
+from fordstone.hub.checks import NAMES_MAX, SEGMENTS_A_COMMIT_MAX, check_commit
+from fordstone.hub.messages import Commit, EpochEntry, StreamSegment
+from fordstone.hub.refused import Refused
+from fordstone.protocol.sending import RANGE_RUNS_MAX
+
+
+def commit_with(segments: int) -> Commit:
+    """A commit that names no run at all."""
+    empty = StreamSegment(runs=())
+    names = [f"s{number}" for number in range(NAMES_MAX)]
+    entries = []
+    while segments:
+        taken = min(segments, NAMES_MAX)
+        streams = dict.fromkeys(names[:taken], empty)
+        entries.append(EpochEntry(epoch=len(entries) + 1, streams=streams, created_us=0))
+        segments -= taken
+    return commit_of(*entries)
+
+
+def test_segments_without_rows_are_bounded_too_since_each_keeps_the_only_writer_busy():
+    most = commit_with(SEGMENTS_A_COMMIT_MAX)
+    check_commit(most, 1, len(most.epochs))
+    beyond = commit_with(SEGMENTS_A_COMMIT_MAX + 1)
+    with pytest.raises(Refused, match="segments") as raised:
+        check_commit(beyond, 1, len(beyond.epochs))
+    assert raised.value.refusal.error == "bad_request"
+
+
+def test_what_a_node_folds_into_one_commit_is_within_what_the_hub_takes():
+    # A range ends with the epoch before the one that would be too much, but has at least one.
+    assert max(RANGE_RUNS_MAX, NAMES_MAX) <= SEGMENTS_A_COMMIT_MAX

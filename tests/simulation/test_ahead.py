@@ -1,0 +1,53 @@
+"""Rows ahead of the clock under seeds: which ones were believed is recorded, so an epoch computed again believes the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as changed
+
+from fordstone.edge.partition import Partition
+from fordstone.errors import RebuildError
+from fordstone.model.manifest import TIME_MAX_US, PartitionCut
+from fordstone.testing.scenario import MAX_AHEAD, Scenario
+from fordstone.testing.simulator import Tally, simulate
+
+SEEDS = [seed for seed in range(31_000, 31_060) if MAX_AHEAD[seed % len(MAX_AHEAD)] in {"5s", "20s"}]
+
+
+def hard(seed: int, *, gives_up: bool) -> Scenario:
+    """Rows turn up while the clock is set forward; checkpoints are damaged, and attempts given up."""
+    scenario = Scenario.of(seed, guarantee="exactly_once", mode=("aligned", "blocking")[seed // 2 % 2], shape="chain")
+    return replace(
+        scenario,
+        live=True,
+        damages=True,
+        crashes_max=3,
+        crash_rate=0.008,
+        interval_us=2_000,
+        timeout_us=4_000 if gives_up else 60_000_000,
+        tail=None,
+    )
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_rows_are_believed_or_not_as_they_were_when_an_epoch_is_computed_again(gives_up, simulation_tally: Tally):
+    tally = Tally()
+    for seed in SEEDS:
+        tally.add(simulate(hard(seed, gives_up=gives_up)))
+    simulation_tally.add(tally)
+    assert tally.rebuilt > 0
+    assert bool(tally.given_up) == gives_up
+
+
+def test_it_is_noticed_if_that_is_not_recorded(monkeypatch):
+    whole = Partition.cut
+
+    def forgetful(self: Partition) -> PartitionCut:
+        return changed(whole(self), limit_us=TIME_MAX_US)
+
+    monkeypatch.setattr(Partition, "cut", forgetful)
+    with pytest.raises(RebuildError, match="came out different"):
+        for seed in SEEDS:
+            simulate(hard(seed, gives_up=False))
