@@ -105,7 +105,6 @@ class Demo:
             gateway.command.stop()
         fleet.center.stop()
         fleet.hub.stop()
-        self.watch.look()
 
     # What happens to the fleet.
 

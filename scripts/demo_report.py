@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-WIDTH, HEIGHT = 900, 230
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 22, 30
+WIDTH, HEIGHT = 900, 244
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 36, 30
+NAME_LINE = 14
 COLOURS = ("#2f6db3", "#c4622d", "#3f8f5a", "#8a5bb0", "#b03a5b", "#6b6b6b")
 TICKS = 4
 TIME_TICKS = 9
@@ -97,12 +98,12 @@ def _plot(plot: Plot, faults: Sequence[Fault]) -> str:
         return LEFT + x / last * inner_width, TOP + (1 - y / top) * inner_height
 
     parts = [_grid(top, step, last, plot.unit, at)]
-    for fault in faults:
+    for number, fault in enumerate(faults):
         (begins, _), (ends, _) = at(min(fault.begins, last), 0), at(min(fault.ends, last), 0)
         parts.append(
             f'<rect x="{begins:.1f}" y="{TOP}" width="{max(ends - begins, 1):.1f}" height="{inner_height}" fill="currentColor" opacity=".06"/>'
             f'<line class="fault" x1="{begins:.1f}" y1="{TOP}" x2="{begins:.1f}" y2="{TOP + inner_height}"/>'
-            f'<text class="fault-name" x="{begins + 4:.1f}" y="{TOP - 6}">{html.escape(fault.name)}</text>'
+            f'<text class="fault-name" x="{begins + 4:.1f}" y="{TOP - 6 - NAME_LINE * (number % 2)}">{html.escape(fault.name)}</text>'
         )
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))

@@ -164,6 +164,8 @@ class Watch:
 
     def _behind(self, now: float) -> float:
         """How long ago as many rows had been written as the center has counted now."""
+        if self.counted >= self.produced[-1][1]:
+            return 0.0
         at = bisect_left(self.produced, float(self.counted), key=lambda point: point[1])
         return now - self.produced[min(at, len(self.produced) - 1)][0]
 
