@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
@@ -41,8 +41,7 @@ def synced_transactions_per_s(directory: Path, *, seconds: float, row_bytes: int
 def send_to_receiver(netloc: tuple[str, int], files: Sequence[Path], lines: int) -> float:
     """Seconds until the receiver has written and synced all files."""
 
-    def send(line: socket.socket, path: Path, number: int) -> None:
-        del number
+    def send(line: socket.socket, path: Path) -> None:
         with path.open("rb") as file:
             line.sendall(path.stat().st_size.to_bytes(_NUMBER_BYTES))
             line.sendfile(file)
@@ -55,8 +54,7 @@ def send_to_receiver(netloc: tuple[str, int], files: Sequence[Path], lines: int)
 def send_to_hub(netloc: tuple[str, int], files: Sequence[Path], lines: int) -> float:
     """Seconds until the hub has acknowledged all files, which are called by their digests."""
 
-    def send(line: socket.socket, path: Path, number: int) -> None:
-        del number
+    def send(line: socket.socket, path: Path) -> None:
         head = f"PUT /v1/blobs/{path.name} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {path.stat().st_size}\r\n\r\n"
         with path.open("rb") as file:
             line.sendall(head.encode())
@@ -70,16 +68,17 @@ def send_to_hub(netloc: tuple[str, int], files: Sequence[Path], lines: int) -> f
     return _sent(netloc, files, lines, send)
 
 
-def _sent(netloc: tuple[str, int], files: Sequence[Path], lines: int, send: object) -> float:
-    assert callable(send)
+def _sent(
+    netloc: tuple[str, int], files: Sequence[Path], lines: int, send: Callable[[socket.socket, Path], None]
+) -> float:
     failures: list[BaseException] = []
 
     def work(share: Sequence[Path]) -> None:
         try:
             with socket.create_connection(netloc) as line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for number, path in enumerate(share):
-                    send(line, path, number)
+                for path in share:
+                    send(line, path)
         except BaseException as error:  # noqa: BLE001 - told to whoever asked
             failures.append(error)
 

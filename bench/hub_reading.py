@@ -33,7 +33,10 @@ Query = Callable[[], "DataFrame"]
 
 def spark_reads(size: Size, directory: Path | None) -> list[Finding]:
     """Windows over raw rows from both, and over partial rows that nodes have made of the same rows."""
-    with hub_process(directory) as hub, tempfile.TemporaryDirectory(dir=directory, prefix="fordstone-hub-bench-") as home:
+    with (
+        hub_process(directory) as hub,
+        tempfile.TemporaryDirectory(dir=directory, prefix="fordstone-hub-bench-") as home,
+    ):
         rows = _filled(hub.address, Path(home), size)
         spark = session(master="local[2]", memory="4g")
         try:
@@ -105,7 +108,9 @@ def _merged(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     found = rows.groupBy("dev", "start")
-    return found.agg(*(f(name).alias(name) for f, name in ((F.sum, "n"), (F.sum, "total"), (F.min, "low"), (F.max, "top"))))
+    return found.agg(
+        *(f(name).alias(name) for f, name in ((F.sum, "n"), (F.sum, "total"), (F.min, "low"), (F.max, "top")))
+    )
 
 
 def _must_agree(queries: Mapping[str, Query]) -> None:
@@ -133,7 +138,12 @@ def _timed(queries: Mapping[str, Query], repetitions: int) -> tuple[dict[str, li
 
 
 def _compared(
-    case: str, side: str, rows: int, seconds: Mapping[str, list[float]], cpu_s: Mapping[str, list[float]], target: Target
+    case: str,
+    side: str,
+    rows: int,
+    seconds: Mapping[str, list[float]],
+    cpu_s: Mapping[str, list[float]],
+    target: Target,
 ) -> list[Finding]:
     by_clock = [b / a for a, b in zip(seconds[side], seconds["parquet"], strict=True)]
     by_cpu = [b / a for a, b in zip(cpu_s[side], cpu_s["parquet"], strict=True)]

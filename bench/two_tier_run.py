@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ import numpy as np
 import polars as pl
 
 from edge_size import SizeName
+from fordstone.hub.address import HubAddress
+from fordstone.hub.client import HubClient
 from hub_process import hub_process
 from spark_cpu import cpu_seconds
 from spark_input import FIRST_US
@@ -33,8 +35,8 @@ SPAN_US = 600_000_000
 CLOSING_US = 60_000_000
 """The last row of a batch is so far behind the others: it closes their windows."""
 KEYS = 1_000
-WAIT_SECONDS_MAX = 600.0
-LOOK_EVERY_S = 0.02
+WAIT_SECONDS_MAX = 300.0
+LOOK_EVERY_S = 0.05
 STOP_SECONDS_MAX = 90.0
 BYTES_IN = "fordstone_hub_blob_bytes_in_total"
 
@@ -96,18 +98,23 @@ def measured(center: Center, *, push_down: bool, size: Size, directory: Path | N
                 push_down=push_down,
             )
 
-        parts = [part(center, "center", inlets[0])]
-        parts += [part("edge", f"gateway-{number}", inlet) for number, inlet in enumerate(inlets)]
-        with _processes(parts) as processes:
-            rows = 0
-            for batch in range(size.warm_ups):
+        gateways = [part("edge", f"gateway-{number}", inlet) for number, inlet in enumerate(inlets)]
+        with _processes() as begin:
+            rows = _let_in(_staged(place, inlets, size.warm_up_rows, 0), inlets)
+            processes = [begin(gateway) for gateway in gateways]
+            # The center begins when it can know of all gateways: who comes later to a stream may be late.
+            _await_sent(hub.address, processes)
+            processes.append(begin(part(center, "center", inlets[0])))
+            output = _Output(out)
+            _await(output, rows, processes)
+            for batch in range(1, size.warm_ups):
                 rows += _let_in(_staged(place, inlets, size.warm_up_rows, batch), inlets)
-                _await(out, rows, processes)
+                _await(output, rows, processes)
             staged = _staged(place, inlets, size.rows, size.warm_ups)
             before_bytes, before_cpu_s = hub.metric(BYTES_IN), cpu_seconds()
             began_s = time.monotonic()
             rows += _let_in(staged, inlets)
-            result = _await(out, rows, processes)
+            result = _await(output, rows, processes)
             seconds = time.monotonic() - began_s
             return Measured(
                 seconds=seconds,
@@ -154,11 +161,11 @@ def _let_in(staged: Sequence[tuple[Path, int]], inlets: Sequence[Path]) -> int:
     return sum(count for _, count in staged)
 
 
-def _await(out: Path, rows: int, processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int, float]:
+def _await(out: _Output, rows: int, processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int, float]:
     """Wait until the windows in the center's output are those of so many rows, the closing ones of earlier batches aside."""
     until_s = time.monotonic() + WAIT_SECONDS_MAX
     while True:
-        found = _found(out)
+        found = out.found()
         if found[1] == rows:
             return found
         gone = [process.returncode for process in processes if process.poll() is not None]
@@ -169,34 +176,64 @@ def _await(out: Path, rows: int, processes: Sequence[subprocess.Popen[bytes]]) -
         time.sleep(LOOK_EVERY_S)
 
 
-def _found(out: Path) -> tuple[int, int, float]:
-    paths = [path for path in out.rglob("*.parquet") if not any(p.startswith(("_", ".")) for p in path.relative_to(out).parts)]
-    if not paths:
-        return 0, 0, 0.0
-    try:
-        frame = pl.read_parquet(paths, columns=["window_start", "n", "total", "low", "top"], hive_partitioning=False)
-    except (OSError, pl.exceptions.PolarsError):
-        return 0, 0, 0.0  # one that is being written, or moved
-    # The rows that close windows lie between two batches.
-    at_us = (frame["window_start"].dt.epoch("us") - FIRST_US) % (SPAN_US + CLOSING_US)
-    windows = frame.filter(at_us < SPAN_US)
-    sums = float(windows["total"].sum() + windows["low"].sum() + windows["top"].sum())
-    return windows.height, int(windows["n"].sum()), round(sums, 3)
+def _await_sent(address: HubAddress, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until the hub has heard of every gateway."""
+    client, until_s = HubClient(address), time.monotonic() + WAIT_SECONDS_MAX
+    while not any(stream.nodes == len(processes) for stream in client.streams().streams):
+        if any(process.poll() is not None for process in processes) or time.monotonic() > until_s:
+            raise SystemExit(f"the gateways have not all sent something; the hub has {client.streams()}.")
+        time.sleep(LOOK_EVERY_S)
+    client.close()
+
+
+class _Output:
+    """The center's output, of which each file is read once: whoever looks must not take the cores from those who work."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._frames: dict[Path, pl.DataFrame] = {}
+        self._found = 0, 0, 0.0
+
+    def found(self) -> tuple[int, int, float]:
+        """Of the newest rows of all windows: how many there are, of how many rows, and the sum of their values."""
+        new = [path for path in self._place.rglob("*.parquet") if path not in self._frames and self._is_whole(path)]
+        try:
+            self._frames |= {path: pl.read_parquet(path, hive_partitioning=False) for path in new}
+        except (OSError, pl.exceptions.PolarsError):
+            return self._found  # one that is being moved
+        if new:
+            self._found = self._sums()
+        return self._found
+
+    def _is_whole(self, path: Path) -> bool:
+        return not any(part.startswith(("_", ".")) for part in path.relative_to(self._place).parts)
+
+    def _sums(self) -> tuple[int, int, float]:
+        frame = pl.concat(self._frames.values(), how="diagonal_relaxed")
+        newest = frame.sort("__epoch").unique(["dev", "window_start"], keep="last")
+        # The rows that close windows lie between two batches.
+        at_us = (newest["window_start"].dt.epoch("us") - FIRST_US) % (SPAN_US + CLOSING_US)
+        windows = newest.filter(at_us < SPAN_US)
+        sums = sum(float(windows[name].sum()) for name in ("total", "low", "top"))
+        return windows.height, int(windows["n"].sum()), round(sums, 3)
 
 
 @contextmanager
-def _processes(parts: Sequence[Part]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes() -> Iterator[Callable[[Part], subprocess.Popen[bytes]]]:
+    """Begins parts as processes, which end with the block."""
     started: list[subprocess.Popen[bytes]] = []
+
+    def begin(part: Part) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(HERE / "two_tier_part.py"), msgspec.json.encode(part).decode()]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        return started[-1]
+
     try:
-        for part in parts:
-            command = [sys.executable, str(HERE / "two_tier_part.py"), msgspec.json.encode(part).decode()]
-            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        yield started
+        yield begin
     finally:
-        # The center last, as `fordstone run` does it.
-        for process in reversed(started):
+        for process in started:
             process.terminate()
-        for process in reversed(started):
+        for process in started:
             try:
                 process.wait(STOP_SECONDS_MAX)
             except subprocess.TimeoutExpired:

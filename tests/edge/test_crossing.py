@@ -99,6 +99,49 @@ def test_behind_a_source_the_time_is_the_sources():
     assert entry.streams["s"].watermark_us == 1000
 
 
+def test_a_subtask_whose_partitions_are_idle_or_done_or_none_holds_no_time_back():
+    plan = plan_over(memory(MemorySource([])))
+    partitions = {
+        "a": PartitionCut(position=5),
+        "b": PartitionCut(position=5, idle=True),
+        "c": PartitionCut(position=5, done=True),
+    }
+    cut = cut_of(3, sources={"source": SourceCut(partitions=partitions, watermark_us=TIME_MIN_US)})
+    tasks = (
+        TaskCut("source/0", {"a": 900}, 900),
+        TaskCut("source/1", {"b": 100}, 100),
+        TaskCut("source/2", {"c": 50}, 50),
+        TaskCut("source/3", {}),
+    )
+    assert crossing_of(plan).entry(manifest_of(plan, cut, tasks)).streams["s"].watermark_us == 900
+
+
+def test_a_subtask_behind_idle_ones_holds_no_time_back_whatever_number_runs_now():
+    pipeline = Pipeline("crossing")
+    sources = [
+        pipeline.source(name, memory(MemorySource([])), schema=SCHEMA, time="ts") for name in ("source", "other")
+    ]
+    sources[0].union(sources[1], name="both").sink("s", memory(MemorySink()))
+    plan = center(pipeline.plan())
+    partitions = {"a": PartitionCut(position=5), "b": PartitionCut(position=5, idle=True)}
+    cut = cut_of(3, sources={"source": SourceCut(partitions=partitions), "other": SourceCut(partitions={})})
+    tasks = (
+        TaskCut("source/0", {"a": 900}, 900),
+        TaskCut("source/1", {"b": 100}, 100),
+        TaskCut("other/0", {}),
+        TaskCut("other/1", {}),
+        TaskCut("both/0", {}, 800),
+        TaskCut("both/1", {}, 100),
+    )
+    manifest = manifest_of(plan, cut, tasks)
+    assert crossing_of(plan).entry(manifest).streams["s"].watermark_us == 800
+    back = {"a": PartitionCut(position=5, idle=True), "b": PartitionCut(position=6)}
+    cut = cut_of(3, sources={"source": SourceCut(partitions=back), "other": SourceCut(partitions={})})
+    outbox = crossing_of(plan).outbox
+    alone = Crossing(outbox, plan, build_graph(plan, 1))
+    assert alone.entry(manifest_of(plan, cut, tasks)).streams["s"].watermark_us == 100
+
+
 def test_behind_a_shuffle_the_time_is_that_of_the_slowest_subtask():
     plan = windowed()
     vertex = build_graph(plan, 2).home["s"]

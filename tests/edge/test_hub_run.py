@@ -100,6 +100,14 @@ def test_watermarks_at_the_hub_never_go_back_and_stand_behind_their_rows(tmp_pat
         assert not epochs_at(hub)[-1].ended
 
 
+def test_tasks_without_a_partition_hold_nobodys_time_back_at_the_hub(tmp_path: Path):
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(
+            plan_over(memory(source_of(60))), hub, tmp_path / "a", bounded=False, parallelism=3, on_progress=read(60)
+        )
+        assert epochs_at(hub)[-1].watermark_us == 1_767_225_659_000_000
+
+
 def test_without_the_hub_a_node_runs_at_once_and_sends_everything_when_it_is_back(tmp_path: Path):
     source = source_of(100)
     plan, away = plan_over(memory(source)), nobody()
@@ -275,6 +283,23 @@ def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
         second = run_plan(plan, hub, tmp_path / "a")
         assert second.resumed_from == first.progress.epoch
         assert ids_at(hub) == list(range(40))
+
+
+def test_damaged_rows_of_the_newest_epoch_that_wait_for_the_hub_are_computed_again(tmp_path: Path):
+    source, away = source_of(30), nobody()
+    plan = plan_over(memory(source))
+    all_read = stop_when(lambda now: now.rows_in == 30)
+    run_plan(plan, away, tmp_path / "a", bounded=False, interval="10s", on_progress=all_read)
+    store = CheckpointStore(OsDisk(tmp_path / "a"), pipeline=PIPELINE, node="node")
+    runs = [run for segment in store.manifest(store.epochs()[-1]).segments for run in segment.runs]
+    assert runs
+    path = tmp_path / "a" / PIPELINE / "node" / "runs" / runs[0].digest
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with running_hub(tmp_path / "hub", port=port_of(away)) as hub:
+        run_plan(plan, hub, tmp_path / "a")
+        assert ids_at(hub) == list(range(30))
 
 
 async def says_no(scope: Any, receive: Any, send: Any) -> None:

@@ -336,6 +336,30 @@ def test_days_without_the_hub_are_opened_in_seconds():
     assert took_s < 5
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_years_of_epochs_that_hold_nothing_for_the_hub_are_not_listed(fresh: bool):
+    asked: list[int] = []
+
+    def find(epoch: int) -> Found:
+        asked.append(epoch)
+        return Found(EpochEntry(epoch=epoch, streams={}, created_us=0), exact=False)
+
+    disk = MemoryDisk()
+    outbox = opened(disk, sealed=50_000_000, find=find, fresh=fresh)
+    assert (outbox.epochs, outbox.sent, outbox.unsent_before) == (0, 50_000_000, 50_000_000)
+    assert len(asked) == 1
+    # After a restart it still knows.
+    assert opened(disk, sealed=50_000_000).unsent_before == 50_000_000
+
+
+def test_an_entry_is_looked_up_where_it_is():
+    outbox = opened(MemoryDisk())
+    for epoch in range(1, 6):
+        outbox.add(entry(epoch))
+    outbox.mark(2)
+    assert [outbox.entry(epoch) for epoch in (0, 2, 3, 5, 6)] == [None, None, entry(3), entry(5), None]
+
+
 # Who we are.
 
 

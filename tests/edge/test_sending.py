@@ -371,6 +371,17 @@ def test_an_older_generation_stops_and_keeps_everything():
     assert len(node.outbox.held()) == 2
 
 
+def test_whoever_was_shut_out_is_told_so_even_if_the_successor_has_sent_other_rows():
+    node = Node()
+    node.seal(2)
+    node.step()
+    node.hub.epochs = [EpochEntry(epoch=1, streams={}, created_us=99)]
+    node.hub.generation = Generation(hub=2, local=1)
+    with pytest.raises(FencedError, match="taken over"):
+        node.send()
+    assert node.outbox.epochs == 2
+
+
 def test_an_old_copy_of_a_state_directory_is_told_so():
     node = Node()
     node.hub.before = once("lease", refused("stale_generation", 412))
@@ -511,12 +522,12 @@ def test_rows_do_not_wait_for_a_state_that_this_hub_finds_too_large():
 def test_rows_do_not_wait_for_a_state_that_makes_the_commit_too_large():
     node = Node()
     node.seal(3)
-    commit = node.hub.commit
+    take = node.hub.commit
 
-    def picky(pipeline: str, name: str, body: Commit) -> Committed:
-        if body.checkpoint is not None:
+    def picky(pipeline: str, node: str, commit: Commit) -> Committed:
+        if commit.checkpoint is not None:
             raise refused("too_large", 413)
-        return commit(pipeline, name, body)
+        return take(pipeline, node, commit)
 
     node.hub.commit = picky  # type: ignore[method-assign]
     node.send()

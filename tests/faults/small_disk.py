@@ -56,11 +56,11 @@ def _write(fd: int, data: bytes) -> None:
 
 
 @contextmanager
-def small_disk(folder: Path, name: str) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, name: str, *, size: str = SIZE) -> Iterator[SmallDisk]:
     """Mount one below a job's folder."""
     place = folder / name
     place.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
     if os.geteuid() == 0 and _works(mount):
         try:
             yield SmallDisk(place=place, folder=folder)
@@ -70,7 +70,7 @@ def small_disk(folder: Path, name: str) -> Iterator[SmallDisk]:
     if shutil.which("nsenter") is None or not _works([*_NAMESPACE, *mount]):
         pytest.skip("a small file system can be mounted neither as root nor in a user namespace")
     script = 'mount -t tmpfs -o "size=$1" none "$2" && echo mounted && exec sleep infinity'
-    holder = subprocess.Popen([*_NAMESPACE, "sh", "-c", script, "sh", SIZE, str(place)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([*_NAMESPACE, "sh", "-c", script, "sh", size, str(place)], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"mounted\n"

@@ -14,25 +14,35 @@ from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
 LARGE_ROWS = 6000
 LATER_S = 7200
 """So much later nobody waits any more for a commit that would name a blob."""
-COUNTS = {
-    "hub.blob-written": (1, 6),
-    "hub.blob-renamed": (2, 5),
-    "hub.before-commit": (1, 4),
-    "hub.committed": (1, 3),
-    "hub.before-answer": (1, 4),
+CHAINS = {
+    "while blobs come": (
+        ("hub.blob-written", 1),
+        ("hub.blob-renamed", 2),
+        ("hub.blob-written", 6),
+        ("hub.blob-renamed", 5),
+    ),
+    "while it commits": (
+        ("hub.before-commit", 1),
+        ("hub.committed", 1),
+        ("hub.before-answer", 1),
+        ("hub.before-commit", 4),
+        ("hub.committed", 3),
+        ("hub.before-answer", 4),
+    ),
 }
+"""At which hit each hub of a chain is killed."""
 LETTING_GO = ("hub.gc-removed", "hub.gc-forgotten", "hub.gc-before")
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_a_hub_killed_at_a_failpoint_loses_and_doubles_nothing(
-    name: str, tmp_path: Path, faults: Callable[..., None]
+    chain: tuple[tuple[str, int], ...], tmp_path: Path, faults: Callable[..., None]
 ) -> None:
-    with Fleet(tmp_path, "north", seed=len(name)) as fleet:
+    with Fleet(tmp_path, "north", seed=len(chain)) as fleet:
         # Enough for blobs that lie in files; later ones are so small that they are kept in the log.
         fleet.feeds["north"].write(LARGE_ROWS)
         node, center = fleet.node("north"), fleet.center()
-        for life, count in enumerate(COUNTS[name]):
+        for life, (name, count) in enumerate(chain):
             hits = tmp_path / f"hits-{life}"
             ended = fleet.feed_until_killed(fleet.hub(failpoint=f"{name}:{count}@{hits}"))
             assert ended.killed, ended.errors
@@ -71,4 +81,4 @@ def passed(fleet: Fleet) -> int:
 
 
 def test_every_failpoint_is_covered() -> None:
-    assert {*COUNTS, *LETTING_GO} == set(HUB_FAILPOINTS)
+    assert {*LETTING_GO, *(name for chain in CHAINS.values() for name, _ in chain)} == set(HUB_FAILPOINTS)

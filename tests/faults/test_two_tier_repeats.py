@@ -63,7 +63,9 @@ def test_a_commit_with_other_content_is_refused_and_says_why(tmp_path: Path, fau
             assert "give one another id" in why.message
         # An epoch that is to come leaves a gap, whatever it holds.
         last = msgspec.json.decode(commits[-1].body, type=Commit)
-        far = msgspec.structs.replace(last, epochs=(msgspec.structs.replace(last.epochs[-1], epoch=10_000),), checkpoint=None)
+        far = msgspec.structs.replace(
+            last, epochs=(msgspec.structs.replace(last.epochs[-1], epoch=10_000),), checkpoint=None
+        )
         path = commits[-1].path.rpartition("/")[0] + "/10000-10000"
         status, why = refusal(proxy.send(commits[-1], body=msgspec.json.encode(far), path=path))
         assert (status, why.error) == (409, "gap")

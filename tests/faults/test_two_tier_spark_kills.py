@@ -23,11 +23,14 @@ class SparkCenter(SparkProcess):
     def __init__(self, fleet: Fleet, *words: str, failpoint: str = "") -> None:
         folder = fleet.folder / "center"
         folder.mkdir(exist_ok=True)
-        java = ("--conf", f"spark.driver.extraJavaOptions={JAVA} -Djava.io.tmpdir={folder}", "--conf", f"spark.local.dir={folder}")
-        command = Command(words=("center", FILE, "--hub", fleet.url, *WORDS, *java, *words))
-        Process.__init__(
-            self, folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", apart=True
+        java = (
+            "--conf",
+            f"spark.driver.extraJavaOptions={JAVA} -Djava.io.tmpdir={folder}",
+            "--conf",
+            f"spark.local.dir={folder}",
         )
+        command = Command(words=("center", FILE, "--hub", fleet.url, *WORDS, *java, *words))
+        Process.__init__(self, folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", apart=True)
         self._seen = {(self.pid, born(self.pid))}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ import polars as pl
 from tests.faults.oracle import EPOCH, Expected, Feed, Row, expect
 from tests.faults.process import Ended, Process
 from tests.faults.two_tier_child import Command
-from tests.faults.two_tier_pipeline import NAME_VARIABLE
 
 from fordstone.checkpoint.run_file import decode_run
 from fordstone.connectors import latest, rows
@@ -41,13 +39,18 @@ class Part(Process):
     """One running command of `fordstone`."""
 
     def __init__(
-        self, folder: Path, *words: str, failpoint: str = "", ahead_s: int = 0, inside: tuple[str, ...] = (), apart: bool = False
+        self,
+        folder: Path,
+        *words: str,
+        failpoint: str = "",
+        ahead_s: int = 0,
+        limits: dict[str, float] | None = None,
+        mutant: str = "",
+        inside: tuple[str, ...] = (),
     ) -> None:
         folder.mkdir(exist_ok=True, parents=True)
-        command = Command(words=words, ahead_s=ahead_s)
-        super().__init__(
-            folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", inside=inside, apart=apart
-        )
+        command = Command(words=words, ahead_s=ahead_s, limits=limits or {}, mutant=mutant)
+        super().__init__(folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", inside=inside)
 
     def errors(self) -> str:
         """What it has written to standard error so far."""
@@ -68,14 +71,17 @@ class Part(Process):
 class Fleet:
     """A pipeline of two tiers. What was started ends with the block."""
 
-    def __init__(self, folder: Path, *nodes: str, pipeline: str = "fleet", seed: int = 0, feed: Any = Feed) -> None:
-        self.folder, self.pipeline = folder, pipeline
-        self.feeds: dict[str, Feed] = {
-            node: feed(folder=folder / node, seed=seed + number) for number, node in enumerate(nodes)
-        }
+    def __init__(self, folder: Path, *nodes: str, seed: int = 0, ahead_s: dict[str, int] | None = None) -> None:
+        """`ahead_s`: where the times of a node's rows begin."""
+        self.folder, self.pipeline = folder, "fleet"
+        self.feeds: dict[str, Feed] = {}
+        for number, node in enumerate(nodes):
+            begin = (ahead_s or {}).get(node, 0)
+            self.feeds[node] = Feed(folder=folder / node, seed=seed + number, ahead_s=(begin,) * 3)
         self.port = free_port()
+        self.token: str | None = None
+        """Of an admin, for looking, if the hub wants one."""
         self.parts: list[Part] = []
-        self.environment: dict[str, str] = {NAME_VARIABLE: pipeline}
 
     def __enter__(self) -> Self:
         return self
@@ -102,10 +108,8 @@ class Fleet:
     # Processes.
 
     def start(self, folder: Path, *words: str, **options: Any) -> Part:
-        with _set(self.environment):
-            part = Part(folder, *words, **options)
-        self.parts.append(part)
-        return part
+        self.parts.append(Part(folder, *words, **options))
+        return self.parts[-1]
 
     def hub(self, *words: str, data: str = "data", **options: Any) -> Part:
         """A hub that answers, always at the same port; or one that a failpoint has ended before it could."""
@@ -127,9 +131,7 @@ class Fleet:
 
     def center(self, *words: str, url: str | None = None, live: bool = True, **options: Any) -> Part:
         """The other half, on the engine of the edge."""
-        half = (
-            ("center", FILE, "--on", "edge", *LIVE) if live else ("run", FILE, "--part", "center", "--bounded")
-        )
+        half = ("center", FILE, "--on", "edge", *LIVE) if live else ("run", FILE, "--part", "center", "--bounded")
         return self.start(self.folder / "center", *half, "--hub", url or self.url, "--json", *words, **options)
 
     # What happens.
@@ -141,7 +143,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[HubClient]:
-        client = HubClient(HubAddress(url=self.url))
+        client = HubClient(HubAddress(url=self.url, token=self.token))
         try:
             yield client
         finally:
@@ -214,7 +216,9 @@ class Fleet:
     def steered(self, node: str) -> int:
         """How many rows a node has let out that the center's table was joined with."""
         directory = self.folder / node / "out" / "joined"
-        return rows(directory).get_column("most").is_not_null().sum() if (directory / "_stream.json").exists() else 0
+        if not (directory / "_stream.json").exists():
+            return 0
+        return rows(directory).height - rows(directory).get_column("most").null_count()
 
     def limits(self) -> dict[int, int]:
         """The control table as the hub has it."""
@@ -280,17 +284,3 @@ def free_port() -> int:
                     raise
             else:
                 return port
-
-
-@contextlib.contextmanager
-def _set(environment: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

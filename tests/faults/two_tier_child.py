@@ -1,4 +1,4 @@
-"""Any `fordstone` command as a process of its own, if wanted with a wrong clock."""
+"""Any `fordstone` command as a process of its own, if wanted with a wrong clock or a fault of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -18,6 +19,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...]
     ahead_s: int = 0
     """By how much this machine's clock is ahead of the true time."""
+    limits: dict[str, float] = {}
+    """Of a hub, where the usual ones take too long to wait for."""
+    mutant: str = ""
+    """A deliberate fault, to see that the tests notice."""
 
 
 def main() -> None:
@@ -26,10 +31,22 @@ def main() -> None:
     if command.ahead_s:
         true_ns, ahead_ns = time.time_ns, command.ahead_s * 1_000_000_000
         time.time_ns = lambda: true_ns() + ahead_ns
+    if command.limits:
+        from fordstone.hub.limits import Limits
+
+        Limits.__init__.__kwdefaults__.update(command.limits)  # type: ignore[union-attr]  # all its fields have defaults
     from fordstone.cli.main import main as run
 
     sys.argv[1:] = command.words
-    run()
+    with mutant(command.mutant) if command.mutant else nullcontext():
+        run()
+
+
+def mutant(name: str) -> AbstractContextManager[None]:
+    from fordstone.testing.fleet_mutants import FLEET_MUTANTS
+    from fordstone.testing.mutants import MUTANTS
+
+    return (MUTANTS | FLEET_MUTANTS)[name]()
 
 
 if __name__ == "__main__":

@@ -6,18 +6,12 @@ the nodes, where every row is joined with it.
 
 from __future__ import annotations
 
-import os
-
 from tests.faults.job import LATENESS_S, SCHEMA, WINDOW_S
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 
-NAME_VARIABLE = "TWO_TIER_PIPELINE"
-OFFLINE_VARIABLE = "TWO_TIER_OFFLINE"
-
-p = Pipeline(os.environ.get(NAME_VARIABLE, "fleet"))
-offline = os.environ.get(OFFLINE_VARIABLE, "24h")
+p = Pipeline("fleet")
 rows = p.source("rows", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
 limits = p.control("limits", schema={"k": "bigint", "most": "bigint"}, key="k")
 
@@ -25,9 +19,9 @@ joined = rows.filter("id % 7 <> 3").join_control(limits, on="k")
 joined.sink("joined", files("out/joined", format="jsonl"))
 
 plain = joined.select("id", "k", "ts", "n")
-plain.to_center(name="plain", offline=offline).sink("kept", files("out/kept", format="jsonl"))
+plain.to_center(name="plain").sink("kept", files("out/kept", format="jsonl"))
 windows = (
-    plain.to_center(name="sums", offline=offline)
+    plain.to_center(name="sums")
     .group_by("k")
     .window(tumbling(f"{WINDOW_S}s"))
     .agg(name="windows_by_k", n="count(*)", total="sum(id)")

@@ -360,15 +360,16 @@ def test_a_chunked_body_is_bounded_while_it_comes(shared: HubAddress) -> None:
         assert b" 413 " in plain.recv(100)
 
 
+@pytest.mark.parametrize("size_bytes", [100_000, 3_000_000], ids=["at its end", "while more of it comes"])
 def test_a_full_disk_is_told_and_the_upload_works_once_there_is_room(
-    hub: HubAddress, client: HubClient, monkeypatch: pytest.MonkeyPatch
+    hub: HubAddress, client: HubClient, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
     import errno
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    data = b"a" * 100_000
+    data = b"a" * size_bytes
     path = f"/v1/blobs/{digest_of(data)}"
     with monkeypatch.context() as patch:
         patch.setattr("fordstone.hub.blobs.os.write", full)
@@ -387,7 +388,7 @@ def test_what_people_ask_for(node: Node) -> None:
     other.lease(local=4)
     other.commit(entry(1, watermark_us=-5))
     client.consumer("p", "spark", ConsumerPosition(streams={"s": {"n": 2}}))
-    client.report_health("n", "p", Health(state="running", sent_us=9, epoch=3, problem="x" * 9_999))
+    client.report_health("n", "p", Health(state="running", sent_us=9, epoch=3, problem="\x1b[2J\n\u202e" + "x" * 9_999))
     client.report_health("silent", "q", Health(state="failed", sent_us=9))
     (stream,) = client.streams().streams
     assert (stream.nodes, stream.epochs, stream.rows, stream.watermark_us) == (2, 4, 4, -5)
@@ -399,6 +400,7 @@ def test_what_people_ask_for(node: Node) -> None:
     health = nodes["p", "n"].health
     assert health is not None
     assert (health.state, len(health.problem)) == ("running", 2_000)
+    assert health.problem.startswith(" [2J  xxx"), "it would be a command to the terminal that shows it"
     found = client.epochs(pipeline="p", node="n", limit=2).epochs
     assert [(info.epoch, info.first, info.last, info.rows) for info in found] == [(3, 3, 3, 1), (2, 1, 2, 2)]
     assert [info.node for info in client.epochs().epochs] == ["m", "n", "n", "n"]

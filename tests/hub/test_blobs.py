@@ -129,6 +129,17 @@ def test_leftovers_of_a_killed_process_are_cleared_at_the_start(tmp_path: Path) 
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
+def test_uploads_to_a_store_elsewhere_wait_in_the_hubs_own_directory_and_leftovers_are_cleared(tmp_path: Path) -> None:
+    url = f"memory://{uuid4()}"
+    upload = Upload(open_blobs(url, beside=tmp_path / "incoming").beside())
+    upload.write(bytes(SMALL_BYTES + 1))
+    assert len(list((tmp_path / "incoming").iterdir())) == 1
+    # A kill: nobody closes the upload.
+    open_blobs(url, beside=tmp_path / "incoming")
+    assert list((tmp_path / "incoming").iterdir()) == []
+    upload.close()
+
+
 def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ def commit_with(segments: int) -> Commit:
     """A commit that names no run at all."""
     empty = StreamSegment(runs=())
     names = [f"s{number}" for number in range(NAMES_MAX)]
-    entries = []
+    entries: list[EpochEntry] = []
     while segments:
         taken = min(segments, NAMES_MAX)
         streams = dict.fromkeys(names[:taken], empty)

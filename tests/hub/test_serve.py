@@ -372,7 +372,8 @@ async def say_ok(scope, receive, send) -> None:
 
 
 @pytest.mark.parametrize(
-    "begin", [b"", b"G", b"\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGE"]
+    "begin",
+    [b"", b"G", b"\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGE"],
 )
 def test_a_connection_on_which_no_whole_head_comes_is_closed(begin):
     async def talk(host, port) -> None:
@@ -393,7 +394,9 @@ def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():
 
         async def ask_slowly(host, port) -> None:
             reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            writer.write(
+                b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            )
             assert (await reader.read()).count(b"ok") == 2
             writer.close()
 

@@ -49,5 +49,9 @@ def test_it_is_noticed_if_that_is_not_recorded(monkeypatch):
 
     monkeypatch.setattr(Partition, "cut", forgetful)
     with pytest.raises(RebuildError, match="came out different"):
-        for seed in SEEDS:
-            simulate(hard(seed, gives_up=False))
+        simulate_all()
+
+
+def simulate_all() -> None:
+    for seed in SEEDS:
+        simulate(hard(seed, gives_up=False))

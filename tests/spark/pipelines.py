@@ -239,7 +239,14 @@ class Case:
 
     def source(self, name: str, pattern: str, *, lateness_s: int, idle_after: str | None, time: str | None) -> Twin:
         stream = self.pipeline.source(
-            name, files(pattern), schema=SCHEMA, time=time, lateness=f"{lateness_s}s", idle_after=idle_after
+            name,
+            files(pattern),
+            schema=SCHEMA,
+            time=time,
+            lateness=f"{lateness_s}s",
+            # Some rows are years ahead, and the oracle has no clock.
+            max_ahead=None,
+            idle_after=idle_after,
         )
         node = Rowwise(frozenset({name}), lambda row: [row])
         self.oracle.source(name, node, lateness_us=lateness_s * SECOND, time=time)

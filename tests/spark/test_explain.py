@@ -66,7 +66,7 @@ pipeline cold-chain
 readers: our operators run where rows are read
   readings: source files('in/*.jsonl')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s behind
+  │  time      ts, rows may be 5s behind, and 1h ahead of the clock
   │  bad rows  go to the dead letters
   │  keeps     the position of every partition
   └─ union: union of readings, more
@@ -76,7 +76,7 @@ readers: our operators run where rows are read
      └─ → stage 1, agg_device: rows, shuffled by device (not combined first: late rows are wanted as they came)
   more: source files('more/*.parquet')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s behind
+  │  time      ts, rows may be 5s behind, and 1h ahead of the clock
   │  bad rows  stop the pipeline
   │  keeps     the position of every partition
   └─ union: as above
@@ -151,7 +151,7 @@ pipeline two
 readers
   rows: source files('in/*.parquet')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s behind
+  │  time      ts, rows may be 5s behind, and 1h ahead of the clock
   │  bad rows  stop the query; those without a time in ts are left out
   │  keeps     the names of the files that were read
   └─ → stage 1, agg_device: partial aggregates, shuffled by device (combined first)

@@ -18,7 +18,9 @@ from fordstone.tiers.place import placed
 
 def test_a_query_that_spark_runs_by_itself_keeps_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pipeline = Pipeline("rules")
-    rows = pipeline.source("rules", files(str(tmp_path / "in"), format="jsonl"), schema={"id": "string", "most": "double"})
+    rows = pipeline.source(
+        "rules", files(str(tmp_path / "in"), format="jsonl"), schema={"id": "string", "most": "double"}
+    )
     rows.sink("limits", ConnectorSpec("control", {"pipeline": "rules", "control": "limits", "keys": ["id"]}))
     plan = placed(pipeline.plan(), HubAddress(url="https://hub.example", token="fst_secret"))
     assert b"fst_secret" in plan.to_json()

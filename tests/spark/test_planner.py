@@ -451,3 +451,27 @@ def test_a_seed_is_work_although_there_is_nothing_to_read() -> None:
     assert work is not None
     assert work.seeds
     assert work.reads == ()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_each_batch_believes_what_its_own_clock_says_and_bounded_ones_all(bounded):
+    plans = Plans({"a": 5}, bounded=bounded, rows_max=2)
+    step = p.Source(
+        name="s", connector=ConnectorSpec(kind="fake"), schema={"ts": "timestamp"}, time="ts", max_ahead_us=60
+    )
+    wall_us = iter((1_000, 2_000, 500))
+    plans.planner = Planner(
+        (step,),
+        {"s": plans.source},
+        rows_max=2,
+        bounded=bounded,
+        clock_us=lambda: 0,
+        wall_us=lambda: next(wall_us),
+    )
+    found = []
+    for _ in range(3):
+        work = plans.step()
+        assert work is not None
+        found += [read.limit_us for read in work.reads]
+    # The clock never goes back.
+    assert found == ([TIME_MAX_US] * 3 if bounded else [1_060, 2_060, 2_060])

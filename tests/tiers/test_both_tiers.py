@@ -13,9 +13,12 @@ from tests.edge.runs import START, same_rows
 from tests.hub.running import running_hub
 
 from fordstone import Pipeline, Stream, session, sliding, tumbling
+from fordstone.checkpoint.run_file import decode_run
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.edge.run import run
 from fordstone.errors import SourceError
+from fordstone.hub.client import HubClient
+from fordstone.model.windows import Session, Sliding
 from fordstone.tiers.place import placed
 from fordstone.tiers.split import split
 
@@ -166,3 +169,28 @@ def test_partial_rows_of_another_version_of_an_aggregate_are_refused_rather_than
         with pytest.raises(SourceError, match=r"epoch 1 of node north.*same version of the pipeline"):
             run(placed(halves(new).center, hub), {}, state=tmp_path / "state", node="center", bounded=True)
     assert found.rows().is_empty()
+
+
+@pytest.mark.parametrize(
+    "window", [tumbling("10s"), sliding("3s", every="10s"), sliding("10s", every="5s"), session("1s")]
+)
+def test_of_windows_that_close_together_a_control_table_has_the_newest_of_each_key(window: Any, tmp_path: Path) -> None:
+    keys = [f"device {number}" for number in range(30)]
+    # A silence behind every other row: a session ends there.
+    sent = [(key, START + timedelta(seconds=2 * at), float(at), "") for at in range(40) for key in keys]
+    pipeline = Pipeline("fleet")
+    pipeline.control("newest", schema={"k": "string", "x": "double"}, key="k")
+    results = declared(pipeline, sent).to_center(name="cut").group_by("k").window(window).agg(x="max(x)")
+    last = results if isinstance(window, Session) else results.final()
+    last.select("k", "x").to_edges("newest")
+    tiers = split(pipeline.plan())
+    assert tiers.center is not None
+    with running_hub(tmp_path / "hub") as hub:
+        run(placed(tiers.edge, hub), {}, state=tmp_path / "state", node="north", bounded=True, hub=hub)
+        run(placed(tiers.center, hub), {}, state=tmp_path / "state", node="center", bounded=True, parallelism=2)
+        client = HubClient(hub)
+        (version,) = client.control_page("fleet", "newest").versions
+        table = decode_run(client.read_blob(version.blob), version.blob)
+    newest = 36.0 if isinstance(window, Sliding) and window.size_us < window.slide_us else 39.0
+    assert sorted(table.get_column("k")) == sorted(keys)
+    assert set(table.get_column("x")) == {newest}

@@ -300,3 +300,17 @@ def test_placing_says_where_the_hub_is_and_changes_nothing_else():
         assert {step.name for step in ends if step.connector.at == at} == there
         assert found.unplaced() == half
         assert found.digest() == half.digest()
+
+
+def test_without_push_down_rows_cross_as_they_stand_at_the_cut():
+    def build(stream):
+        sunk(stream.filter("temp > 0").group_by("device").window(tumbling("1s")).agg(name="tops", top="max(temp)"))
+
+    tiers = split(above(build), push_down=False)
+    (crossing,) = tiers.crossings
+    assert (list(crossing.schema), crossing.pushed, crossing.partial) == (list(SCHEMA), (), False)
+    assert crossing.pruned == ()
+    assert crossing.reason == "push-down is switched off"
+    assert names(tiers.edge) == ["rows", "cut"]
+    assert names(tiers.center) == ["cut", "filter", "tops", "out"]
+    assert split(above(build)).crossings[0].partial

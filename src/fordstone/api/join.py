@@ -215,12 +215,12 @@ def join_columns_of(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _same_pipeline(step: str, one: Joins, other: object) -> None:
-    pipeline = getattr(other, "pipeline", None)
-    if pipeline is None:
+    if not isinstance(other, Joins):
         raise PipelineError(
-            f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...)."
+            f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...); for a control "
+            "table, .join_control(table, on=...)."
         )
-    if pipeline is not one.pipeline:
+    if other.pipeline is not one.pipeline:
         raise PipelineError(f"step {step}: {getattr(other, 'name', other)} belongs to another pipeline.")
 
 

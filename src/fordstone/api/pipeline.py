@@ -123,9 +123,10 @@ class Pipeline:
         """The checked, serialisable form."""
         if self._open_loops:
             raise PipelineError(f"loop {', '.join(sorted(self._open_loops))} has not been closed.")
-        if not any(isinstance(step, p.Sink | p.ToEdges) for step in self._steps):
+        draft = self._draft()
+        if not any(_is_end(draft, step) for step in draft.steps):
             raise PipelineError(f"pipeline {self.name} has no sink: nothing would come of it. Add stream.sink(...).")
-        return self._draft()
+        return draft
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
@@ -246,6 +247,11 @@ class Pipeline:
                     f"sink {sink.name}: the pipeline asks for {self._guarantee}, but the path from {path.source} gives "
                     f"{path.gives}: {path.why}. Use another connector, or leave guarantee= out and take what explain() shows."
                 )
+
+
+def _is_end(plan: p.Plan, step: p.Step) -> bool:
+    """Whether rows leave here. What crosses and is read by no step is kept at the hub, for whoever reads it there."""
+    return isinstance(step, p.Sink | p.ToEdges) or (isinstance(step, p.ToCenter) and not plan.consumers(step.name))
 
 
 def import_path(function: Callable[..., Any]) -> str | None:

@@ -147,6 +147,8 @@ class Stream(Joins, Crosses):
     def union(self, *others: Stream, name: str | None = None) -> Stream:
         """The rows of this stream and of others with the same schema."""
         for other in others:
+            if not isinstance(other, Stream):
+                raise PipelineError(f"union: {other!r} is not a stream.")
             if other.pipeline is not self._pipeline:
                 raise PipelineError(f"union: {other.name} belongs to another pipeline.")
         streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from fordstone.checkpoint.store import CheckpointStore
-from fordstone.edge.graph import Graph, VertexKind
+from fordstone.edge.graph import Graph, VertexKind, build_graph
 from fordstone.edge.outbox import Found, Outbox
-from fordstone.errors import CheckpointError, ConfigError, PipelineError
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError
 from fordstone.hub.messages import ENDED_US, EpochEntry, StreamSegment
 from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MIN_US, Cut, Manifest
+from fordstone.model.manifest import TIME_MIN_US, Cut, Manifest, TaskCut
 
 CENTER = "center"
 CONTROL = "control"
@@ -48,7 +48,9 @@ class Crossing:
 
     def __init__(self, outbox: Outbox, plan: p.Plan, graph: Graph) -> None:
         self.outbox = outbox
+        self._exact = plan.guarantee == "exactly_once"
         self._streams = crossing_streams(plan)
+        self._plan = plan
         self._homes = {sink: graph.vertex(graph.home[sink]) for sink in self._streams}
         self._controls = {
             step.name: str(step.connector.options.get("control", step.name))
@@ -74,15 +76,26 @@ class Crossing:
         self.outbox.add(entry)
         return sum(run.rows for segment in entry.streams.values() for run in segment.runs)
 
+    def check(self, manifest: Manifest, store: CheckpointStore) -> None:
+        """At a start: read the rows of the newest epoch if they wait for the hub. `DamagedError`: they can be computed again now.
+
+        Later they could not: once the next epoch is sealed, nobody goes back.
+        """
+        if manifest.epoch <= self.outbox.sent or not self._exact:
+            return
+        for segment in manifest.segments:
+            for run in segment.runs if segment.sink in self._streams else ():
+                if (fault := store.run_fault(run, deep=True)) is not None:
+                    raise DamagedError(f"what epoch {manifest.epoch} has for the hub is damaged: {fault}")
+
     def rebuilt(self, manifest: Manifest, store: CheckpointStore) -> None:
         """After an epoch was computed again: what waits for the hub stays as it is, unless its rows are damaged."""
         if manifest.epoch > self.outbox.newest:
             self.outbox.add(self.entry(manifest))
             return
-        index = manifest.epoch - self.outbox.sent
-        if index < 1:
+        waiting = self.outbox.entry(manifest.epoch)
+        if waiting is None:
             return
-        waiting = self.outbox.oldest(index)[-1]
         runs = [run for segment in waiting.streams.values() for run in segment.runs]
         again = self.entry(manifest)
         if again.streams != waiting.streams and any(store.run_fault(run, deep=True) for run in runs):
@@ -135,10 +148,37 @@ class Crossing:
 
     def _watermark_us(self, sink: str, manifest: Manifest) -> int:
         vertex = self._homes[sink]
-        if vertex.kind is VertexKind.SOURCE:
+        times_us = {
+            task.task: task.watermark_us for task in manifest.tasks if task.task.rpartition("/")[0] == vertex.name
+        }
+        # Who is idle holds nobody's time back, as for steps behind it. If all are, time stays.
+        busy = times_us.keys() & self._busy(manifest)
+        if vertex.kind is VertexKind.SOURCE and not busy:
             return self._source_us(sink, manifest.cut)
-        times = [task.watermark_us for task in manifest.tasks if task.task.rpartition("/")[0] == vertex.name]
-        return min(times, default=TIME_MIN_US)
+        return min((times_us[task] for task in busy or times_us), default=TIME_MIN_US)
+
+    def _busy(self, manifest: Manifest) -> set[str]:
+        """The tasks that anything with a time comes to: from sources that read more than what is idle or done."""
+        cuts = {task.task: task for task in manifest.tasks}
+        # The epoch may have been computed by another number of subtasks than run now.
+        graph = build_graph(self._plan, manifest.parallelism)
+        found: set[str] = set()
+        for vertex in graph.vertices:  # in the plan's order: what feeds a vertex stands before it
+            edges = graph.into(vertex.name)
+            for number in range(vertex.parallelism):
+                task = f"{vertex.name}/{number}"
+                if vertex.kind is VertexKind.SOURCE:
+                    comes = vertex.name not in self._controls and _reads(cuts.get(task), manifest.cut, vertex.name)
+                else:
+                    comes = any(
+                        f"{edge.source}/{other}" in found
+                        for edge in edges
+                        for other in range(graph.vertex(edge.source).parallelism)
+                        if edge.keys is not None or vertex.parallelism == 1 or other == number
+                    )
+                if comes:
+                    found.add(task)
+        return found
 
     def _source_us(self, sink: str, cut: Cut) -> int:
         source = cut.sources.get(self._homes[sink].name)
@@ -148,3 +188,12 @@ class Crossing:
     def _position(cut: Cut, source: str) -> int:
         found = cut.sources.get(source)
         return max((part.position for part in found.partitions.values()), default=0) if found is not None else 0
+
+
+def _reads(task: TaskCut | None, cut: Cut, source: str) -> bool:
+    """Whether a source's task has partitions that are neither idle nor done."""
+    if task is None or source not in cut.sources:
+        return False
+    partitions = cut.sources[source].partitions
+    found = [partitions[name] for name in task.watermarks_us if name in partitions]
+    return any(not (partition.idle or partition.done) for partition in found)

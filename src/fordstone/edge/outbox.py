@@ -150,13 +150,16 @@ class Outbox:
             )
         self._sent, self.unsent_before = lines.sent, lines.unsent_before
         if not self._there:
-            known = {}
+            known, found = {}, None
             for epoch in range(sealed, 0, -1):
-                if (found := find(epoch)) is None:
+                found = find(epoch)
+                if found is None or not found.entry.streams:
                     break
                 known[epoch] = _kept(found.entry, exact=found.exact)
             self._sent = min(known, default=sealed + 1) - 1
-            self.unsent_before = self._sent if self._fresh else 0
+            # Nothing crosses at all, or nothing was to cross: the sender fills up what the hub wants, without a list of it here.
+            empty = found is not None and not found.entry.streams
+            self.unsent_before = self._sent if self._fresh or empty else 0
             newest = sealed
         surely = sealed - rebuilding
         for epoch in range(self._sent + 1, sealed + 1):
@@ -226,14 +229,15 @@ class Outbox:
             some = list(itertools.islice(self._kept, count))
         return tuple(_ENTRY.decode(kept.body) for kept in some)
 
+    def entry(self, epoch: int) -> EpochEntry | None:
+        """An entry that waits; None: it does not."""
+        kept = self._waiting(epoch)
+        return None if kept is None else _ENTRY.decode(kept.body)
+
     def digest(self, epoch: int) -> str | None:
         """The digest of an entry that waits; None if it does not, or was made again so that nobody knows what it was."""
-        with self._mutex:
-            index = epoch - self._sent - 1
-            if not 0 <= index < len(self._kept) or not self._kept[index].exact:
-                return None
-            body = self._kept[index].body
-        return _ENTRY.decode(body).digest()
+        kept = self._waiting(epoch)
+        return None if kept is None or not kept.exact else _ENTRY.decode(kept.body).digest()
 
     def mark(self, epoch: int) -> None:
         """The hub has everything up to here. The mark is durable before anything is let go."""
@@ -252,6 +256,11 @@ class Outbox:
             self._failpoints.hit("outbox.trimmed")
 
     # How.
+
+    def _waiting(self, epoch: int) -> _Kept | None:
+        with self._mutex:
+            index = epoch - self._sent - 1
+            return self._kept[index] if 0 <= index < len(self._kept) else None
 
     def _find(self, epoch: int, find: Callable[[int], Found | None]) -> _Kept:
         found = find(epoch)

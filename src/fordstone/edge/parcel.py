@@ -106,7 +106,8 @@ class Parcel:
         largest = max((run.size_bytes for run in state), default=0)
         if max(len(data), largest) > BLOB_BYTES_MAX or len(state) > STATE_RUNS_MAX:
             log.warning(
-                "checkpoint too large for the hub", extra={"epoch": self.last, "runs": len(state), "largest_bytes": largest}
+                "checkpoint too large for the hub",
+                extra={"epoch": self.last, "runs": len(state), "largest_bytes": largest},
             )
             return
         self._manifest = data

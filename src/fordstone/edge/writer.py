@@ -258,9 +258,10 @@ class Writer:
         self._failpoints.hit("sink.released")
 
     def cross_again(self, manifest: Manifest) -> None:
-        """Put a sealed epoch into the outbox, in case the crash came between the two."""
+        """Put a sealed epoch into the outbox, in case the crash came between the two. `DamagedError` if its rows are damaged."""
         if self._crossing is not None:
             self._crossing.sealed(manifest)
+            self._crossing.check(manifest, self._store)
 
     def _make_room(self, manifest: Manifest) -> None:
         if self._crossing is not None:

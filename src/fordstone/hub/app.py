@@ -25,12 +25,13 @@ from starlette.routing import Route
 
 from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.hub.blob_calls import BlobCalls
-from fordstone.hub.blobs import BlobStore, Gate
+from fordstone.hub.blobs import BlobStore, DiskBlobs, Gate
 from fordstone.hub.log import HubLog
 from fordstone.hub.log_calls import LogCalls
 from fordstone.hub.messages import API
 from fordstone.hub.refused import Refused
 from fordstone.hub.retention import Keeping, Retention
+from fordstone.hub.room import Room
 from fordstone.hub.small_blobs import SMALL_BYTES_MAX
 from fordstone.hub.waiting import Waiting
 
@@ -46,23 +47,22 @@ def make_app(
     log: HubLog,
     blobs: BlobStore,
     *,
-    clock_us: Callable[[], int] | None = None,
     direct_url: str | None = None,
     failpoints: Failpoints | None = None,
     keeping: Keeping | None = None,
     small_bytes_max: int = SMALL_BYTES_MAX,
+    room: Room | None = None,
 ) -> Starlette:
     """The hub over an open log and store, which the caller closes after it. `app.state.waiting.end()` ends long polls at once.
 
-    `direct_url` is told to readers who may reach the store without the hub. Blobs up to `small_bytes_max` are kept in the log. The clock is the log's: `clock_us` is there for
-    callers that have it at hand, and not used.
+    `direct_url` is told to readers who may reach the store without the hub. Blobs up to `small_bytes_max` are kept in the log.
     """
-    del clock_us
+    room = room or Room([log.path.parent, *([blobs.root] if isinstance(blobs, DiskBlobs) else [])])
     waiting, gate = Waiting(), Gate()
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
     blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
-    calls = LogCalls(log, waiting, readers, direct_url=direct_url)
-    blob_calls = BlobCalls(log, blobs, gate, blob_threads, small_bytes_max=small_bytes_max, failpoints=failpoints)
+    calls = LogCalls(log, waiting, readers, room, direct_url=direct_url)
+    blob_calls = BlobCalls(log, blobs, gate, blob_threads, room, small_bytes_max=small_bytes_max, failpoints=failpoints)
     retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
 
     @contextlib.asynccontextmanager

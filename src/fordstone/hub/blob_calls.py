@@ -20,6 +20,7 @@ from fordstone.hub.log import HubLog
 from fordstone.hub.messages import BLOB_BYTES_MAX, Digests
 from fordstone.hub.naming import sizes_of
 from fordstone.hub.refused import Refused
+from fordstone.hub.room import Room
 from fordstone.hub.small_blobs import SMALL_BYTES_MAX, keep_small, small_blob
 
 ASKED_MAX: Final = 100_000
@@ -37,6 +38,7 @@ class BlobCalls:
         blobs: BlobStore,
         gate: Gate,
         threads: Executor,
+        room: Room,
         *,
         small_bytes_max: int = SMALL_BYTES_MAX,
         failpoints: Failpoints | None = None,
@@ -45,6 +47,7 @@ class BlobCalls:
         self._blobs = blobs
         self._gate = gate
         self._threads = threads
+        self._room = room
         self._small_bytes_max = small_bytes_max
         self._failpoints = failpoints or NoFailpoints()
 
@@ -52,6 +55,7 @@ class BlobCalls:
         """`PUT /blobs/{sha256}`: 201 stored, 200 there already (what came is checked all the same)."""
         digest = digest_in(request.path_params["digest"])
         refuse_if_larger(request, BLOB_BYTES_MAX)
+        self._room.for_blob()
         upload = Upload(self._blobs.beside())
         writing: asyncio.Future[None] | None = None
         try:

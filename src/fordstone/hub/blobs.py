@@ -61,10 +61,6 @@ class BlobStore(ABC):
         """Digests and sizes of what is there with these first two hex digits."""
 
     @abstractmethod
-    def free_bytes(self) -> int | None:
-        """How much room there is; None: nobody knows."""
-
-    @abstractmethod
     def beside(self) -> Path:
         """A directory for uploads that are not small."""
 
@@ -77,10 +73,7 @@ class DiskBlobs(BlobStore):
         self._failpoints = failpoints or NoFailpoints()
         self._incoming = root / "incoming"
         self._settled: set[str] = set()
-        with _storage("make the directory", root):
-            self._incoming.mkdir(parents=True, exist_ok=True)
-            for left in self._incoming.iterdir():
-                left.unlink(missing_ok=True)
+        _clear(self._incoming)
 
     def put(self, digest: str, upload: Upload) -> None:
         """Write beside, sync, rename, sync the directory. What is beside already is only synced and renamed."""
@@ -141,10 +134,6 @@ class DiskBlobs(BlobStore):
                     names.append((path.name, path.stat().st_size))
         return names
 
-    def free_bytes(self) -> int | None:
-        """Ask the file system."""
-        return shutil.disk_usage(self.root).free
-
     def beside(self) -> Path:
         """On the same disk, so that a file becomes a blob by its name."""
         return self._incoming
@@ -169,9 +158,11 @@ class DiskBlobs(BlobStore):
 class FsspecBlobs(BlobStore):
     """Whatever fsspec can open. Blobs are put whole: an object store shows them then or not at all."""
 
-    def __init__(self, filesystem: Any, root: str, *, failpoints: Failpoints | None = None) -> None:
+    def __init__(self, filesystem: Any, root: str, beside: Path, *, failpoints: Failpoints | None = None) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
+        self._beside = beside
+        _clear(beside)
         self._failpoints = failpoints or NoFailpoints()
 
     def put(self, digest: str, upload: Upload) -> None:
@@ -232,13 +223,9 @@ class FsspecBlobs(BlobStore):
                 if entry["type"] == "file"
             ]
 
-    def free_bytes(self) -> int | None:
-        """Nobody knows."""
-        return None
-
     def beside(self) -> Path:
-        """The system's place for temporary files."""
-        return Path(tempfile.gettempdir())
+        """On this machine, in a directory of this hub's own."""
+        return self._beside
 
     def _at(self, digest: str) -> str:
         return f"{self._root}/{digest[:2]}/{digest}"
@@ -345,8 +332,8 @@ class Gate:
                 self._changed.notify_all()
 
 
-def open_blobs(url: str | Path, *, failpoints: Failpoints | None = None) -> BlobStore:
-    """The store that a URL or path names."""
+def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
+    """The store that a URL or path names. `beside`: where uploads to a store that is no disk of ours wait; None: somewhere."""
     text = str(url)
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -363,7 +350,17 @@ def open_blobs(url: str | Path, *, failpoints: Failpoints | None = None) -> Blob
         raise ConfigError(
             f"blob store {text!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
         ) from error
-    return FsspecBlobs(filesystem, root, failpoints=failpoints)
+    return FsspecBlobs(
+        filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints
+    )
+
+
+def _clear(incoming: Path) -> None:
+    """Make the directory for uploads, without those that a killed process has left: one process owns it."""
+    with _storage("make the directory", incoming):
+        incoming.mkdir(parents=True, exist_ok=True)
+        for left in incoming.iterdir():
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
@@ -61,6 +62,11 @@ CONNECTIONS_MAX: Final = 8
 CHUNK_BYTES: Final = 1 << 16
 WHOLE_BYTES_MAX: Final = 1 << 20
 """Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own time-out."""
+BUFFERED_BYTES_MAX: Final = 2 << 20
+BUFFERED_SPEED_MIN: Final = 8192
+"""So much of a body may wait in the socket when all of it is sent, and leave it at this speed, before its answer can come."""
+UNACKNOWLEDGED_SECONDS_MAX: Final = 60.0
+"""A line on which nothing arrives for so long is dead, however much is still to be sent."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
 MISSING_DIGESTS_MAX: Final = 10_000
 """Asked about in one call."""
@@ -80,7 +86,12 @@ class HubClient:
             self._headers["Authorization"] = f"Bearer {address.token}"
         options: dict[str, Any] = {"ssl_context": _tls(address.ca)} if address.url.startswith("https:") else {}
         self._pool = urllib3.PoolManager(
-            num_pools=1, maxsize=CONNECTIONS_MAX, retries=False, blocksize=CHUNK_BYTES, **options
+            num_pools=1,
+            maxsize=CONNECTIONS_MAX,
+            retries=False,
+            blocksize=CHUNK_BYTES,
+            socket_options=_socket_options(),
+            **options,
         )
 
     def close(self) -> None:
@@ -234,8 +245,10 @@ class HubClient:
         if body is not None:
             headers |= {"Content-Type": kind, "Content-Length": str(len(body))}
             sent = io.BytesIO(body) if len(body) > WHOLE_BYTES_MAX else body
-        read_s = wait_s + (WAIT_MARGIN_SECONDS if wait_s else 0.0)
-        timeout = urllib3.Timeout(connect=min(self._timeout_s, CONNECT_SECONDS_MAX), read=max(read_s, self._timeout_s))
+        read_s = max(wait_s + (WAIT_MARGIN_SECONDS if wait_s else 0.0), self._timeout_s)
+        # What was handed to the socket may still be on its way for long; that it is, TCP sees by itself (see `_socket_options`).
+        read_s += min(len(body or b""), BUFFERED_BYTES_MAX) / BUFFERED_SPEED_MIN
+        timeout = urllib3.Timeout(connect=min(self._timeout_s, CONNECT_SECONDS_MAX), read=read_s)
         try:
             response = self._pool.request(
                 method,
@@ -284,7 +297,7 @@ class HubClient:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             refusal = None
         if refusal is None or response.status >= 500 or response.status in _AWAY:  # noqa: PLR2004 - the server's own trouble
-            told = f": {refusal.message}" if refusal is not None else ""
+            told = f": {refusal.message.removesuffix('.')}" if refusal is not None else ""
             retry_after_s = _retry_after(response.headers.get("Retry-After"))
             return self._away(f"answered {method} {path} with status {response.status}{told}", retry_after_s)
         return HubRefusedError(
@@ -296,6 +309,14 @@ class HubClient:
 
     def _away(self, what: str, retry_after_s: float | None = None) -> HubAwayError:
         return HubAwayError(f"the hub at {self.address.url} {what}.", retry_after_s=retry_after_s)
+
+
+def _socket_options() -> list[tuple[int, int, int | bytes]]:
+    options = list(urllib3.connection.HTTPConnection.default_socket_options)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Only Linux has it. Elsewhere a dead line is noticed when the answer's time is over.
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS_MAX * 1000)))
+    return options
 
 
 def _tls(ca: str | None) -> ssl.SSLContext:

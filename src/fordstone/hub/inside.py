@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from fordstone.checkpoint.failpoint import Failpoints
 from fordstone.errors import StorageError
 from fordstone.hub.app import make_app
+from fordstone.hub.blob_owner import claim
 from fordstone.hub.blobs import open_blobs
 from fordstone.hub.log import HubLog
 from fordstone.hub.metrics import Looked
@@ -27,6 +28,8 @@ from fordstone.hub.streams import list_streams
 
 LOG_NAME: Final = "log.sqlite"
 BLOBS_NAME: Final = "blobs"
+INCOMING_NAME: Final = "incoming"
+"""Uploads on their way to a store elsewhere."""
 
 
 class Inside:
@@ -48,15 +51,16 @@ class Inside:
             url = Path(url).resolve().as_uri()
         if direct is None:
             direct = "@" not in urlsplit(url).netloc
+        if blobs is not None:
+            claim(url, data)
         try:
-            store = open_blobs(url, failpoints=failpoints)
+            store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
         except Refused as refused:
             raise StorageError(str(refused)) from refused
         self._log = HubLog(data / LOG_NAME, clock_us=clock_us, failpoints=failpoints)
         self.app: Starlette = make_app(
             self._log,
             store,
-            clock_us=clock_us,
             direct_url=url if direct else None,
             failpoints=failpoints,
             keeping=keeping,

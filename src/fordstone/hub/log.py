@@ -194,7 +194,7 @@ class HubLog:
                 job.outcome.set_exception(
                     Refused(
                         "storage",
-                        f"the hub could not write its log: {error}. Nothing of this was kept; try again later.",
+                        f"the hub could not write its log: {_why(error)}. Nothing of this was kept; try again later.",
                     )
                 )
             return
@@ -243,6 +243,12 @@ def _carried_out(turn: Turn, job: _Job) -> Any:
     turn.db.execute("RELEASE job")
     turn.changed, turn.epochs = changed, epochs
     return _Failed(failure)
+
+
+def _why(error: sqlite3.Error) -> str:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return "its disk is full. Make room there, or let consumers read on"
+    return str(error)
 
 
 def _nothing(turn: Turn) -> None:

@@ -38,6 +38,7 @@ from fordstone.hub.messages import (
     Streams,
 )
 from fordstone.hub.refused import Refused
+from fordstone.hub.room import Room
 from fordstone.hub.waiting import Waiting
 
 INLINE_BYTES_MAX: Final = 32 << 10
@@ -52,8 +53,9 @@ T = TypeVar("T")
 class LogCalls:
     """Called on the event loop."""
 
-    def __init__(self, log: HubLog, waiting: Waiting, readers: Executor, *, direct_url: str | None) -> None:
+    def __init__(self, log: HubLog, waiting: Waiting, readers: Executor, room: Room, *, direct_url: str | None) -> None:
         self._log = log
+        self._room = room
         self._waiting = waiting
         self._readers = readers
         self._direct_url = direct_url
@@ -62,6 +64,7 @@ class LogCalls:
         """`POST /pipelines/{p}/nodes/{node}/epochs/{a}-{b}`."""
         pipeline, node = name_of(request, "pipeline"), name_of(request, "node")
         first, last = range_in(request.path_params["epochs"])
+        self._room.for_epochs()
         body = await body_of(request)
 
         def prepared() -> commits.Prepared:
@@ -162,9 +165,7 @@ class LogCalls:
             number_in(getattr(health, what), what)
         if health.watermark_us is not None:
             check_time(health.watermark_us, "watermark_us")
-        kept = msgspec.structs.replace(
-            health, problem=health.problem[:TEXT_CHARS_MAX], version=health.version[:TEXT_CHARS_MAX]
-        )
+        kept = msgspec.structs.replace(health, problem=_shown(health.problem), version=_shown(health.version))
         await self._write(lambda turn: node_list.keep_health(turn, pipeline, node, kept))
         return no_content()
 
@@ -233,3 +234,8 @@ async def _left(request: Request) -> None:
     """Ends when the asker has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _shown(text: str) -> str:
+    """A node's words, bounded, and without what would command the terminal of whoever lists the nodes."""
+    return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])

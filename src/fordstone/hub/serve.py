@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -44,6 +44,8 @@ KEEP_ALIVE_S: Final = 75
 """Longer than nodes are silent, so that they need no new TLS handshake each time."""
 STOP_SECONDS_MAX: Final = 10
 """So long may requests take to end once the hub was told to stop."""
+HANDSHAKE_SECONDS_MAX: Final = 10.0
+"""Of TLS. Until it is over nobody counts the connection, which is an open file all the same."""
 LOOK_EVERY_S: Final = 5.0
 """Metrics that must be looked up are this old at most; asking more often costs nothing."""
 TICK_S: Final = 5.0
@@ -94,8 +96,8 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
             check_exposure(sock, tls=context is not None, tokens=tokens.holding, options=options)
             _raise_file_limit()
             _keep_buffers()
-            with contextlib.closing(_inside(options)) as inside:
-                asyncio.run(_run(options, sock, context, tokens, inside, on_ready))
+            with contextlib.closing(_inside(options)) as inside, asyncio.Runner(loop_factory=Loop) as runner:
+                runner.run(_run(options, sock, context, tokens, inside, on_ready))
             tokens.write_used()
     finally:
         disk.close()
@@ -239,6 +241,16 @@ async def _run(
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
     log.info("hub stopped")
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """The usual event loop, but for servers that do not wait a minute for each TLS handshake."""
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
+        """As usual."""
+        if kwargs.get("ssl") is not None:
+            kwargs.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS_MAX)
+        return await super().create_server(*args, **kwargs)
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,7 @@ as far as this is `guard`'s business.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 from fordstone.hub.answers import No, of_status
 from fordstone.hub.limits import Limits
 from fordstone.hub.places import Place
+from fordstone.hub.within import within
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -26,6 +27,8 @@ JSON: Final = b"application/json"
 ABORT: Final = "fordstone.abort"
 """The extension by which a server lets its connection be cut off."""
 _REFUSED: Final = 400
+_HOSTS_KNOWN: Final = 256
+"""Clients call the hub by the same few names, request after request."""
 _OURS: Final = frozenset({b"cache-control", b"x-content-type-options", b"x-request-id"})
 
 
@@ -74,8 +77,7 @@ class Body:
             # Whoever asks on waits for the client to go, for as long as the answer takes.
             return await self._receive()
         try:
-            async with asyncio.timeout(self._limits.chunk_seconds_max):
-                message = await self._receive()
+            message = await within(self._limits.chunk_seconds_max, self._receive())
         except TimeoutError:
             return self._stop(self._too_slow())
         if message["type"] != "http.request":
@@ -143,8 +145,7 @@ class Answer:
         self._last_bytes = len(message.get("body", b""))
         request.sent_bytes += self._last_bytes
         try:
-            async with asyncio.timeout(seconds):
-                await self._send(message)
+            await within(seconds, self._send(message))
         except TimeoutError:
             # Whoever does not take the answer would keep its bytes in memory for as long as the connection stands.
             self._abort()
@@ -164,7 +165,13 @@ def is_from_web_page(headers: dict[bytes, bytes]) -> bool:
     """Whether a browser asks on behalf of a page: it says where the page is from, or reached us by the page's own name."""
     if b"origin" in headers:
         return True
-    host = headers.get(b"host", b"localhost").decode("latin-1").strip().lower()
+    return _is_name(headers.get(b"host", b"localhost"))
+
+
+@functools.lru_cache(maxsize=_HOSTS_KNOWN)
+def _is_name(given: bytes) -> bool:
+    """Whether this is a name other than that of this machine, rather than an address."""
+    host = given.decode("latin-1").strip().lower()
     bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
     if bare == "localhost":
         return False

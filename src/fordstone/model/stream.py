@@ -11,7 +11,7 @@ from typing import assert_never
 
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.model import plan as p
-from fordstone.model.aggregating import derive_aggregate
+from fordstone.model.aggregating import WINDOW_END, derive_aggregate
 from fordstone.model.deduplicating import derive_deduplicate
 from fordstone.model.dialect import TOO_DEEP
 from fordstone.model.expression import Expression, expand, parse, parse_predicate
@@ -207,6 +207,7 @@ def _projected(step: p.Select | p.WithColumns, stream: StreamType) -> StreamType
             raise PipelineError(
                 f"step {step.name}: rows of {step.input} replace each other by key ({', '.join(key)}); "
                 f"a select must keep {', '.join(lost)} unchanged."
+                + (" Behind a window, .final() gives the last word on each." if WINDOW_END in lost else "")
             )
         key = tuple(passed[name] for name in key)
     deterministic = all(column.deterministic for column in columns)

@@ -36,6 +36,13 @@ def derive_tier(step: p.TierStep, types: Types) -> StreamType:
 def is_central(step: p.Step, types: Types) -> bool:
     """Whether the streams of a step are at the center; raises `PipelineError` where the tiers would be mixed."""
     above = [stream for stream in step.inputs if types[stream].central]
+    read = step.input if isinstance(step, p.LookupLatest) else None
+    table = next((stream for stream in step.inputs if types[stream].table and read in {None, stream}), None)
+    if table is not None:
+        raise PipelineError(
+            f"step {step.name}: {table} is a control table, which rows are joined with: stream.join_control({table}, on=...). "
+            "Nothing else reads it."
+        )
     if isinstance(step, p.ToCenter):
         if above:
             raise PipelineError(f"step {step.name}: {step.input} is at the center already. Leave .to_center() out.")
@@ -46,6 +53,11 @@ def is_central(step: p.Step, types: Types) -> bool:
         )
     if above and len(above) < len(step.inputs):
         below = ", ".join(str(stream) for stream in step.inputs if not types[stream].central)
+        if any(types[stream].table for stream in step.inputs):
+            raise PipelineError(
+                f"step {step.name}: {', '.join(map(str, above))} is at the center, and {below} is a control table, which nodes have. "
+                "Join it before .to_center(); at the center, join the stream that the table is made of (join_latest)."
+            )
         raise PipelineError(
             f"step {step.name}: {', '.join(map(str, above))} is at the center and {below} at the edge. "
             "Take the latter to the center too (.to_center()); rows come back only through a control table."

@@ -120,10 +120,10 @@ class WindowOperator(Operator):
         return found[0] if len(found) == 1 else self._fold(pl.concat(found)).select(found[0].columns)
 
     def _results(self, rows: pl.DataFrame) -> Emits:
-        """The last word on windows."""
+        """The last word on windows. Those of a key come in order of time: what is kept by key alone has the newest in the end."""
         if not rows.height:
             return []
-        results = self._finish(rows)
+        results = self._finish(rows if rows.get_column(END).is_sorted() else rows.sort(END))
         if self._early_us is None:
             return [Emit(results)]
         return [Emit(_upserts(results)), Emit(results, port=FINAL)]

@@ -8,28 +8,26 @@ outboxes empty, every row at the hub and at the center once. Judged are the inva
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from random import Random
 from typing import Final
-from unittest.mock import patch
 
 import msgspec
 
 from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
-from fordstone.connectors import control_log, control_publish
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.edge import sending
 from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
 from fordstone.hub import retention
 from fordstone.hub.messages import Commit, ConsumerPosition, Generation
 from fordstone.hub.refused import Refused
 from fordstone.model.plan import Plan
-from fordstone.testing.fleet_host import CENTER, Center, Machine, step
+from fordstone.testing.fleet_bounds import small_bounds
+from fordstone.testing.fleet_center import CENTER, Center
+from fordstone.testing.fleet_host import step
 from fordstone.testing.fleet_hub import FleetHub, HubCrashedError
 from fordstone.testing.fleet_judge import judge_center, judge_tap
 from fordstone.testing.fleet_ledger import Ledger
+from fordstone.testing.fleet_machine import Machine, Node
 from fordstone.testing.fleet_network import Network, Wire
 from fordstone.testing.fleet_scenario import (
     CUT,
@@ -40,41 +38,18 @@ from fordstone.testing.fleet_scenario import (
     FleetScenario,
     build_plan,
     node_name,
+    reading,
 )
 from fordstone.testing.fleet_tally import FleetTally
 from fordstone.testing.fleet_tap import TAP, Publisher, Tap
 from fordstone.testing.memory_disk import PowerCut
-from fordstone.testing.rows import Row, SimulationError
+from fordstone.testing.rows import SimulationError
 from fordstone.testing.simulator import SimClock
 from fordstone.tiers.split import split
 
-STEPS_MAX: Final = 60_000
+STEPS_MAX: Final = 12_000
 IDLE_US: Final = (2_000, 20_000, 200_000, 2_000_000)
 CALM_IDLE_US: Final = (20_000, 200_000, 30_000_000)
-
-
-@dataclass(slots=True)
-class Node:
-    """A node: its input, and the machines that are or were it."""
-
-    name: str
-    rows: tuple[tuple[Row, ...], ...]
-    source: MemorySource
-    plan: Plan
-    fed: list[int]
-    machines: list[Machine] = field(default_factory=list)
-
-    @property
-    def all_fed(self) -> bool:
-        """Whether all its rows have turned up."""
-        return all(count == len(rows) for count, rows in zip(self.fed, self.rows, strict=True))
-
-    def feed(self, rng: Random) -> None:
-        """Let some rows turn up."""
-        index = rng.randrange(len(self.rows))
-        rows = self.rows[index][self.fed[index] : self.fed[index] + rng.randint(1, 3)]
-        self.source.append(index, [row.record() for row in rows])
-        self.fed[index] += len(rows)
 
 
 def simulate_fleet(scenario: FleetScenario) -> FleetTally:
@@ -94,20 +69,6 @@ def simulate_fleet(scenario: FleetScenario) -> FleetTally:
     return fleet.tally
 
 
-@contextmanager
-def small_bounds() -> Iterator[None]:
-    """Make bounds small that are not reached otherwise."""
-    with (
-        patch.object(sending, "EPOCHS_A_COMMIT_MAX", 3),
-        patch.object(sending, "ASK_ABOVE_BLOBS", 0),
-        patch.object(control_log, "FOLD_FILES_MIN", 3),
-        patch.object(control_publish, "SNAPSHOT_EVERY", 3),
-        patch.object(retention, "ENTRIES_KEPT", 3),
-        patch.object(retention, "PIECE", 2),
-    ):
-        yield
-
-
 class Fleet:
     """One run."""
 
@@ -116,12 +77,15 @@ class Fleet:
         self.rng = rng = Random(scenario.seed ^ 0xF1EE7)
         self.clock = SimClock()
         self.clock.now_us = ROWS_BEGIN_US
-        self.ledger = Ledger()
+        self.ledger = Ledger(lags=scenario.pushes or scenario.controls)
         self.hub = FleetHub(lambda: self.clock.wall_us() + scenario.hub_skew_us, rng)
         self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
         self.tally = FleetTally(fleets=1)
         self.sinks = {name: MemorySink() for name in SINKS}
-        self.nodes = [self._node(number) for number in range(len(scenario.nodes))]
+        halves = split(build_plan(scenario, MemorySource([]), self.sinks))
+        assert halves.edge is not None  # noqa: S101 - there is something on both sides of the cut
+        assert halves.center is not None  # noqa: S101 - as above
+        self.nodes = [self._node(number, halves.edge) for number in range(len(scenario.nodes))]
         self.tap = Tap(Wire(self.network, TAP), self.clock)
         self.publisher = (
             Publisher(Wire(self.network, "publisher"), rng) if scenario.controls and not scenario.center else None
@@ -130,19 +94,17 @@ class Fleet:
         self.center: Center | None = None
         if scenario.center:
             self.hub.consumer(PIPELINE, CENTER, ConsumerPosition(streams={CUT: {}}))
-            plan = split(build_plan(scenario, MemorySource([]), self.sinks)).center
-            assert plan is not None  # noqa: S101 - it has a half above the cut
             wire = Wire(self.network, CENTER)
-            self.center = Center(CENTER, CENTER, wire, self.clock, rng, self.ledger, plan=plan, scenario=scenario)
+            self.center = Center(
+                CENTER, CENTER, wire, self.clock, rng, self.ledger, plan=halves.center, scenario=scenario
+            )
         self._taken_over: set[str] = set()
         self._idle = 0
 
-    def _node(self, number: int) -> Node:
+    def _node(self, number: int, edge: Plan) -> Node:
         rows = self.scenario.nodes[number]
         source = MemorySource([[] for _ in rows])
-        plan = split(build_plan(self.scenario, source, self.sinks)).edge
-        assert plan is not None  # noqa: S101 - it has a half below the cut
-        node = Node(node_name(number), rows, source, plan, [0] * len(rows))
+        node = Node(node_name(number), rows, source, reading(edge, source), [0] * len(rows))
         self._add_machine(node)
         return node
 
@@ -377,7 +339,9 @@ class Fleet:
         center = self.center
         if center is None:
             return True
-        if center.engine is not None and center.has_read(heads):
+        if center.engine is not None and not center.bounded and center.has_read(heads):
+            # Nodes may join it as long as it runs, so time does not end by itself: it is started once more, to come to the end.
+            center.bounded = True
             center.engine.stop()
         return center.state == "ended"
 

@@ -55,14 +55,15 @@ class MemoryBlobs(BlobStore):
     def __init__(self, hit: Callable[[str], None]) -> None:
         self._hit = hit
         self._there: dict[str, bytes] = {}
-        self._unsynced: set[str] = set()
+        self._unsynced: dict[str, None] = {}
+        """In the order in which they came: what a crash keeps must not depend on digests, which differ from run to run."""
         self._removed: dict[str, bytes] = {}
 
     def put(self, digest: str, upload: Upload) -> None:
         """Name it, then sync."""
         self._hit("hub.blob-written")
         self._there[digest] = bytes(upload.data)
-        self._unsynced.add(digest)
+        self._unsynced[digest] = None
         self._hit("hub.blob-renamed")
         self._settle(digest)
 
@@ -87,7 +88,7 @@ class MemoryBlobs(BlobStore):
         """Take the name away, without a sync."""
         if digest in self._there:
             self._removed[digest] = self._there.pop(digest)
-            self._unsynced.discard(digest)
+            self._unsynced.pop(digest, None)
 
     def names(self, prefix: str) -> list[tuple[str, int]]:
         """All with this prefix, in order."""
@@ -110,17 +111,17 @@ class MemoryBlobs(BlobStore):
 
     def crash(self, rng: Random) -> None:
         """Keep what is durable; the rest is there or not."""
-        for digest in sorted(self._unsynced):
+        for digest in self._unsynced:
             if rng.getrandbits(1):
                 del self._there[digest]
-        for digest in sorted(self._removed):
+        for digest in self._removed:
             if rng.getrandbits(1):
                 self._there.setdefault(digest, self._removed[digest])
         self._unsynced.clear()
         self._removed.clear()
 
     def _settle(self, digest: str) -> None:
-        self._unsynced.discard(digest)
+        self._unsynced.pop(digest, None)
         self._removed.pop(digest, None)
 
 

@@ -15,10 +15,10 @@ import polars as pl
 from fordstone.checkpoint.run_file import decode_run
 from fordstone.connectors.control_log import apply_changes
 from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry
-from fordstone.model.manifest import Cut, RunRef
+from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, RunRef
 from fordstone.testing.fleet_hub import FleetHub
-from fordstone.testing.fleet_scenario import CONTROL, CUT
-from fordstone.testing.rows import SimulationError
+from fordstone.testing.fleet_scenario import CONTROL, CUT, SOURCE
+from fordstone.testing.rows import LATENESS_S, SimulationError
 
 TABLE = pl.Schema({"k": pl.Int64(), "bound": pl.Int64(), "__op": pl.String()})
 
@@ -30,6 +30,8 @@ class SealedEpoch(msgspec.Struct, frozen=True):
     control: int
     """The version of the control table that was taken when it ended."""
     ended: bool
+    watermark_us: int
+    """How far time had come in the partition that is furthest behind."""
     midway: tuple[int, ...] = ()
     """The versions that were taken at barriers within it: those of attempts that were given up."""
 
@@ -38,6 +40,8 @@ class SealedEpoch(msgspec.Struct, frozen=True):
 class Ledger:
     """Kept by the simulation; nothing in the fleet reads it."""
 
+    lags: bool = False
+    """The stream that crosses comes from a step whose time may be behind that of the source."""
     sealed: dict[str, dict[int, SealedEpoch]] = field(default_factory=dict)
     """By machine and epoch."""
     again: dict[str, list[SealedEpoch]] = field(default_factory=dict)
@@ -59,7 +63,7 @@ class Ledger:
         version = max((part.position for part in control.partitions.values()), default=0) if control else 0
         stages = control.stages if control else ()
         midway = tuple(part.position for stage in stages for part in stage.values())
-        new = SealedEpoch(runs, version, cut.ended, midway)
+        new = SealedEpoch(runs, version, cut.ended, _watermark_us(cut), midway)
         known = self.sealed.setdefault(machine, {}).setdefault(cut.epoch, new)
         if known != new and machine in self.again:
             self.again[machine].append(new)
@@ -117,6 +121,12 @@ class Ledger:
         runs = entry.streams[CUT].runs if CUT in entry.streams else ()
         if not any(runs == one.runs and entry.ended == one.ended for one in (sealed, *self.again.get(machine, ()))):
             raise SimulationError(f"the hub has epoch {entry.epoch} of {node} with other rows than {machine} sealed")
+        told_us = entry.streams[CUT].watermark_us
+        behind = told_us < sealed.watermark_us and not self.lags
+        if not entry.ended and (behind or told_us > sealed.watermark_us) and machine not in self.again:
+            raise SimulationError(
+                f"epoch {entry.epoch} of {node} declares {told_us}, and its time is {sealed.watermark_us}"
+            )
 
     # Control tables.
 
@@ -139,3 +149,13 @@ class Ledger:
         before = self.sealed[machine].get(epoch - 1)
         versions = (before.control if before is not None else 0, *self.sealed[machine][epoch].midway)
         return {self.tables[version].get(k) for version in versions}
+
+
+def _watermark_us(cut: Cut) -> int:
+    source = cut.sources.get(SOURCE)
+    if source is None:
+        return TIME_MIN_US
+    lateness_us = LATENESS_S * 1_000_000
+    parts = [part for part in source.partitions.values() if not part.done]
+    times = [max(max(part.max_time_us, TIME_MIN_US + lateness_us) - lateness_us, part.floor_us) for part in parts]
+    return min(times, default=TIME_MAX_US if source.partitions else TIME_MIN_US)

@@ -168,33 +168,6 @@ def sender_takes_silence_for_yes() -> Iterator[None]:
 
 
 @contextmanager
-def outbox_line_not_synced() -> Iterator[None]:
-    """What the hub has acknowledged is forgotten before the mark is durable, and so are entries."""
-    original = Outbox._append
-
-    def lazy(self: Outbox, line: bytes) -> None:
-        disk, self._disk = self._disk, _Unsynced(self._disk)  # type: ignore[assignment]
-        try:
-            original(self, line)
-        finally:
-            self._disk = disk
-
-    with patch.object(Outbox, "_append", lazy):
-        yield
-
-
-class _Unsynced:
-    def __init__(self, disk: Any) -> None:
-        self._disk = disk
-
-    def append(self, path: str, data: bytes) -> None:
-        self._disk.append(path, data)
-
-    def fsync(self, path: str) -> None:
-        """Later, perhaps."""
-
-
-@contextmanager
 def position_told_before_the_seal() -> Iterator[None]:
     """The center tells the hub what it has read rather than what it has sealed."""
     original = HubReader.read
@@ -237,7 +210,6 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         node_drops_entries_before_the_answer,
         node_collects_unsent_runs,
         sender_takes_silence_for_yes,
-        outbox_line_not_synced,
         position_told_before_the_seal,
         control_taken_without_a_barrier,
     )

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+import msgspec
+
 from fordstone.api.pipeline import Pipeline
 from fordstone.api.window import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.model.plan import Mode, Plan
+from fordstone.model.plan import Mode, Plan, Source
 from fordstone.testing.rows import LATENESS_S, SCHEMA, Row
 
 PIPELINE: Final = "fleet"
 CUT: Final = "cut"
 """The stream that crosses."""
 CONTROL: Final = "bounds"
+SOURCE: Final = "source0"
 SINKS: Final = ("rows", "windows", "late")
 WINDOW_S: Final = 10
 HOUR_US: Final = 3_600_000_000
@@ -133,7 +136,7 @@ def passes(row: Row) -> bool:
 def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str, MemorySink]) -> Plan:
     """The pipeline, whole: both halves are cut out of it."""
     pipeline = Pipeline(PIPELINE, mode=scenario.mode)
-    rows = pipeline.source("source0", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    rows = pipeline.source(SOURCE, memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     stream = rows.filter("id % 7 <> 3")
     if scenario.controls:
         table = pipeline.control(CONTROL, schema={"k": "bigint", "bound": "bigint"}, key="k")
@@ -150,6 +153,17 @@ def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str
         counts = above.group_by("k").agg(name="count_by_k", n="count(*)")
         counts.select("k", "n AS bound").to_edges(CONTROL)
     return pipeline.plan()
+
+
+def reading(edge: Plan, source: MemorySource) -> Plan:
+    """The nodes' half, for a node with this input."""
+    steps = (
+        msgspec.structs.replace(step, connector=memory(source))
+        if isinstance(step, Source) and step.name == SOURCE
+        else step
+        for step in edge.steps
+    )
+    return msgspec.structs.replace(edge, steps=tuple(steps))
 
 
 def _rows(rng: Random, ids: object, count: int) -> tuple[Row, ...]:

@@ -37,6 +37,7 @@ DAMAGED = 1
 """How many of the newest ones are damaged, where a scenario damages any; with more than one, their manifests."""
 FILLS_MAX: Final = 6
 IDLE_ADVANCE_US: Final = 2_000
+YEAR_US: Final = 365 * 24 * 3600 * 1_000_000
 JUMP_RATE: Final = 0.01
 """How often the machine's clock is set, so that rows come within what is believed (rule 7)."""
 JUMP_MAX_US: Final = 4_000_000
@@ -45,7 +46,7 @@ JUMP_MAX_US: Final = 4_000_000
 class SimClock:
     """Moves when the simulation says so."""
 
-    def __init__(self, now_us: int = ROWS_BEGIN_US) -> None:
+    def __init__(self, now_us: int = ROWS_BEGIN_US + YEAR_US) -> None:
         self.now_us = now_us
         self.set_us = 0
         """By how much somebody has set the machine's clock."""
@@ -104,7 +105,7 @@ class _Run:
     world: World
     rng: Random
     disk: MemoryDisk = field(default_factory=MemoryDisk)
-    clock: SimClock = field(default_factory=SimClock)
+    clock: SimClock = field(default_factory=lambda: SimClock(ROWS_BEGIN_US))
     tally: Tally = field(default_factory=lambda: Tally(seeds=1))
     jumps: Random = field(default_factory=Random)
     parallelism: int = 1

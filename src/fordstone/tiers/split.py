@@ -70,7 +70,9 @@ def split(plan: p.Plan, *, push_down: bool = True) -> Tiers:
     if not plan.tiered:
         return Tiers(edge=plan, center=None, crossings=())
     names = _Names(plan)
-    cuts = [_Cut.of(plan, types, step, names if push_down else None) for step in plan.steps if isinstance(step, p.ToCenter)]
+    cuts = [
+        _Cut.of(plan, types, step, names if push_down else None) for step in plan.steps if isinstance(step, p.ToCenter)
+    ]
     edge = _edge(plan, types, {cut.step.name: cut for cut in cuts})
     center = _center(plan, types, {cut.step.name: cut for cut in cuts})
     for half in (edge, center):

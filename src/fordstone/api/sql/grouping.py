@@ -18,6 +18,7 @@ from fordstone.api.sql.scope import Scope, column, column_name
 from fordstone.api.sql.syntax import Expr, Select, WindowCall, Windowed
 from fordstone.api.sql.windows import HELPERS, WINDOW_END, WINDOW_START, call_of, window_of
 from fordstone.api.stream import Grouped, Stream
+from fordstone.model import plan as p
 from fordstone.model.aggregate import parse_aggregate
 from fordstone.model.aggregate_functions import AGGREGATE_NAMES
 from fordstone.model.dialect import offset_of
@@ -320,7 +321,9 @@ class _Grouping:
             written = {
                 given: parse_aggregate(tree, self._stream.schema).sql for given, tree in self._aggregates.items()
             }
-            return groups.agg(name=name, **written)
+            results = groups.agg(name=name, **written)
+            # At the center windows have provisional results too, which replace each other; a query gives each window once.
+            return results.final() if results.pipeline.has(p.Input(results.name, "final")) else results
 
     def _check_key_kept(self, window: Window | None) -> None:
         shown = {column_name(tree) for tree in self._outputs.values()}
