@@ -275,9 +275,9 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
         center.run()
     passed = hub.passed["center"].get("a", 0)
     hub.commit("a", epoch(9))
-    assert passed < 8
     assert center.engine is not None
     kept = center.engine._store.manifest(center.engine._store.epochs()[0]).cut.sources["s"].partitions["a"].position
+    assert passed <= kept
     assert hub.wait_for_passed("center", {"a": kept}), (hub.passed, kept)
     # What it then lets go is never asked for again, not even by a run that has to compute epochs anew.
     center.kill()

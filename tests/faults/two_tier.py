@@ -38,6 +38,8 @@ STREAMS = ("plain", "sums")
 class Part(Process):
     """One running command of `fordstone`."""
 
+    poll_seconds = 0.02
+
     def __init__(
         self,
         folder: Path,
@@ -191,6 +193,7 @@ class Fleet:
             feed.close()
         wanted = expect(self.written)
         whole = {key: value[0] for key, value in wanted.windows.items()}
+        center.poll_seconds = 0.1  # every look reads all that is out
         center.until(lambda: counted(self.out) == (wanted.kept.total(), whole), "all rows and windows at the center")
         for part in (*nodes, center):
             assert part.stop().report["outcome"] == "stopped"

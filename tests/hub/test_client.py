@@ -289,6 +289,28 @@ def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path) -> None:
         HubClient(HubAddress(url="https://h", ca=str(tmp_path / "none.pem")))
 
 
+def test_a_body_that_waits_in_the_socket_for_a_slow_line_is_not_given_up() -> None:
+    body, timeout_s = bytes(100_000), 0.1
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def slow() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                # As long as this the line holds what the client has sent already.
+                threading.Event().wait(4 * timeout_s)
+                got = b""
+                while not got.endswith(body):
+                    got += connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n")
+
+        line = threading.Thread(target=slow)
+        line.start()
+        address = HubAddress(url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with contextlib.closing(HubClient(address, timeout_s=timeout_s)) as client:
+            client.put_blob(hashlib.sha256(body).hexdigest(), body)
+        line.join()
+
+
 @pytest.mark.parametrize(
     "url", ["hub:7411", "ftp://hub", "http://", "http://u:p@hub", "http://hub?token=x", "http://hub:port", "//hub"]
 )

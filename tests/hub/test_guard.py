@@ -461,7 +461,7 @@ def test_one_node_cannot_take_all_the_room(tmp_path):
             await send({"type": "http.response.body", "body": b""})
 
         front = Front(tmp_path, limits=replace(LIMITS, node_requests_max=2, node_polls_max=1), app=app)
-        asks = [{"path": BLOB}, {"path": BLOB}, {"path": control, "query": b"wait=5"}]
+        asks: list[dict[str, Any]] = [{"path": BLOB}, {"path": BLOB}, {"path": control, "query": b"wait=5"}]
         taken = [asyncio.create_task(front.ask(token=greedy, **one)) for one in asks]
         for _ in taken:
             await inside.acquire()
