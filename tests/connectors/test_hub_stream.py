@@ -13,7 +13,16 @@ from polars.testing import assert_frame_equal
 from tests.connectors.fake_hub import PIPELINE, STREAM, WAIT_SECONDS, Epoch, FakeHub
 
 from fordstone.connectors import hub_epochs, registry
-from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, Reader, SinkStream, Source, SourceOptions
+from fordstone.connectors.connector import (
+    Chunk,
+    ConnectorSpec,
+    Delivery,
+    Outlook,
+    Reader,
+    SinkStream,
+    Source,
+    SourceOptions,
+)
 from fordstone.connectors.hub_epochs import MAX_AHEAD_US, TRIES, HubOptions, HubSource
 from fordstone.connectors.hub_index import StreamIndex
 from fordstone.errors import ConfigError, HubRefusedError, PipelineError, SourceError
@@ -209,7 +218,6 @@ def test_the_columns_come_in_our_order_and_types():
         (Epoch(watermark_us=10_000 + MAX_AHEAD_US), 10_000 + MAX_AHEAD_US),
         (Epoch(watermark_us=10_001 + MAX_AHEAD_US), 10_000 + MAX_AHEAD_US),
         (Epoch(watermark_us=TIME_MIN_US), TIME_MIN_US),
-        (Epoch(watermark_us=TIME_MAX_US), TIME_MAX_US),
         (Epoch(watermark_us=TIME_MAX_US, ended=True), TIME_MAX_US),
     ],
 )
@@ -290,8 +298,10 @@ def test_a_node_that_has_ended_is_still_open_where_input_is_not_bounded():
     hub.commit("a", Epoch(watermark_us=TIME_MAX_US, ended=True))
     source = opened(hub, bounded=False)
     chunk = chunk_of(reader(source).read(1))
-    assert (chunk.ended, chunk.watermark_us) == (False, TIME_MAX_US)
+    assert (chunk.ended, chunk.watermark_us) == (False, TIME_MIN_US)
     assert not source.reach(PartitionId("a"), Position(1), 1).ended
+    assert source.outlook(PartitionId("a"), Position(0)) is Outlook.EXPECTED
+    assert source.outlook(PartitionId("a"), Position(1)) is Outlook.RESTING
     source.close()
 
 

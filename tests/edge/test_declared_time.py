@@ -11,7 +11,7 @@ from random import Random
 
 import polars as pl
 import pytest
-from tests.connectors.fake_hub import Epoch, FakeHub
+from tests.connectors.fake_hub import WAIT_SECONDS, Epoch, FakeHub
 from tests.edge.declared import (
     OFFLINE_US,
     SECOND_US,
@@ -150,6 +150,52 @@ def test_a_node_away_for_longer_than_offline_is_not_waited_for_and_its_old_rows_
     hub.commit("c", epoch(100))
     center.run()
     assert out.found()["c", 50] == [2]
+    center.kill()
+
+
+def test_nodes_that_have_ended_rest_and_end_neither_time_nor_those_that_join_later(hub: FakeHub):
+    out = Outputs()
+    center = Center(hub, center_plan(out))
+    hub.commit("a", epoch(12, ("a", 1.0, 1)), Epoch(watermark_us=TIME_MAX_US, ended=True))
+    center.run()
+    assert center.watermark_s == 12
+    hub.commit("b", epoch(25, ("b", 13.0, 2), ("b", 21.0, 3)))
+    center.run()
+    hub.commit("b", epoch(40))
+    center.run()
+    assert (out.ids("late"), center.watermark_s) == ([], 40), "nobody waits for a node that rests"
+    assert out.found() == {("a", 0): [1], ("b", 10): [2], ("b", 20): [3]}
+    hub.commit("a", epoch(45, ("a", 41.0, 4)))
+    center.run()
+    hub.commit("b", epoch(60))
+    center.run()
+    assert center.watermark_s == 45, "started again, it is waited for"
+    center.kill()
+
+
+def test_a_hub_away_for_longer_than_offline_makes_no_node_seem_silent(hub: FakeHub):
+    out = Outputs()
+    center = Center(hub, center_plan(out))
+    for node in ("a", "b"):
+        hub.commit(node, epoch(3, (node, 1.0, ord(node))))
+    center.run()
+    hub.goes(away=True)
+    follower = center.source._follower
+    assert follower is not None
+    until = time.monotonic() + WAIT_SECONDS
+    while not follower.away:
+        assert time.monotonic() < until
+        follower._stopped.wait(0.01)
+    center.run()
+    center.clock.now_us += 3 * OFFLINE_US
+    center.run()
+    hub.goes(away=False)
+    hub.commit("a", epoch(500, ("a", 100.0, 1)))
+    center.run()
+    assert center.watermark_s == 3, "the other may have been there all the time"
+    hub.commit("b", epoch(500, ("b", 100.0, 2)))
+    center.run()
+    assert (out.ids("late"), center.watermark_s) == ([], 500)
     center.kill()
 
 

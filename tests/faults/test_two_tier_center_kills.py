@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-import pytest
 from tests.faults.oracle import expect
 from tests.faults.two_tier import Fleet, Part
 
@@ -16,14 +15,13 @@ KILLS = (
     ("cut.synced", 2),
     ("manifest.renamed", 2),
     ("sink.before-release", 2),
-    ("sink.released", 2),
+    ("sink.released", 3),
     ("sink.before-release", 6),
-    ("sink.released", 6),
     ("retention.before", 2),
     ("retention.removed-manifest", 1),
 )
 """Three sinks are let out an epoch: rows, windows and the control table."""
-ROUNDS = 3
+ROUNDS = 2
 
 
 def test_a_center_killed_at_a_failpoint_loses_and_doubles_nothing(tmp_path: Path, faults: Callable[..., None]) -> None:
@@ -39,7 +37,7 @@ def test_a_center_killed_at_a_failpoint_loses_and_doubles_nothing(tmp_path: Path
         center = fleet.center()
         fleet.feed_until(center, lambda: all(fleet.steered(node) for node in fleet.feeds), "steering of both nodes")
         fleet.finish_live(center, *nodes)
-        assert_steers(fleet)
+        assert fleet.limits() == newest_windows(fleet)
 
 
 def test_everything_killed_at_once_again_and_again_loses_and_doubles_nothing(
@@ -62,13 +60,9 @@ def test_everything_killed_at_once_again_and_again_loses_and_doubles_nothing(
             nodes, center = {node: fleet.node(node) for node in fleet.feeds}, fleet.center()
             hub = fleet.hub()
         fleet.finish_live(center, *nodes.values())
-        assert_steers(fleet)
+        assert fleet.limits() == newest_windows(fleet)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="tumbling windows that close together leave in no order (operators/window.py), so that the last row of a key need not be the newest",
-)
 def test_a_control_table_ends_with_the_newest_window_however_many_close_together(tmp_path: Path) -> None:
     with Fleet(tmp_path, "north", seed=6) as fleet:
         fleet.hub()
@@ -83,14 +77,6 @@ def begun(fleet: Fleet, node: str) -> Part:
     part = fleet.node(node)
     part.until(lambda: fleet.head(node) > 0, "epoch at the hub")
     return part
-
-
-def assert_steers(fleet: Fleet) -> None:
-    """The control table at the hub has a row for each key, and no number that no window has."""
-    windows, limits = expect(fleet.written).windows, fleet.limits()
-    assert limits.keys() == {k for k, _ in windows}
-    for k, most in limits.items():
-        assert most in {n for (key, _), (n, _) in windows.items() if key == k}
 
 
 def newest_windows(fleet: Fleet) -> dict[int, int]:

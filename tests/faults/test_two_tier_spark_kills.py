@@ -23,13 +23,13 @@ class SparkCenter(SparkProcess):
     def __init__(self, fleet: Fleet, *words: str, failpoint: str = "") -> None:
         folder = fleet.folder / "center"
         folder.mkdir(exist_ok=True)
-        java = (
-            "--conf",
-            f"spark.driver.extraJavaOptions={JAVA} -Djava.io.tmpdir={folder}",
-            "--conf",
-            f"spark.local.dir={folder}",
-        )
-        command = Command(words=("center", FILE, "--hub", fleet.url, *WORDS, *java, *words))
+        settings = {
+            "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={folder}",
+            "spark.local.dir": str(folder),
+            "spark.python.daemon.module": "tests.faults.spark_daemon",
+        }
+        given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        command = Command(words=("center", FILE, "--hub", fleet.url, *WORDS, *given, *words))
         Process.__init__(self, folder, command, failpoint=failpoint, module="tests.faults.two_tier_child", apart=True)
         self._seen = {(self.pid, born(self.pid))}
 

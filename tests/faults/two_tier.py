@@ -29,7 +29,7 @@ from fordstone.hub.client import HubClient
 from fordstone.hub.messages import StreamEpoch
 
 FILE = str(Path(__file__).with_name("two_tier_pipeline.py"))
-LIVE = ("--interval", "20ms")
+LIVE = ("--interval", "50ms")
 FEED_ROWS = 24
 ROUNDS_MAX = 400
 STREAMS = ("plain", "sums")

@@ -27,7 +27,7 @@ from fordstone.edge.run import run
 from fordstone.errors import SourceError
 from fordstone.hub.client import HubClient
 from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US, Cut
+from fordstone.model.manifest import Cut
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.query import hosted_query
 from fordstone.tiers.place import placed
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["hub"]
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
+
+FAR_US = 10**12
+"""Behind all rows: every window closes."""
 
 
 def source_of(query: MicroQuery) -> HubSource:
@@ -334,7 +337,7 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
             node.commit(*epochs[:4])
             for one in epochs[4:]:
                 node.commit(one)
-            node.commit(Epoch(watermark_us=TIME_MAX_US, ended=True))
+            node.commit(Epoch(watermark_us=FAR_US))
         found = {}
         for way in ("stream", "job"):
             plan = _to_files(center_plan(Outputs(), place=address.at()), tmp_path / way)

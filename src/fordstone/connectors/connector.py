@@ -24,6 +24,7 @@ __all__ = [
     "Chunk",
     "ConnectorSpec",
     "Delivery",
+    "Outlook",
     "Part",
     "PartWriter",
     "PartedSink",
@@ -46,6 +47,17 @@ class Delivery(StrEnum):
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
+
+
+class Outlook(StrEnum):
+    """What the silence of a partition means."""
+
+    EXPECTED = "expected"
+    """Rows may come at any time. Silent for long enough, it is no longer waited for."""
+    RESTING = "resting"
+    """All of it was read, and its far end has said that it rests: it is not waited for. It may come back."""
+    UNKNOWN = "unknown"
+    """The far end cannot be asked: silence means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +152,11 @@ class Source(ABC):
         finally:
             reader.close()
         return reach
+
+    def outlook(self, partition: PartitionId, position: Position) -> Outlook:
+        """What it means that nothing comes behind this position. Asked at every barrier of input without end; never waits."""
+        del partition, position
+        return Outlook.EXPECTED
 
     def let_go(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Hear that no run will ever start before these positions again. Called now and then; may be called with the same again.

@@ -22,7 +22,7 @@ import msgspec
 import polars as pl
 
 from fordstone.checkpoint.run_file import decode_run
-from fordstone.connectors.connector import Chunk, Delivery, Reach, Reader, Source
+from fordstone.connectors.connector import Chunk, Delivery, Outlook, Reach, Reader, Source
 from fordstone.connectors.hub_index import Follower, HubReading, StreamIndex, tell
 from fordstone.connectors.kind import ClockUs
 from fordstone.errors import DamagedError, HubAwayError, HubError, HubRefusedError, SourceError
@@ -131,6 +131,13 @@ class HubSource(Source):
         found = self.now(partition, int(position), max(1, rows_max), epochs_max=_ALL_EPOCHS)
         reached = found[-1].epoch if found else int(position)
         return Reach(position=Position(reached), ended=self.ends_at(partition, reached))
+
+    def outlook(self, partition: PartitionId, position: Position) -> Outlook:
+        """A node that has come to its end rests: it may be started again. While the hub is away nobody knows."""
+        index = self._looked_at()
+        if self._follower is not None and (self._follower.away or not index.complete):
+            return Outlook.UNKNOWN
+        return Outlook.RESTING if index.rests(partition, int(position)) else Outlook.EXPECTED
 
     def let_go(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Tell the hub, in the background. What it does not hear now it hears the next time."""
@@ -358,7 +365,7 @@ class HubReader(Reader):
             position=Position(self._position),
             row_positions=pl.concat([pl.Series(dtype=pl.Int64), *places]) if self._with_positions else None,
             ended=source.ends_at(self._node, self._position),
-            watermark_us=max(declared_us(entry) for entry in entries),
+            watermark_us=max(declared_us(entry, bounded=source.bounded) for entry in entries),
             late=marked if marked.any() else None,
         )
 
@@ -380,10 +387,15 @@ class HubReader(Reader):
         )
 
 
-def declared_us(entry: StreamEpoch) -> int:
-    """How far the node's time has come, as far as the hub's clock believes it (rule 7)."""
-    if entry.ended or entry.watermark_us in {TIME_MIN_US, ENDED_US}:
-        return entry.watermark_us
+def declared_us(entry: StreamEpoch, *, bounded: bool) -> int:
+    """How far the node's time has come, as far as the hub's clock believes it (rule 7).
+
+    Where input goes on, the end of a node is not the end of time: it rests, and others may join (`HubSource.outlook`).
+    """
+    if entry.watermark_us == ENDED_US:
+        return ENDED_US if bounded else TIME_MIN_US
+    if entry.watermark_us == TIME_MIN_US:
+        return TIME_MIN_US
     return min(entry.watermark_us, entry.received_us + MAX_AHEAD_US)
 
 

@@ -56,6 +56,7 @@ class StreamIndex:
         self._grown = threading.Condition(self._mutex)
         self._epochs: dict[str, list[StreamEpoch]] = {}
         self._last: dict[str, int] = {}
+        self._ended: set[str] = set()
         self._nodes: tuple[str, ...] = ()
         self.after = 0
         """What to ask the hub with next."""
@@ -74,6 +75,7 @@ class StreamIndex:
                     self._epochs.setdefault(entry.node, []).append(entry)
                     self._last[entry.node] = entry.epoch
                     self.entries += 1
+                    (self._ended.add if entry.ended else self._ended.discard)(entry.node)
             if len(self._nodes) != len(self._last):
                 self._nodes = tuple(sorted(self._last))
             self.after = max(self.after, page.next)
@@ -91,6 +93,11 @@ class StreamIndex:
         """The newest epoch of a node; 0: none."""
         with self._mutex:
             return self._last.get(node, 0)
+
+    def rests(self, node: str, position: int) -> bool:
+        """Whether a node said with its newest epoch that it had come to an end, and that epoch has been read."""
+        with self._mutex:
+            return node in self._ended and position >= self._last[node]
 
     def ends_before(self, node: str, position: int) -> int | None:
         """The newest epoch of a node, if what was read before goes beyond it: the hub lets go of the oldest first, so it was set back."""

@@ -14,7 +14,7 @@ from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.owner import Owner
 from fordstone.edge.recovery import Remote
 from fordstone.errors import CheckpointError, HubError, StorageError
-from fordstone.hub.messages import Checkpoint, Lease, LeaseRequest
+from fordstone.hub.messages import Checkpoint, Head, Lease, LeaseRequest
 from fordstone.model.manifest import RunRef
 from fordstone.protocol.recovery import CheckpointFact
 
@@ -26,6 +26,10 @@ class CheckpointHub(Protocol):
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         """Take or renew the right to commit."""
+        ...
+
+    def head(self, pipeline: str, node: str) -> Head:
+        """Where the node stands at the hub."""
         ...
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
@@ -50,12 +54,17 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
         if not damaged and (here or not take_over):
             return _NOTHING
         try:
-            head = _shut_out(hub, store, owner) if not here else None
+            if not here:
+                # Before anybody is shut out: who cannot be taken over from should go on.
+                _check_head(
+                    store, hub.head(store.pipeline, store.node).epoch, hub.checkpoint(store.pipeline, store.node)
+                )
+            head = _shut_out(hub, store, owner) if not here else 0
             found = hub.checkpoint(store.pipeline, store.node)
         except HubError as error:
             # Away, or it says no: what is here may do without it.
             raise StorageError(f"{error} Without it, what is there cannot be taken over.") from error
-        if head:
+        if not here:
             _check_head(store, head, found)
         if found is None:
             return _NOTHING
@@ -86,6 +95,8 @@ def _shut_out(hub: CheckpointHub, store: CheckpointStore, owner: Owner) -> int:
 
 
 def _check_head(store: CheckpointStore, head: int, found: Checkpoint | None) -> None:
+    if not head:
+        return
     if found is None:
         raise CheckpointError(
             f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but no checkpoint of it: that node sends "

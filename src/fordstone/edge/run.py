@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from fordstone.checkpoint.disk import OsDisk
 from fordstone.checkpoint.failpoint import parse_failpoints
 from fordstone.checkpoint.store import CheckpointStore
+from fordstone.connectors.control_publish import HubIsAwayError
 from fordstone.edge.clock import SystemClock
 from fordstone.edge.config import RunConfig
 from fordstone.edge.control_fetch import control_fetching
@@ -32,6 +33,7 @@ from fordstone.protocol.restart import RestartAfter, Stop, decide
 
 log = logging.getLogger(__name__)
 
+HUB_WAIT_SECONDS: Final = 1.0
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OnProgress = Callable[[Progress], None]
 
@@ -97,7 +99,18 @@ def _run_once(
         failpoints=rim.failpoints,
     )
     with closing(Followers(plan, config, rim, store)) as followers:
-        engine = recovered_engine(plan, functions, config, rim, store, followers.remote(), outbox=followers.outbox)
+        while True:
+            try:
+                engine = recovered_engine(
+                    plan, functions, config, rim, store, followers.remote(), outbox=followers.outbox
+                )
+            except HubIsAwayError as error:
+                # The last epoch had rows for the hub, and nobody knows whether it took them.
+                log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
+                if signals.wait(HUB_WAIT_SECONDS):
+                    raise
+            else:
+                break
         with closing(engine):
             return _run_engine(engine, followers, signals, on_progress, restarts)
 
@@ -169,7 +182,11 @@ def recovered_engine(
         resumption = resume_from(store, plan, remote=remote)
         try:
             engine = Engine(plan, functions, config, rim, store, resumption, outbox=outbox)
-            engine.release_again()
+            try:
+                engine.release_again()
+            except BaseException:
+                engine.close()
+                raise
         except DamagedError as error:
             if resumption.manifest is None:
                 raise

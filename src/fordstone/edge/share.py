@@ -7,13 +7,14 @@ can be computed again stage by stage (rule 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from fordstone.connectors.connector import Outlook
 from fordstone.edge.item import Barrier
 from fordstone.edge.partition import Partition
-from fordstone.model.ids import Attempt, PartitionId
+from fordstone.model.ids import Attempt, PartitionId, Position
 from fordstone.model.manifest import PartitionCut
 
 Stage = Mapping[str, PartitionCut]
@@ -70,7 +71,14 @@ class Share:
             if name not in self.partitions:
                 self.partitions[name] = Partition(name=name, floor_us=watermark_us, heard_us=now_us)
 
-    def change_idleness(self, after_us: int | None, *, watermark_us: int, now_us: int) -> None:
+    def change_idleness(
+        self,
+        after_us: int | None,
+        outlook: Callable[[PartitionId, Position], Outlook],
+        *,
+        watermark_us: int,
+        now_us: int,
+    ) -> None:
         """At a barrier: silent partitions fall idle, and idle ones with rows waiting come back."""
         for partition in self.partitions.values():
             if partition.done:
@@ -79,8 +87,12 @@ class Share:
                 partition.idle = False
                 partition.floor_us = max(partition.floor_us, watermark_us)
                 partition.heard_us = now_us
-            elif not partition.idle and after_us is not None and now_us - partition.heard_us >= after_us:
-                partition.idle = True
+            elif not partition.idle:
+                means = outlook(PartitionId(partition.name), Position(partition.position))
+                if means is Outlook.UNKNOWN:
+                    partition.heard_us = now_us
+                silent = after_us is not None and now_us - partition.heard_us >= after_us
+                partition.idle = silent or means is Outlook.RESTING
 
     def limit(self, limit_us: int) -> None:
         """At a barrier: from here on, rows above this time are too far ahead of the clock."""

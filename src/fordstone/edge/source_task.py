@@ -192,7 +192,12 @@ class SourceTask(Task):
         if order.follow is None:
             self._look_at_idle()
             self._share.close_ended()
-            self._share.change_idleness(self._step.idle_after_us, watermark_us=self._watermark_us, now_us=now_us)
+            self._share.change_idleness(
+                self._step.idle_after_us,
+                self._setup.source.outlook,
+                watermark_us=self._watermark_us,
+                now_us=now_us,
+            )
             self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
             # It stands in the cut, and if this attempt is given up, in the stage that begins here.
             self._share.limit(limit_us(self._step, order.barrier.now_us, bounded=self._setup.bounded))

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from fordstone.connectors.connector import Reach, Source
+from fordstone.connectors.connector import Outlook, Reach, Source
 from fordstone.connectors.kind import ClockUs
 from fordstone.edge.partition import limit_us, tells_time
 from fordstone.errors import SourceError
@@ -150,7 +150,11 @@ class Planner:
             has_rows = name not in gone and self._has_rows(step, name, cut)
             if has_rows:
                 heard_us = self._heard_us[at] = now_us
+            means = self._sources[step.name].outlook(PartitionId(name), Position(cut.position))
+            if means is Outlook.UNKNOWN:
+                heard_us = self._heard_us[at] = now_us
             silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
+            silent = silent or means is Outlook.RESTING
             # Of bounded input nothing is waited for: what was idle is read to its end.
             wakes = has_rows or (cut.idle and self._bounded)
             if (cut.idle or cut.done) and wakes:

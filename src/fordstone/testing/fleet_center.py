@@ -15,7 +15,6 @@ from fordstone.edge.ends import Ends
 from fordstone.edge.owner import holder_of
 from fordstone.edge.run import recovered_engine
 from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
 from fordstone.model.schema import Schema
 from fordstone.testing.fleet_host import KEEP, Host
 from fordstone.testing.fleet_scenario import CONTROL, CUT, PIPELINE, FleetScenario
@@ -125,15 +124,12 @@ class Center(Host):
         return {name: part.position for name, part in partitions.items()}
 
     def has_read(self, heads: Mapping[str, int]) -> bool:
-        """Whether all that nodes will ever send is sealed here, and all time has passed."""
+        """Whether all that nodes will ever send is sealed here."""
         if self.engine is None or self._store is None or not (epochs := self._store.epochs()):
             return False
         manifest = self._store.manifest(epochs[-1])
         parts = manifest.cut.sources[CUT].partitions
-        return all(
-            node in parts and parts[node].position == head and parts[node].max_time_us == TIME_MAX_US
-            for node, head in heads.items()
-        )
+        return all(node in parts and parts[node].position == head for node, head in heads.items())
 
     def _follow(self) -> bool:
         if self._follower is None or self.clock.now_us < self._follow_at_us:
