@@ -23,8 +23,9 @@ from fordstone.connectors.connector import (
     Source,
     SourceOptions,
 )
-from fordstone.connectors.hub_epochs import MAX_AHEAD_US, TRIES, HubOptions, HubSource
+from fordstone.connectors.hub_epochs import TRIES, HubOptions, HubSource
 from fordstone.connectors.hub_index import StreamIndex
+from fordstone.connectors.hub_reader import MAX_AHEAD_US
 from fordstone.errors import ConfigError, HubRefusedError, PipelineError, SourceError
 from fordstone.model.ids import PartitionId, Position
 from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut

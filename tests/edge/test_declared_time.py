@@ -30,7 +30,7 @@ from tests.hub.running import running_hub
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.connector import Chunk, ConnectorSpec
-from fordstone.connectors.hub_epochs import MAX_AHEAD_US
+from fordstone.connectors.hub_reader import MAX_AHEAD_US
 from fordstone.edge.config import RunConfig
 from fordstone.edge.partition import Partition
 from fordstone.edge.report import Progress

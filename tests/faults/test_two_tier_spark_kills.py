@@ -40,7 +40,7 @@ def test_a_spark_driver_killed_on_its_way_to_a_commit_loses_and_doubles_nothing(
     with Fleet(tmp_path, "north", seed=31) as fleet:
         fleet.hub()
         fleet.feeds["north"].write(FIRST_ROWS)
-        node = fleet.node("north")
+        node = fleet.node("north", "--interval", "500ms")
         for life, (name, count) in enumerate(PLACES):
             hits = tmp_path / f"hits-{life}"
             center = SparkCenter(fleet, failpoint=f"{name}:{count}@{hits}")

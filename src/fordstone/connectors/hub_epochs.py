@@ -22,21 +22,18 @@ import msgspec
 import polars as pl
 
 from fordstone.checkpoint.run_file import decode_run
-from fordstone.connectors.connector import Chunk, Delivery, Outlook, Reach, Reader, Source
+from fordstone.connectors.connector import Delivery, Outlook, Reach, Reader, Source
 from fordstone.connectors.hub_index import Follower, HubReading, StreamIndex, tell
+from fordstone.connectors.hub_reader import LATE, HubReader
 from fordstone.connectors.kind import ClockUs
 from fordstone.errors import DamagedError, HubAwayError, HubError, HubRefusedError, SourceError
-from fordstone.hub.messages import ENDED_US, StreamEpoch
+from fordstone.hub.messages import StreamEpoch
 from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import TIME_MIN_US, PartitionCut
+from fordstone.model.manifest import PartitionCut
 from fordstone.model.schema import Schema
 
 log = logging.getLogger(__name__)
 
-LATE: Final = "__late"
-"""The column in which rows that cross say whether they were late at the edge."""
-MAX_AHEAD_US: Final = 3_600_000_000
-"""No node's time is further ahead of the hub's clock than this."""
 FIRST_WAIT_SECONDS: Final = 10.0
 """At the start the hub's answer is waited for so long, so that all nodes join together."""
 PAUSE_FIRST_SECONDS: Final = 0.1
@@ -50,7 +47,6 @@ FETCHED_AT_ONCE: Final = 4
 FETCHED_ALONE_MAX: Final = 8
 """Fewer runs than this are not worth threads."""
 _NOT_LET_IN: Final = frozenset({401, 403})
-_ORDINAL_BITS: Final = 31
 _ALL_EPOCHS: Final = 1 << 61
 T = TypeVar("T")
 
@@ -307,98 +303,6 @@ class HubSource(Source):
         return page.more or bool(page.epochs)
 
 
-class HubReader(Reader):
-    """Reads the epochs of one node."""
-
-    def __init__(self, source: HubSource, node: str, position: int, *, with_positions: bool) -> None:
-        self._source: HubSource | None = source
-        self._node = node
-        self._position = position
-        self._with_positions = with_positions
-
-    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        """Whole epochs: small ones together up to `rows_max` rows, a large one alone."""
-        source, rows_max = self._source, max(1, rows_max)
-        if source is None:
-            raise AssertionError("a closed reader was asked to read")
-        if until is not None:
-            if self._position >= until:
-                return None
-            wanted = int(until)
-            return source.patiently(
-                lambda: self._chunk(source, source.promised(self._node, self._position, rows_max, wanted))
-            )
-        entries = source.now(self._node, self._position, rows_max)
-        if entries:
-            try:
-                return self._chunk(source, entries)
-            except HubAwayError:
-                source.be_quiet()
-                return None
-        if source.ends_at(self._node, self._position):
-            return Chunk(frame=source.schema.empty(), position=Position(self._position), ended=True)
-        return None
-
-    def close(self) -> None:
-        """Nothing is held but the source."""
-        if self._source is not None:
-            self._source.reader_closed()
-        self._source = None
-
-    def _chunk(self, source: HubSource, entries: Sequence[StreamEpoch]) -> Chunk:
-        self._check_gap(source, entries)
-        frames: list[pl.DataFrame] = []
-        late: list[pl.Series] = []
-        places: list[pl.Series] = []
-        first = 0
-        for entry, rows in source.rows_of(entries):
-            frames.append(rows.select(list(source.schema)))
-            late.append(_late_of(rows))
-            first = max(first, entry.epoch << _ORDINAL_BITS)
-            places.append(pl.int_range(first, first + rows.height, eager=True))
-            first += rows.height
-        # Behind everything that can fail: a read that failed may be made again.
-        self._position = entries[-1].epoch
-        marked = pl.concat([pl.Series(dtype=pl.Boolean), *late])
-        return Chunk(
-            frame=pl.concat([source.schema.empty(), *frames]),
-            position=Position(self._position),
-            row_positions=pl.concat([pl.Series(dtype=pl.Int64), *places]) if self._with_positions else None,
-            ended=source.ends_at(self._node, self._position),
-            watermark_us=max(declared_us(entry, bounded=source.bounded) for entry in entries),
-            late=marked if marked.any() else None,
-        )
-
-    def _check_gap(self, source: HubSource, entries: Sequence[StreamEpoch]) -> None:
-        first = entries[0].epoch if entries else None
-        if first == self._position + 1:
-            return
-        if first is not None and self._position == 0:
-            # A stream may have begun with a later epoch; or this is a center without state behind one that had read them.
-            log.warning(
-                "stream begins late", extra={"stream": source.options.stream, "node": self._node, "epoch": first}
-            )
-            return
-        raise SourceError(
-            f"{source.title}: of node {self._node} epoch {self._position + 1} is to be read, and the hub no longer has it"
-            + ("." if first is None else f": it goes on with {first}.")
-            + " Another reader with the same consumer name may have let it go. Restore the hub's data, or begin anew with another "
-            "state directory."
-        )
-
-
-def declared_us(entry: StreamEpoch, *, bounded: bool) -> int:
-    """How far the node's time has come, as far as the hub's clock believes it (rule 7).
-
-    Where input goes on, the end of a node is not the end of time: it rests, and others may join (`HubSource.outlook`).
-    """
-    if entry.watermark_us == ENDED_US:
-        return ENDED_US if bounded else TIME_MIN_US
-    if entry.watermark_us == TIME_MIN_US:
-        return TIME_MIN_US
-    return min(entry.watermark_us, entry.received_us + MAX_AHEAD_US)
-
-
 def _exact(rows: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     """The rows with exactly our columns and types, and `__late` if they have it."""
     wanted = dict(schema.polars)
@@ -407,12 +311,6 @@ def _exact(rows: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     if rows.schema == pl.Schema(wanted):
         return rows
     return rows.select(list(wanted)).cast(wanted)  # type: ignore[arg-type]  # names to types, as Polars has them
-
-
-def _late_of(rows: pl.DataFrame) -> pl.Series:
-    if LATE not in rows.columns:
-        return pl.repeat(value=False, n=rows.height, eager=True)
-    return rows.get_column(LATE).fill_null(value=False).rename("")
 
 
 def _refused(title: str, error: HubRefusedError) -> SourceError:

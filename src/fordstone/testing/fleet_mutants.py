@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from fordstone.connectors.hub_epochs import HubReader, HubSource
+from fordstone.connectors.hub_epochs import HubSource
+from fordstone.connectors.hub_reader import HubReader
 from fordstone.edge.outbox import Outbox
 from fordstone.edge.sending import Sender
 from fordstone.errors import HubAwayError
