@@ -102,7 +102,8 @@ def _check_head(store: CheckpointStore, head: int, found: Checkpoint | None) -> 
             f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but no checkpoint of it: that node sends "
             "none (--no-hub-state). Bring back its state directory, or begin anew under another node's name."
         )
-    if found.epoch != head:
+    # A newer one: whoever is not shut out yet has committed between the two looks.
+    if found.epoch < head:
         raise CheckpointError(
             f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but its newest checkpoint is of epoch "
             f"{found.epoch}: that node was lost while it caught up, and what came between cannot be computed again exactly. Bring "

@@ -1,0 +1,44 @@
+"""A take-over from a node that still commits: it may do so between any two looks at the hub."""
+
+from __future__ import annotations
+
+from fordstone.checkpoint.store import CheckpointStore
+from fordstone.edge.hub_checkpoints import hub_checkpoints
+from fordstone.edge.owner import Owner
+from fordstone.hub.messages import Checkpoint, Generation, Head, Lease, LeaseRequest
+from fordstone.model.manifest import RunRef
+from fordstone.testing.memory_disk import MemoryDisk
+
+
+class Busy:
+    """A hub to which somebody commits an epoch behind every answer, until shut out."""
+
+    def __init__(self) -> None:
+        self.epoch = 19
+        self.shut_out = False
+
+    def head(self, pipeline: str, node: str) -> Head:
+        return Head(epoch=self._then_one_more())
+
+    def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
+        run = RunRef(digest="0" * 64, size_bytes=1, rows=0)
+        return Checkpoint(epoch=self._then_one_more(), manifest=run, state=())
+
+    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
+        self.shut_out = request.take_over
+        return Lease(generation=Generation(hub=2, local=1), head=self.epoch)
+
+    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
+        raise AssertionError("nothing is fetched before it is asked for")
+
+    def _then_one_more(self) -> int:
+        self.epoch += not self.shut_out
+        return self.epoch - (not self.shut_out)
+
+
+def test_a_commit_between_two_looks_at_the_hub_does_not_stop_a_take_over() -> None:
+    hub = Busy()
+    store = CheckpointStore(MemoryDisk(), pipeline="fleet", node="north")
+    remote = hub_checkpoints(hub, store, Owner(holder="new", incarnation=1), take_over=True)
+    assert [fact.epoch for fact in remote.survey().checkpoints] == [hub.epoch]
+    assert hub.shut_out
