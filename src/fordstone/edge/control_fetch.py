@@ -28,7 +28,6 @@ from fordstone.connectors.control_log import ControlLog, apply_changes, changes_
 from fordstone.edge.report import Progress
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
 from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.model import plan as p
 from fordstone.model.manifest import Manifest, RunRef
@@ -276,6 +275,8 @@ def control_fetching(
     steps = [step for step in plan.steps if isinstance(sources.get(step.name), ControlSource)]
     if hub is None or not steps:
         return ControlFetching(())
+    from fordstone.hub.client import HubClient  # noqa: PLC0415 - who has no hub saves the memory of an HTTP client
+
     client = HubClient(hub)
     fetchers = []
     for step in steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.config import RunConfig
@@ -14,8 +14,10 @@ from fordstone.edge.recovery import Remote
 from fordstone.edge.report import Progress
 from fordstone.edge.uploading import Upload, remote_checkpoints
 from fordstone.edge.writer import Writer
-from fordstone.hub.client import HubClient
 from fordstone.model import plan as p
+
+if TYPE_CHECKING:
+    from fordstone.hub.client import HubClient
 
 HUB_TIMEOUT_SECONDS: Final = 15.0
 """Of one call: so long a stop may have to wait for a hub that hangs."""
@@ -30,6 +32,8 @@ class Followers:
         self._client: HubClient | None = None
         self._link: HubLink | None = None
         if config.hub is not None:
+            from fordstone.hub.client import HubClient  # noqa: PLC0415 - who has no hub saves the memory of an HTTP client
+
             self._client = HubClient(config.hub, timeout_s=HUB_TIMEOUT_SECONDS)
             self._link = HubLink(self._client, plan, config, rim, store)
 
