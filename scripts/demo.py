@@ -144,7 +144,9 @@ class Demo:
         return self.fleet.client().healthz()
 
     def center_runs(self) -> bool:
-        return b'"progress"' in self.fleet.center.log.read_bytes()
+        """Whether it has done its first epoch: Spark needs a while for that, and is quick then."""
+        lines = self.fleet.center.log.read_bytes().splitlines()
+        return any(line.startswith(b'{"event":"progress"') and b'"epoch":0,' not in line for line in lines)
 
     def pause(self, seconds: float) -> None:
         """Look on for so long."""

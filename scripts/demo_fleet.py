@@ -33,16 +33,15 @@ class Command:
         self.name = name
         self.folder = folder
         self.kills = 0
+        self.dead = False
+        """Killed, and not started again yet."""
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "fordstone.log"
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> None:
+        self.dead = False
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [str(FORDSTONE), *self._arguments],
@@ -66,6 +65,7 @@ class Command:
         self._process.wait()
         self._process = None
         self.kills += 1
+        self.dead = True
 
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""

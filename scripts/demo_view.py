@@ -70,7 +70,7 @@ class View:
             table.add_column(column, justify="right")
         for gateway in self._fleet.gateways:
             view = self._watch.gateways[gateway.name]
-            state = Text(gateway.name) if gateway.command.running else Text(f"{gateway.name} (dead)", style="bold red")
+            state = Text(f"{gateway.name} (dead)", style="bold red") if gateway.command.dead else Text(gateway.name)
             sent, raw = gateway.network.sent_bytes, max(gateway.devices.raw_bytes, 1)
             head = f"{view.info.head:,}" if view.info is not None else "-"
             table.add_row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,8 @@ class Watch:
         """How long ago as many rows had been written as the center has counted now."""
         if self.counted >= self.produced[-1][1]:
             return 0.0
-        at = bisect_left(self.produced, float(self.counted), key=lambda point: point[1])
-        return now - self.produced[min(at, len(self.produced) - 1)][0]
+        at = bisect_right(self.produced, float(self.counted), key=lambda point: point[1])
+        return now - self.produced[max(at - 1, 0)][0]
 
     def _look_at(self, gateway: Gateway, now: float) -> None:
         view = self.gateways[gateway.name]
