@@ -435,8 +435,7 @@ def test_a_newer_generation_ends_the_run_without_restarts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", OUTBOX_FAILPOINTS)
-@pytest.mark.parametrize("count", [1, 3])
-def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_path: Path, name: str, count: int):
+def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_path: Path, name: str):
     folder = tmp_path / "in"
     folder.mkdir()
     lines = [f'{{"id": {number}, "ts": "{time}"}}\n' for number, time in rows(300)]
@@ -449,16 +448,13 @@ def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_
         hits = tmp_path / "hits"
         killed = subprocess.run(
             command,
-            env=environment | {"FORDSTONE_FAILPOINT": f"{name}:{count}@{hits}"},
+            env=environment | {"FORDSTONE_FAILPOINT": f"{name}:1@{hits}"},
             timeout=120,
             check=False,
             capture_output=True,
         )
-        if killed.returncode == 0:
-            assert count > 1, "it was never hit"
-        else:
-            assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-            subprocess.run(command, env=environment, timeout=120, check=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        subprocess.run(command, env=environment, timeout=120, check=True)
         assert sorted(ids_at(hub)) == list(range(300))
         epochs = [epoch.epoch for epoch in epochs_at(hub)]
         assert epochs == list(range(1, len(epochs) + 1))

@@ -32,20 +32,16 @@ _SHARE_MIN: Final = 0.01
 """Below this, what is left cannot be guessed."""
 
 
-class LiveView:
-    """Draws; what it says is `view.words_of`."""
+class Drawing:
+    """The bottom of a terminal, drawn anew when told to, for the time of a block; what is printed meanwhile goes above it."""
 
-    def __init__(self, plain: LineView, *, console: Console | None = None) -> None:
-        """`plain` prints the summary, and knows the clock."""
-        self._plain = plain
+    def __init__(self, console: Console | None) -> None:
+        """`console`: standard error if left out."""
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
         self._replaced: tuple[TextIO, TextIO] | None = None
-        self._next_us = 0
-        self._began_us = plain.monotonic_us()
-        self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
         self._replaced = sys.stdout, sys.stderr
@@ -54,14 +50,26 @@ class LiveView:
         self._console.show_cursor(show=True)
         # Rows of a sink that prints elsewhere than to this terminal must not be caught.
         if sys.stdout.isatty():
-            sys.stdout = cast("TextIO", Above(self._console))
-        sys.stderr = cast("TextIO", Above(self._console))
+            sys.stdout = cast("TextIO", _Above(self._console))
+        sys.stderr = cast("TextIO", _Above(self._console))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._replaced is not None:
             sys.stdout, sys.stderr = self._replaced
         self._live.stop()
+
+
+class LiveView(Drawing):
+    """Draws; what it says is `view.words_of`."""
+
+    def __init__(self, plain: LineView, *, console: Console | None = None) -> None:
+        """`plain` prints the summary, and knows the clock."""
+        self._plain = plain
+        super().__init__(console)
+        self._next_us = 0
+        self._began_us = plain.monotonic_us()
+        self._first: tuple[int, float] | None = None
 
     def note(self, pipeline: str, words: str) -> None:
         """Where progress will stand."""
@@ -124,7 +132,7 @@ def _line(pipeline: str, words: Sequence[str]) -> Text:
     return text
 
 
-class Above(io.TextIOBase):
+class _Above(io.TextIOBase):
     """Prints whole lines above what is drawn, as they are: not wrapped, so that they can be copied."""
 
     def __init__(self, console: Console) -> None:

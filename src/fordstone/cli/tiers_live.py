@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fordstone.cli.live import Above
+from fordstone.cli.live import Drawing
 from fordstone.cli.tiers_view import HEAD, RIGHT, LineTiersView, words_of_phase
 
 if TYPE_CHECKING:
@@ -22,33 +20,14 @@ if TYPE_CHECKING:
 DRAW_EVERY_S: Final = 0.2
 
 
-class LiveTiersView:
+class LiveTiersView(Drawing):
     """Draws on standard error; what is printed meanwhile goes above it."""
 
     def __init__(self, plain: LineTiersView, *, console: Console | None = None) -> None:
         """`plain` prints the table of the end."""
         self._plain = plain
-        self._console = console or Console(file=sys.stderr, highlight=False)
-        self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
-        self._replaced: tuple[TextIO, TextIO] | None = None
+        super().__init__(console)
         self._next = 0.0
-
-    def __enter__(self) -> Self:
-        self._replaced = sys.stdout, sys.stderr
-        self._live.start()
-        # A second signal ends the process on the spot, and nobody would bring a hidden cursor back.
-        self._console.show_cursor(show=True)
-        if sys.stdout.isatty():
-            sys.stdout = cast("TextIO", Above(self._console))
-        sys.stderr = cast("TextIO", Above(self._console))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._replaced is not None:
-            sys.stdout, sys.stderr = self._replaced
-        self._live.stop()
 
     def heard(self, part: str, event: Mapping[str, Any]) -> None:
         """For the next time that it is drawn."""

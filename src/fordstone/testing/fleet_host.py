@@ -11,10 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Literal
 
-import polars as pl
-
 from fordstone.checkpoint.store import CheckpointStore
-from fordstone.connectors.connector import Delivery, Sink
 from fordstone.edge.ends import Ends
 from fordstone.edge.engine import Engine, Rim
 from fordstone.errors import FencedError, HubRefusedError
@@ -23,28 +20,10 @@ from fordstone.testing.fleet_network import Wire
 from fordstone.testing.fleet_scenario import PIPELINE, FleetScenario
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 from fordstone.testing.rows import SimulationError
-from fordstone.testing.simulator import SimClock
+from fordstone.testing.simulator import NoDeadLetters, SimClock
 
 KEEP: Final = 2
 Step = Callable[[], bool]
-
-
-class _Swallow(Sink):
-    """Takes dead letters, of which a simulation has none."""
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
-
-    def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        if frame.height:
-            raise SimulationError(f"dead letters in epoch {epoch}: {frame}")
-
-    def write(self, frame: pl.DataFrame) -> None:
-        raise SimulationError(f"dead letters written at once: {frame}")
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 class Host(ABC):
@@ -72,7 +51,11 @@ class Host(ABC):
     def rim(self, ends: Callable[..., Ends] = Ends) -> Rim:
         """What an engine here is handed."""
         return Rim(
-            clock=self.clock, disk=self.disk, choose=self.rng.randrange, dead_letters=lambda _: _Swallow(), ends=ends
+            clock=self.clock,
+            disk=self.disk,
+            choose=self.rng.randrange,
+            dead_letters=lambda _: NoDeadLetters(),
+            ends=ends,
         )
 
     def crash(self) -> None:

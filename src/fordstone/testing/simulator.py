@@ -81,7 +81,7 @@ class Tally:
         return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in self.__slots__)
 
 
-class _Swallow(Sink):
+class NoDeadLetters(Sink):
     """Takes dead letters, of which a simulation has none."""
 
     @property
@@ -192,7 +192,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         channel_rows_max=scenario.channel_rows,
         waiting_bytes_max=scenario.waiting_bytes,
     )
-    rim = Rim(clock=run.clock, disk=run.disk, choose=rng.randrange, dead_letters=lambda _: _Swallow())
+    rim = Rim(clock=run.clock, disk=run.disk, choose=rng.randrange, dead_letters=lambda _: NoDeadLetters())
     try:
         store = _store(run)
         _check_whole(run, store)
