@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.run_file import COMPRESSIONS, encode_run
-from fordstone.checkpoint.store import CheckpointStore
+from fordstone.epochs.run_file import COMPRESSIONS, encode_run
+from fordstone.epochs.store import CheckpointStore
+from fordstone.storage.disk import OsDisk
 
 
 def frame_of(size_mb: int) -> pl.DataFrame:

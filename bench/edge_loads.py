@@ -17,15 +17,15 @@ import polars as pl
 
 from edge_rows import SCHEMA, Endless, checksum, every_key_once, partitioned, readings
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.edge.clock import SystemClock
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.scheduler import ThreadScheduler
+from fordstone.edge.engine.source_task import SourceTask
 from fordstone.edge.run import recovered_engine
-from fordstone.edge.scheduler import ThreadScheduler
-from fordstone.edge.source_task import SourceTask
+from fordstone.epochs.store import CheckpointStore
+from fordstone.runtime.clock import SystemClock
+from fordstone.storage.disk import OsDisk
 from peers import forget_cached, read_from_device_bytes
 from sampling import Sampler
 from table import percentile
@@ -107,11 +107,11 @@ def tumbling_run(
 def open_engine(made: Pipeline, config: RunConfig) -> Engine:
     """As `run` does it: from the newest checkpoint, if there is one."""
     disk = OsDisk(config.state)
-    rim = Rim(clock=SystemClock(), disk=disk)
+    environment = Environment(clock=SystemClock(), disk=disk)
     store = CheckpointStore(
         disk, pipeline=made.name, node=config.node, compression=config.compression, keep=config.keep
     )
-    return recovered_engine(made.plan(), made.functions, config, rim, store, None)
+    return recovered_engine(made.plan(), made.functions, config, environment, store, None)
 
 
 def rows_read(engine: Engine) -> int:

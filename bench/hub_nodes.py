@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fordstone.hub.messages import Checkpoint, Commit, EpochEntry, Generation, LeaseRequest, StreamSegment
-from fordstone.model.manifest import RunRef
+from fordstone.state.base import RunRef
 
 PIPELINE = "bench"
 STREAM = "readings"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fordstone.cli.children import command
-from fordstone.hub.address import HubAddress
+from fordstone.cli.tiers import command
+from fordstone.hub.client.address import HubAddress
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0

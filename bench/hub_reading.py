@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from fordstone.checkpoint.run_file import encode_run
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.epochs.run_file import encode_run
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Commit, EpochEntry, LeaseRequest, StreamSegment
 from fordstone.spark import register, session
 from hub_process import hub_process

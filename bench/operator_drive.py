@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import polars as pl
 
 from fordstone import Pipeline
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.stream import stream_types
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.operator import Emit, Moment, Operator
-from fordstone.operators.setting import OperatorSetting
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.operators.base import Emit, Moment, Operator, OperatorSetting
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
 
 BATCH_ROWS = 64 * 1024
 BARRIER_EVERY = 16

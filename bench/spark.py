@@ -23,7 +23,7 @@ import polars as pl
 import spark_sides as sides
 from edge_size import SizeName
 from fordstone.spark import session
-from fordstone.spark.commit import BatchOutcome
+from fordstone.spark.hosted.commit import BatchOutcome
 from spark_cpu import cpu_seconds
 from spark_input import FIRST_US, Inlet, stored, write_batch
 from spark_size import SIZES, Size

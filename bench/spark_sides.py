@@ -20,11 +20,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
-from fordstone.spark.commit import BatchOutcome
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.native_query import native_query
-from fordstone.spark.query import hosted_query
-from fordstone.spark.session import prepared
+from fordstone.spark.hosted.commit import BatchOutcome
+from fordstone.spark.hosted.query import hosted_query
+from fordstone.spark.native.native_query import native_query
+from fordstone.spark.session.session import prepared
 from spark_input import SCHEMA, SPARK_SCHEMA
 
 if TYPE_CHECKING:

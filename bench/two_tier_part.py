@@ -19,9 +19,8 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
-from fordstone.hub.address import HubAddress
-from fordstone.tiers.place import placed
-from fordstone.tiers.split import split
+from fordstone.hub.client.address import HubAddress
+from fordstone.planner.split import placed, split
 from spark_input import SCHEMA
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import polars as pl
 
 from edge_size import SizeName
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from hub_process import hub_process
 from spark_cpu import cpu_seconds
 from spark_input import FIRST_US

@@ -13,8 +13,8 @@ from pathlib import Path
 from demo_devices import Devices
 from demo_network import Network
 
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 
 FORDSTONE = Path(sys.executable).with_name("fordstone")
 PIPELINE = Path(__file__).with_name("demo_pipeline.py")

@@ -1,6 +1,6 @@
 """Let Spark work out what every supported expression gives, and keep it for the tests.
 
-    python scripts/expected_from_spark.py tests/operators/expected_spark.json
+    python scripts/expected_from_spark.py tests/lang/expected_spark.json
 
 Needs `fordstone[spark]` and Java. Runs with ANSI mode off, in UTC. Each group of cases is a table of rows and a list of
 expressions; each expression is evaluated as it is written and again in our canonical spelling, which must agree.
@@ -21,9 +21,9 @@ from expression_cases import GROUPS, Group
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from fordstone.model.dialect import quoted_name
-from fordstone.model.expression import parse
-from fordstone.model.schema import DataType, Schema
+from fordstone.lang.dialect import quoted_name
+from fordstone.lang.expression import parse
+from fordstone.lang.schema import DataType, Schema
 
 BATCH = 60
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import polars as pl
 
-from fordstone.model.aggregate_functions import AGGREGATES
-from fordstone.model.expression import parse
-from fordstone.model.functions import DIFFERENCES, FORMS, FUNCTIONS
-from fordstone.model.schema import Schema
-from fordstone.operators.lowering import to_polars
+from fordstone.lang.aggregates import AGGREGATES
+from fordstone.lang.expression import parse
+from fordstone.lang.functions import DIFFERENCES, FORMS, FUNCTIONS
+from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.schema import Schema
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "expressions.md"
 ONE_ROW = Schema.of({"any": "int"})

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from fordstone.api.stream import Stream
     from fordstone.api.window import by_count, session, sliding, tumbling
     from fordstone.errors import FordstoneError
-    from fordstone.operators.aggregator import Aggregator
+    from fordstone.operators.aggregate.user import Aggregator
 
 _HOMES = {
-    "Aggregator": "fordstone.operators.aggregator",
+    "Aggregator": "fordstone.operators.aggregate.user",
     "Column": "fordstone.api.column",
     "Context": "fordstone.api.process",
     "FordstoneError": "fordstone.errors",

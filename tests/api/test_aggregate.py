@@ -24,8 +24,8 @@ from fordstone import (
 )
 from fordstone.connectors.memory import memory
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.plan import Aggregate
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.plan.plan import Aggregate
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "s": "string"}
 

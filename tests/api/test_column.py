@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fordstone.api.column import Column, col, count, fn, lit, max_, mean, min_, sum_, when
 from fordstone.errors import ExpressionError
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.expression import parse
-from fordstone.model.schema import DataType, Schema
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.expression import parse
+from fordstone.lang.schema import DataType, Schema
 
 SCHEMA = Schema.of(
     {

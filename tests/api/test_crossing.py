@@ -9,8 +9,8 @@ import pytest
 from fordstone import FordstoneError, Pipeline, Stream, tumbling
 from fordstone.api.crossing import ControlTable
 from fordstone.connectors import files
-from fordstone.model.plan import Mode
-from fordstone.tiers.split import split
+from fordstone.plan.plan import Mode
+from fordstone.planner.split import split
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "bigint", "y": "double"}
 OUT = files("out")

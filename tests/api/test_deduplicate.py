@@ -10,9 +10,9 @@ import pytest
 from fordstone import tumbling
 from fordstone.connectors import files, generator
 from fordstone.errors import ConfigError, PipelineError, SchemaError
-from fordstone.model import plan as p
-from fordstone.model.stream import stream_types
-from fordstone.model.stream_type import EventTime
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime
+from fordstone.planner.check import stream_types
 
 SCHEMA = {"id": "string", "device": "string", "ts": "timestamp", "tags": "array<string>"}
 

@@ -15,10 +15,10 @@ from fordstone import Pipeline, Stream, tumbling
 from fordstone.connectors import MemorySink, files, memory, stdout
 from fordstone.connectors.inline import BYTES_MAX
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, SchemaError
-from fordstone.model import plan as p
-from fordstone.model.plan import read_plan
-from fordstone.model.stream import stream_types
-from fordstone.model.stream_type import EventTime
+from fordstone.plan import plan as p
+from fordstone.plan.plan import read_plan
+from fordstone.plan.stream_type import EventTime
+from fordstone.planner.check import stream_types
 
 READINGS = {"device": "string", "ts": "timestamp", "temp": "double"}
 DEVICES = {"id": "string", "site": "string"}

@@ -8,9 +8,9 @@ import pytest
 from fordstone import Pattern, col, tumbling
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, ExpressionError, PipelineError, SchemaError
-from fordstone.model import plan as p
-from fordstone.model.stream import stream_types
-from fordstone.model.stream_type import EventTime
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime
+from fordstone.planner.check import stream_types
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint", "tags": "array<string>"}
 ONE = Pattern("one").start("a", "temp > 80")

@@ -10,9 +10,9 @@ from fordstone import Pipeline, col, count, mean, tumbling
 from fordstone.connectors import files, generator, stdout
 from fordstone.connectors.memory import MemorySink, memory
 from fordstone.errors import ConfigError, ExpressionError, PipelineError, PlanError, SchemaError
-from fordstone.model.plan import Input, read_plan
-from fordstone.model.stream import stream_types
-from fordstone.operators.setting import resolve_function
+from fordstone.operators.base import resolve_function
+from fordstone.plan.plan import Input, read_plan
+from fordstone.planner.check import stream_types
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double"}
 

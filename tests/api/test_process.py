@@ -10,9 +10,9 @@ from tests.edge.process_functions import TOLD, Visits
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, ValueState, tumbling
 from fordstone.connectors import files, generator
 from fordstone.errors import PipelineError, SchemaError
-from fordstone.model import plan as p
-from fordstone.model.stream import stream_types
-from fordstone.model.stream_type import EventTime
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime
+from fordstone.planner.check import stream_types
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "tags": "array<string>"}
 

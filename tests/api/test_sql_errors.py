@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.api.sql_runs import pipeline, refused
 
 from fordstone import Pipeline
-from fordstone.api.sql.errors import SHOWN_CHARS_MAX, SqlError
 from fordstone.connectors import memory
 from fordstone.errors import PipelineError
+from fordstone.lang.sql.errors import SHOWN_CHARS_MAX, SqlError
 
 TEN = "INTERVAL '10' SECOND"
 

@@ -8,8 +8,8 @@ from tests.api.sql_runs import rows_of
 from fordstone import Pipeline
 from fordstone.connectors import memory
 from fordstone.errors import FordstoneError
-from fordstone.model.plan import read_plan
-from fordstone.model.stream import stream_types
+from fordstone.plan.plan import read_plan
+from fordstone.planner.check import stream_types
 
 NAMES = [
     'a"; DROP TABLE t; --',

@@ -7,9 +7,9 @@ import pytest
 from tests.api.sql_runs import pipeline, rows_of
 
 from fordstone import Pipeline
-from fordstone.api.sql.errors import SqlError
 from fordstone.connectors import memory
-from fordstone.model import plan as p
+from fordstone.lang.sql.errors import SqlError
+from fordstone.plan import plan as p
 
 PRICES = [12, 17, 19, 21, 25, 18, 15, 14, 24, 25, 19]
 """One a second, of one symbol."""

@@ -9,10 +9,11 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.cli.place import Invoke
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.cli.manifest_text import PARTITIONS_SHOWN, listing, listing_table, manifest_text
-from fordstone.model.manifest import Cut, Manifest, PartitionCut, RunRef, SourceCut, StateRuns
+from fordstone.cli.checkpoints import PARTITIONS_SHOWN, listing, listing_table, manifest_text
+from fordstone.epochs.manifest import Cut, Manifest, PartitionCut, SourceCut, StateRuns
+from fordstone.epochs.store import CheckpointStore
+from fordstone.state.base import RunRef
+from fordstone.storage.disk import OsDisk
 
 RUN_OLD = RunRef("a" * 64, 1_000, 10)
 RUN_NEW = RunRef("b" * 64, 250, 2)

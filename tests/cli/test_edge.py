@@ -14,7 +14,7 @@ import pytest
 from tests.cli.place import SECONDS_MAX, Invoke, finish, start
 from tests.edge.test_supervisor import FakeProcess, gone
 
-from fordstone.cli.children import passed_on
+from fordstone.cli.tiers import passed_on
 
 NOBODY = "http://127.0.0.1:9"
 FLOW = """
@@ -77,7 +77,7 @@ def test_every_word_that_a_process_is_given_is_one_that_it_knows(
 
 
 def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
-    from fordstone.edge.supervisor import Supervisor
+    from fordstone.edge.agent.supervisor import Supervisor
 
     jobs = []
     monkeypatch.setattr(Supervisor, "add", lambda _self, job: jobs.append(job))

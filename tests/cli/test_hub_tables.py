@@ -13,7 +13,7 @@ from tests.cli.place import Invoke
 
 from fordstone.cli.hub_tables import Sheet, epochs_sheet, nodes_sheet, streams_sheet
 from fordstone.errors import HubRefusedError
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     ENDED_US,
     EpochInfo,
@@ -25,7 +25,7 @@ from fordstone.hub.messages import (
     StreamInfo,
     Streams,
 )
-from fordstone.model.manifest import TIME_MIN_US
+from fordstone.lang.duration import TIME_MIN_US
 
 NOW_US = 1_800_000_000_000_000
 SECOND_US = 1_000_000

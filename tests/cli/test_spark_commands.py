@@ -22,13 +22,13 @@ from tests.cli.place import Invoke
 from tests.cli.test_view import PROGRESS
 
 from fordstone.cli.center import center
+from fordstone.cli.help import EngineOption
 from fordstone.cli.run import run
-from fordstone.cli.teaching import EngineOption
 from fordstone.edge.config import RunConfig
-from fordstone.edge.report import Progress, Report
 from fordstone.errors import SourceError, TaskError
+from fordstone.runtime.progress import Progress, Report
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.export import Imported
+from fordstone.spark.hosted.export import Imported
 
 BOTH = ["state", "node", "interval", "allow_new_state", "batch_rows", "bounded"]
 
@@ -73,10 +73,10 @@ def spark_stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeSpark:
         fake.imports.append((checkpoint, state, node))
         return Imported(pipeline="cold-chain", epoch=41, runs=2, size_bytes=1_250_000, rows=1_000)
 
-    monkeypatch.setattr(importlib.import_module("fordstone.spark.application"), "application", application)
+    monkeypatch.setattr(importlib.import_module("fordstone.spark.session.application"), "application", application)
     # By way of the module table: the package has a function of the same name.
     monkeypatch.setattr(importlib.import_module("fordstone.spark.run"), "run_plan", run_plan)
-    monkeypatch.setattr(importlib.import_module("fordstone.spark.export"), "import_spark", export)
+    monkeypatch.setattr(importlib.import_module("fordstone.spark.hosted.export"), "import_spark", export)
     return fake
 
 

@@ -24,9 +24,9 @@ import pytest
 from click.testing import Result
 from tests.cli.place import SECONDS_MAX, Invoke, start, write_rows
 
-from fordstone.edge.report import Report
 from fordstone.edge.run import run
-from fordstone.model.plan import Plan
+from fordstone.plan.plan import Plan
+from fordstone.runtime.progress import Report
 from fordstone.spark.config import SparkConfig
 
 SOURCE = "readings=in/*.jsonl"
@@ -287,7 +287,7 @@ def test_on_spark_the_same_plan_runs_as_a_batch_job(invoke: Invoke, monkeypatch:
         asked.update(bounded=config.bounded, spark=spark)
         return run(plan, functions, state=config.state, bounded=True, on_progress=on_progress)
 
-    monkeypatch.setattr("fordstone.spark.application.application", application)
+    monkeypatch.setattr("fordstone.spark.session.application.application", application)
     monkeypatch.setattr(import_module("fordstone.spark.run"), "run_plan", run_plan)
     result = invoke("sql", "SELECT device FROM readings WHERE temp > 49", "-s", SOURCE, "--on", "spark", "--json")
     assert (result.exit_code, result.stdout) == (0, '{"device":"d0"}\n'), result.stderr

@@ -12,8 +12,8 @@ from tests.cli.place import Invoke
 from tests.edge.test_supervisor import FakeProcess
 
 from fordstone.cli.tiers import CENTER, EDGE, HUB, Course, Talk
-from fordstone.cli.tiers_view import Board, LineTiersView, plain_table
-from fordstone.edge.supervisor import Job, Supervisor
+from fordstone.cli.view.tiers_view import Board, LineTiersView, plain_table
+from fordstone.edge.agent.supervisor import Job, Supervisor
 from fordstone.protocol.supervision import AT_A_TERMINAL
 
 URL = "http://127.0.0.1:4711"
@@ -206,7 +206,7 @@ def test_a_reader_of_rows_who_has_gone_is_noticed_and_children_are_read_on(monke
 def test_a_terminal_sees_phase_problems_and_the_table():
     from rich.console import Console
 
-    from fordstone.cli.tiers_live import LiveTiersView
+    from fordstone.cli.view.tiers_live import LiveTiersView
 
     plain = LineTiersView(Board("cold-chain"))
     console = Console(width=100, record=True, file=io.StringIO())

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fordstone.cli.live import LiveView
-from fordstone.cli.view import JsonView, LineView, Rate, notices_of, summary, words_of
-from fordstone.edge.report import Progress, Report
+from fordstone.cli.view.live import LiveView
+from fordstone.cli.view.view import JsonView, LineView, Rate, notices_of, summary, words_of
 from fordstone.errors import SinkError
-from fordstone.model.manifest import TIME_MAX_US
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.runtime.progress import Progress, Report
 
 NOW_US = 1_767_225_610_000_000
 PROGRESS = Progress(

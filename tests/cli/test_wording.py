@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import msgspec
 import polars as pl
 
 from fordstone import Pipeline
-from fordstone.checkpoint.run_file import encode_run
 from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.epochs.run_file import encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
 from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
-from fordstone.model import plan as p
-from fordstone.model.manifest import RunRef
-from fordstone.model.schema import Schema
-from fordstone.operators.operator import DELETE, OP, UPSERT
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import DELETE, OP, UPSERT
+from fordstone.plan import plan as p
+from fordstone.state.base import RunRef
 
 SCHEMA = Schema.of({"device": "string", "threshold": "double"})
 KEYS = ("device",)

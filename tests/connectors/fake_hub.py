@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from fordstone.checkpoint.run_file import encode_run
+from fordstone.epochs.run_file import encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
 from fordstone.hub.messages import ConsumerPosition, StreamEpoch, StreamPage
-from fordstone.model.manifest import TIME_MIN_US, RunRef
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state.base import RunRef
 
 PIPELINE, STREAM = "p", "s"
 WAIT_SECONDS = 10.0

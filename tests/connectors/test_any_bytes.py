@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import SourceOptions
+from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 from fordstone.testing.contracts.source import ReadBack, read_all
 
 SCHEMA = Schema.of(

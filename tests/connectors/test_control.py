@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.connectors.control_hub import KEYS, SCHEMA, control_rows
 
-from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, SourceOptions
+from fordstone.connectors.base import Chunk, ConnectorSpec, Delivery, SourceOptions
 from fordstone.connectors.control import PARTITION, ControlSource
 from fordstone.connectors.control_log import FOLD_FILES_MIN, ControlLog
 from fordstone.connectors.registry import open_source, source_delivery
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError
-from fordstone.model.ids import Position
-from fordstone.model.manifest import PartitionCut
-from fordstone.operators.lookup import VERSION
+from fordstone.operators.join.lookup import VERSION
+from fordstone.plan.ids import Position
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -68,11 +68,11 @@ def test_bounded_input_ends_with_what_is_there(count):
 def test_what_is_let_go_of_is_folded_and_trouble_with_that_stops_nobody():
     disk = MemoryDisk()
     source = source_of(FOLD_FILES_MIN + 3, disk=disk)
-    source.let_go({})
+    source.ack({})
     disk.fail_next("create", "full")
-    source.let_go({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
+    source.ack({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
     assert source.log.files == FOLD_FILES_MIN + 3
-    source.let_go({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
+    source.ack({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
     assert source.log.files == 4
 
 
@@ -83,4 +83,4 @@ def test_the_registry_reads_a_folder_and_otherwise_says_where_tables_are_read(tm
     with pytest.raises(ConfigError, match="state directory of a node"):
         open_source(spec, options)
     there = open_source(ConnectorSpec("control", {"control": "t", "folder": str(tmp_path), "keys": KEYS}), options)
-    assert there.reach(PARTITION, Position(0), 10).ended
+    assert there.plan_read(PARTITION, Position(0), 10).ended

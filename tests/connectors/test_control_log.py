@@ -14,8 +14,8 @@ from tests.connectors.control_hub import GONE, KEYS, SCHEMA, Table, applied, as_
 
 from fordstone.connectors.control_log import FOLD_FILES_MAX, FOLD_FILES_MIN, ControlLog, changes_between
 from fordstone.errors import SourceError, StorageError
-from fordstone.model.schema import Schema
-from fordstone.operators.operator import OP
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import OP
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 FOLDER = "p/n/control/limits"

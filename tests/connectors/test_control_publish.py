@@ -6,13 +6,13 @@ import polars as pl
 import pytest
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
-from fordstone.checkpoint.run_file import decode_run
-from fordstone.connectors.connector import ConnectorSpec, Delivery, SinkStream
+from fordstone.connectors.base import ConnectorSpec, Delivery, SinkStream
 from fordstone.connectors.control_publish import SNAPSHOT_EVERY, ControlSink, HubIsAwayError
 from fordstone.connectors.registry import open_sink, sink_delivery
+from fordstone.epochs.run_file import decode_run
 from fordstone.errors import ConfigError, FencedError, HubRefusedError, StorageError
 from fordstone.hub.messages import ControlPublish, ControlVersion
-from fordstone.operators.operator import OP
+from fordstone.operators.base import OP
 
 
 def sink_of(hub: FakeHub, *, owner: str = "center", upserts: bool = False) -> ControlSink:

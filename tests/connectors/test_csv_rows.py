@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import SourceOptions
+from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SchemaError, SourceError
-from fordstone.model.ids import Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import Position
 from fordstone.testing.contracts.source import ReadBack, read_all
 
 KINDS = {"a": "string", "b": "int"}

@@ -21,11 +21,11 @@ from polars.testing import assert_frame_equal
 
 from fordstone import Pipeline
 from fordstone.connectors import delta, generator
-from fordstone.connectors.connector import Sink, SinkStream
-from fordstone.connectors.delta_sink import COMMIT_TRIES_MAX, DeltaSink
+from fordstone.connectors.base import Sink, SinkStream
+from fordstone.connectors.delta.sink import COMMIT_TRIES_MAX, DeltaSink
 from fordstone.connectors.registry import open_parts, open_sink, sink_delivery
 from fordstone.errors import ConfigError, SinkError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
 STREAM = SinkStream(step="results", schema=SCHEMA)
@@ -464,10 +464,10 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> Non
     code = (
         "import sys; sys.modules['deltalake'] = None\n"
         "from fordstone.connectors import delta\n"
-        "from fordstone.connectors.connector import SinkStream\n"
+        "from fordstone.connectors.base import SinkStream\n"
         "from fordstone.connectors.registry import open_sink, sink_delivery\n"
         "from fordstone.errors import ConfigError\n"
-        "from fordstone.model.schema import Schema\n"
+        "from fordstone.lang.schema import Schema\n"
         "print(sink_delivery(delta('t')))\n"
         "try: open_sink(delta('t'), SinkStream(step='s', schema=Schema.of({'n': 'int'})))\n"
         "except ConfigError as error: print(error)\n"

@@ -12,16 +12,14 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.changelog import rows_of
-from fordstone.connectors.connector import Part, PartedSink, PartWriter, SinkStream
-from fordstone.connectors.file_parts import FilePartWriter
-from fordstone.connectors.file_settings import file_settings
-from fordstone.connectors.file_sink import FileSink
+from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
+from fordstone.connectors.files.changelog import rows_of
+from fordstone.connectors.files.rows import SinkRows
+from fordstone.connectors.files.settings import MARK_NAME, file_settings
+from fordstone.connectors.files.sink import FilePartWriter, FileSink
 from fordstone.connectors.registry import open_parts, open_sink
-from fordstone.connectors.sink_rows import SinkRows
-from fordstone.connectors.stream_mark import MARK_NAME
 from fordstone.errors import SinkError, StorageError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
@@ -271,9 +269,9 @@ def test_parts_are_written_by_another_process(tmp_path: Path) -> None:
     script = (
         "import sys, polars as pl\n"
         "from fordstone.connectors import files\n"
-        "from fordstone.connectors.connector import SinkStream\n"
+        "from fordstone.connectors.base import SinkStream\n"
         "from fordstone.connectors.registry import open_parts\n"
-        "from fordstone.model.schema import Schema\n"
+        "from fordstone.lang.schema import Schema\n"
         "stream = SinkStream(step='results', schema=Schema.of({'device': 'string', 'n': 'bigint'}))\n"
         "writer = open_parts(files(sys.argv[1], format='parquet'), stream)\n"
         "part = writer.write(1, 'a', int(sys.argv[2]), pl.DataFrame({'device': ['x'], 'n': [int(sys.argv[2])]}))\n"

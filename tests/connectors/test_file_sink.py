@@ -11,14 +11,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.changelog import latest_of, rows_of
-from fordstone.connectors.connector import Sink, SinkStream
-from fordstone.connectors.file_settings import file_settings
-from fordstone.connectors.file_sink import FileSink
+from fordstone.connectors.base import Sink, SinkStream
+from fordstone.connectors.files.changelog import latest_of, rows_of
+from fordstone.connectors.files.settings import MARK_NAME, file_settings
+from fordstone.connectors.files.sink import FileSink
 from fordstone.connectors.registry import open_sink
-from fordstone.connectors.stream_mark import MARK_NAME
 from fordstone.errors import ConfigError, FordstoneError, SchemaError, SinkError, StorageError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})

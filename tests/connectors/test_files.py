@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import Reader, Source, SourceOptions
-from fordstone.connectors.files import FileSource
-from fordstone.connectors.lines import BLOCK_BYTES_MAX
+from fordstone.connectors.base import Reader, Source, SourceOptions
+from fordstone.connectors.files.lines import BLOCK_BYTES_MAX
+from fordstone.connectors.files.source import FileSource
 from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
@@ -66,7 +66,7 @@ def test_one_file_is_opened_and_planned_without_looking_for_others(
     monkeypatch.setattr(FileSource, "partitions", lambda _: pytest.fail("looked for files"))
     monkeypatch.setattr(FileSource, "_matching", lambda _: pytest.fail("looked for files"))
     made = source(tmp_path / "*.jsonl")
-    reach = made.reach(PartitionId("1.jsonl"), Position(0), 1)
+    reach = made.plan_read(PartitionId("1.jsonl"), Position(0), 1)
     opened = made.open(PartitionId("1.jsonl"), Position(0), with_positions=False)
     assert numbers(opened.read(10, reach.position)) == [1]
     opened.close()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import generator
-from fordstone.connectors.connector import Reach, Reader, Source, SourceOptions
+from fordstone.connectors.base import Reader, ReadPlan, Source, SourceOptions
 from fordstone.connectors.generator import ROWS_MAX
 from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import read_all
 
 SCHEMA = Schema.of(
@@ -146,11 +146,11 @@ def test_planned_rows_are_paced_by_the_planners_clock_and_read_whatever_the_read
     clock, stopped = Clock(), Clock()
     planner = source(rate=1000, clock=clock)
     partition = planner.partitions()[0]
-    assert planner.reach(partition, Position(500), 10**6).position == 500
+    assert planner.plan_read(partition, Position(500), 10**6).position == 500
     clock.now_us += 20_000
-    reach = planner.reach(partition, Position(500), 10**6)
+    reach = planner.plan_read(partition, Position(500), 10**6)
     assert (reach.position, reach.ended) == (520, False)
-    assert planner.reach(partition, Position(500), 5).position == 505
+    assert planner.plan_read(partition, Position(500), 5).position == 505
     found = read_all(
         source(rate=1000, clock=stopped), partition, SCHEMA, position=500, rows_max=7, until=int(reach.position)
     )
@@ -162,26 +162,26 @@ def test_a_planner_does_not_wait_for_rows_that_were_read_before_it_began() -> No
     clock = Clock()
     planner = source(rate=1000, clock=clock)
     partition = planner.partitions()[0]
-    planner.reach(partition, Position(0), 10)
+    planner.plan_read(partition, Position(0), 10)
     clock.now_us += 1_000
-    assert planner.reach(partition, Position(10**9), 10).position == 10**9
+    assert planner.plan_read(partition, Position(10**9), 10).position == 10**9
     clock.now_us += 3_000
-    assert planner.reach(partition, Position(10**9), 10).position == 10**9 + 3
-    assert planner.reach(partition, Position(0), 10**6).position == 10**6
+    assert planner.plan_read(partition, Position(10**9), 10).position == 10**9 + 3
+    assert planner.plan_read(partition, Position(0), 10**6).position == 10**6
 
 
 @pytest.mark.parametrize("rate", [None, 1000])
 def test_bounded_rows_are_all_there_when_they_are_planned(rate: float | None) -> None:
     planner = source(rows=100, rate=rate, clock=Clock(), bounded=True)
     partition = planner.partitions()[0]
-    assert planner.reach(partition, Position(0), 60) == Reach(position=Position(60))
+    assert planner.plan_read(partition, Position(0), 60) == ReadPlan(position=Position(60))
     for position in (0, 60, 100):
-        assert planner.reach(partition, Position(position), 2**62) == Reach(position=Position(100), ended=True)
+        assert planner.plan_read(partition, Position(position), 2**62) == ReadPlan(position=Position(100), ended=True)
 
 
 def test_a_plan_for_rows_without_end_has_one() -> None:
     planner = source()
-    assert planner.reach(planner.partitions()[0], Position(10), 2**62) == Reach(position=Position(ROWS_MAX))
+    assert planner.plan_read(planner.partitions()[0], Position(10), 2**62) == ReadPlan(position=Position(ROWS_MAX))
 
 
 def test_names_of_keys_do_not_depend_on_how_many_rows_are_made() -> None:
@@ -200,7 +200,7 @@ def test_a_partition_that_is_not_there_is_an_error(name: str) -> None:
     with pytest.raises(SourceError, match="there are 3"):
         made.open(PartitionId(name), Position(0), with_positions=False)
     with pytest.raises(SourceError, match="there are 3"):
-        made.reach(PartitionId(name), Position(0), 1)
+        made.plan_read(PartitionId(name), Position(0), 1)
 
 
 @pytest.mark.parametrize(

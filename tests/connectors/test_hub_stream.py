@@ -12,24 +12,26 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.connectors.fake_hub import PIPELINE, STREAM, WAIT_SECONDS, Epoch, FakeHub
 
-from fordstone.connectors import hub_epochs, registry
-from fordstone.connectors.connector import (
+from fordstone.connectors import registry
+from fordstone.connectors.base import (
     Chunk,
     ConnectorSpec,
     Delivery,
-    Outlook,
+    Idleness,
     Reader,
     SinkStream,
     Source,
     SourceOptions,
 )
-from fordstone.connectors.hub_epochs import TRIES, HubOptions, HubSource
-from fordstone.connectors.hub_index import StreamIndex
-from fordstone.connectors.hub_reader import MAX_AHEAD_US
+from fordstone.connectors.hub import epochs as hub_epochs
+from fordstone.connectors.hub.epochs import TRIES, HubOptions, HubSource
+from fordstone.connectors.hub.index import StreamIndex
+from fordstone.connectors.hub.reader import MAX_AHEAD_US
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, HubRefusedError, PipelineError, SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut
-from fordstone.model.schema import Schema
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import SourceContract
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
@@ -300,9 +302,9 @@ def test_a_node_that_has_ended_is_still_open_where_input_is_not_bounded():
     source = opened(hub, bounded=False)
     chunk = chunk_of(reader(source).read(1))
     assert (chunk.ended, chunk.watermark_us) == (False, TIME_MIN_US)
-    assert not source.reach(PartitionId("a"), Position(1), 1).ended
-    assert source.outlook(PartitionId("a"), Position(0)) is Outlook.EXPECTED
-    assert source.outlook(PartitionId("a"), Position(1)) is Outlook.RESTING
+    assert not source.plan_read(PartitionId("a"), Position(1), 1).ended
+    assert source.outlook(PartitionId("a"), Position(0)) is Idleness.EXPECTED
+    assert source.outlook(PartitionId("a"), Position(1)) is Idleness.RESTING
     source.close()
 
 
@@ -310,8 +312,8 @@ def test_reach_reads_nothing():
     hub = FakeHub()
     hub.commit("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
     source = opened(hub)
-    assert source.reach(PartitionId("a"), Position(1), 2).position == 3
-    assert source.reach(PartitionId("nobody"), Position(4), 2).position == 4
+    assert source.plan_read(PartitionId("a"), Position(1), 2).position == 3
+    assert source.plan_read(PartitionId("nobody"), Position(4), 2).position == 4
     assert "blob" not in hub.calls
 
 
@@ -323,7 +325,7 @@ def test_while_the_hub_is_away_there_is_nothing_to_read_and_nothing_fails():
     source = opened(hub, bounded=False)
     assert list(source.partitions()) == []
     assert reader(source).read(1) is None
-    assert source.reach(PartitionId("a"), Position(3), 10).position == 3
+    assert source.plan_read(PartitionId("a"), Position(3), 10).position == 3
     hub.commit("a", Epoch(runs=[frame(1)]))
     hub.goes(away=False)
     known(source, "a", 1)
@@ -343,7 +345,7 @@ def test_what_is_known_while_the_hub_is_away_is_neither_planned_nor_read():
         assert follower._thread.is_alive()
         follower._thread.join(0.001)
     assert list(source.partitions()) == ["a"]
-    assert source.reach(PartitionId("a"), Position(0), 10).position == 0
+    assert source.plan_read(PartitionId("a"), Position(0), 10).position == 0
     assert reader(source).read(10) is None
     assert "blob" not in hub.calls
     source.close()
@@ -483,7 +485,7 @@ def test_the_hub_hears_how_far_we_have_come(bounded: bool):
     hub.commit("b", Epoch())
     source = opened(hub, bounded=bounded)
     source.partitions()
-    source.let_go({"a": PartitionCut(position=2), "b": PartitionCut(position=0)})
+    source.ack({"a": PartitionCut(position=2), "b": PartitionCut(position=0)})
     hub.commit("b", Epoch())
     assert hub.wait_for_passed("center", {"a": 2})
     assert chunk_of(reader(source, position=2).read(1)).position == 3
@@ -496,8 +498,8 @@ def test_a_hub_that_was_away_hears_it_later():
     source = opened(hub, bounded=False)
     source.partitions()
     hub.goes(away=True)
-    source.let_go({"a": PartitionCut(position=1)})
-    source.let_go({"a": PartitionCut(position=2)})
+    source.ack({"a": PartitionCut(position=1)})
+    source.ack({"a": PartitionCut(position=2)})
     hub.goes(away=False)
     assert hub.wait_for_passed("center", {"a": 2})
     source.close()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import SourceOptions
+from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SchemaError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 from fordstone.testing.contracts.source import ReadBack, read_all
 
 

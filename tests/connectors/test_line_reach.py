@@ -13,16 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from fordstone.connectors import connector, file_reach, files, line_reach
-from fordstone.connectors.connector import Reach, Source, SourceOptions
-from fordstone.connectors.csv_rows import CsvRows
-from fordstone.connectors.file_bytes import HeldBytes, PlainFile
-from fordstone.connectors.jsonl import JsonLines
-from fordstone.connectors.line_reach import LineReach
+from fordstone.connectors import base as connector
+from fordstone.connectors import files
+from fordstone.connectors.base import ReadPlan, Source, SourceOptions
+from fordstone.connectors.files import reach as file_reach
+from fordstone.connectors.files import reach as line_reach
+from fordstone.connectors.files.bytes import HeldBytes, PlainFile
+from fordstone.connectors.files.csv_rows import CsvRows
+from fordstone.connectors.files.jsonl import JsonLines
+from fordstone.connectors.files.reach import LineReach
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import ALL_ROWS, ReadBack, read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
@@ -53,8 +56,8 @@ def source(path: Path, *, bounded: bool, **options: Any) -> Source:
     return open_source(files(str(path), **options), SourceOptions(schema=SCHEMA, bounded=bounded))
 
 
-def reach(path: Path, position: int, rows_max: int, *, bounded: bool) -> Reach:
-    return source(path, bounded=bounded).reach(PartitionId(path.name), Position(position), rows_max)
+def plan_read(path: Path, position: int, rows_max: int, *, bounded: bool) -> ReadPlan:
+    return source(path, bounded=bounded).plan_read(PartitionId(path.name), Position(position), rows_max)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -84,7 +87,7 @@ def planned(planner: Source, path: Path, position: int, sizes: random.Random, **
     """Read on from reach to reach, each with a source of its own."""
     pieces: list[ReadBack] = []
     while True:
-        found = planner.reach(PartitionId(path.name), Position(position), sizes.choice([1, 2, 3, 7, ALL_ROWS]))
+        found = planner.plan_read(PartitionId(path.name), Position(position), sizes.choice([1, 2, 3, 7, ALL_ROWS]))
         assert found.position >= position
         if found.position == position:
             return pieces
@@ -115,7 +118,7 @@ def check(path: Path, content: bytes, grown: bytes, seed: int, **options: Any) -
     assert pieces[-1:] == [] or pieces[-1].positions[-1] == whole.positions[-1]
     append(path, grown)
     if options["bounded"]:
-        assert planner.reach(partition, Position(whole.positions[-1]), 5) == Reach(
+        assert planner.plan_read(partition, Position(whole.positions[-1]), 5) == ReadPlan(
             position=Position(whole.positions[-1]), ended=True
         )
     else:
@@ -232,23 +235,23 @@ def test_an_unfinished_line_is_not_searched_again(tmp_path: Path, monkeypatch: p
         return at(data, offset, length)
 
     monkeypatch.setattr(PlainFile, "at", counted)
-    assert planner.reach(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 8
+    assert planner.plan_read(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 8
     assert sum(looked) > 3_000_000
     looked.clear()
     append(path, b"y" * 1000)
-    assert planner.reach(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 8
+    assert planner.plan_read(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 8
     assert sum(looked) < 1_000_000
     append(path, b"\n{")
-    assert planner.reach(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 3_001_009
+    assert planner.plan_read(PartitionId("1.jsonl"), Position(8), ALL_ROWS).position == 3_001_009
 
 
 def test_a_file_without_news_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "1.csv"
     path.write_bytes(b"n,s\n1,a\n")
     planner = source(path, bounded=False)
-    assert planner.reach(PartitionId("1.csv"), Position(0), 5).position == 8
+    assert planner.plan_read(PartitionId("1.csv"), Position(0), 5).position == 8
     monkeypatch.setattr(file_reach, "PlainFile", lambda _: pytest.fail("opened"))
-    assert planner.reach(PartitionId("1.csv"), Position(8), 5) == Reach(position=Position(8))
+    assert planner.plan_read(PartitionId("1.csv"), Position(8), 5) == ReadPlan(position=Position(8))
 
 
 # Where files begin and end.
@@ -262,14 +265,14 @@ def test_a_file_without_records_ends_behind_its_head_if_it_is_bounded(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert reach(path, 0, 5, bounded=False) == Reach(position=Position(0))
-    assert reach(path, 0, 5, bounded=True) == Reach(position=Position(begin), ended=True)
+    assert plan_read(path, 0, 5, bounded=False) == ReadPlan(position=Position(0))
+    assert plan_read(path, 0, 5, bounded=True) == ReadPlan(position=Position(begin), ended=True)
 
 
 def test_a_plan_that_holds_the_header_alone_is_read_although_the_file_has_grown(tmp_path: Path) -> None:
     path = tmp_path / "1.csv"
     path.write_bytes(b"n,s\n")
-    found = reach(path, 0, 5, bounded=True)
+    found = plan_read(path, 0, 5, bounded=True)
     append(path, b"1,a\n")
     read = read_all(source(path, bounded=True), PartitionId("1.csv"), SCHEMA, until=int(found.position))
     assert (read.positions, read.rows.height) == ([4], 0)
@@ -278,18 +281,18 @@ def test_a_plan_that_holds_the_header_alone_is_read_although_the_file_has_grown(
 def test_a_line_without_a_newline_counts_where_the_file_cannot_grow(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     path.write_bytes(b'{"n":1}\n{"n":2}')
-    assert reach(path, 0, 5, bounded=False) == Reach(position=Position(8))
-    assert reach(path, 8, 5, bounded=False) == Reach(position=Position(8))
-    assert reach(path, 8, 5, bounded=True) == Reach(position=Position(15), ended=True)
+    assert plan_read(path, 0, 5, bounded=False) == ReadPlan(position=Position(8))
+    assert plan_read(path, 8, 5, bounded=False) == ReadPlan(position=Position(8))
+    assert plan_read(path, 8, 5, bounded=True) == ReadPlan(position=Position(15), ended=True)
 
 
 def test_bounded_input_ends_where_it_ended_when_it_was_first_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     path.write_bytes(b'{"n":1}\n{"n":2}')
     planner = source(path, bounded=True)
-    assert planner.reach(PartitionId("1.jsonl"), Position(0), 1) == Reach(position=Position(8))
+    assert planner.plan_read(PartitionId("1.jsonl"), Position(0), 1) == ReadPlan(position=Position(8))
     append(path, b'0}\n{"n":3}\n')
-    assert planner.reach(PartitionId("1.jsonl"), Position(8), 9) == Reach(position=Position(15), ended=True)
+    assert planner.plan_read(PartitionId("1.jsonl"), Position(8), 9) == ReadPlan(position=Position(15), ended=True)
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -300,22 +303,22 @@ def test_a_file_that_shrank_or_vanished_is_an_error_where_it_is_planned_and_wher
     path.write_bytes(b"n,s\n1,a\n2,b\n")
     planner = source(path, bounded=bounded)
     partition = PartitionId("1.csv")
-    until = planner.reach(partition, Position(0), 5).position
+    until = planner.plan_read(partition, Position(0), 5).position
     for rest in (b"n,s\n1,a\n", b"n"):
         path.write_bytes(rest)
         with pytest.raises(SourceError, match=r"1\.csv shrank"):
-            planner.reach(partition, until, 5)
+            planner.plan_read(partition, until, 5)
         with pytest.raises(SourceError, match=r"1\.csv shrank"):
             read_all(source(path, bounded=bounded), partition, SCHEMA, until=int(until))
     path.unlink()
     with pytest.raises(SourceError, match=r"1\.csv vanished"):
-        planner.reach(partition, until, 5)
+        planner.plan_read(partition, until, 5)
 
 
 def test_compressed_files_are_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "1.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"n":1}\n' * 1000))
     monkeypatch.setattr(connector, "REACH_ROWS", 16)
-    assert reach(path, 0, 50, bounded=True) == Reach(position=Position(400))
-    assert reach(path, 80, ALL_ROWS, bounded=True) == Reach(position=Position(8000), ended=True)
-    assert reach(path, 8000, 1, bounded=True) == Reach(position=Position(8000), ended=True)
+    assert plan_read(path, 0, 50, bounded=True) == ReadPlan(position=Position(400))
+    assert plan_read(path, 80, ALL_ROWS, bounded=True) == ReadPlan(position=Position(8000), ended=True)
+    assert plan_read(path, 8000, 1, bounded=True) == ReadPlan(position=Position(8000), ended=True)

@@ -8,11 +8,11 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.connector import ConnectorSpec, SinkStream, Source, SourceOptions
+from fordstone.connectors.base import ConnectorSpec, SinkStream, Source, SourceOptions
 from fordstone.connectors.registry import open_sink, open_source
 from fordstone.errors import ConfigError, SchemaError, SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import read_all
 
 SCHEMA = Schema.of({"n": "bigint", "ts": "timestamp"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from fordstone.connectors import MemorySource, memory
-from fordstone.connectors.connector import Reader, SourceOptions
+from fordstone.connectors.base import Reader, SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 
 SCHEMA = Schema.of({"n": "bigint"})
 

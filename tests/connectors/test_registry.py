@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from fordstone.connectors import files, generator, registry
-from fordstone.connectors.connector import ConnectorSpec, Delivery, SinkStream, SourceOptions
-from fordstone.connectors.kind import ConnectorKind
+from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, SinkStream, SourceOptions
 from fordstone.errors import ConfigError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 
 SCHEMA = Schema.of({"n": "bigint"})
 

@@ -5,7 +5,7 @@ import math
 import polars as pl
 import pytest
 
-from fordstone.connectors.same_rows import difference, same_rows
+from fordstone.connectors.compare import difference, same_rows
 
 ONE = pl.DataFrame({"k": ["a", "a", "b", None], "x": [1.0, 1.0, math.nan, None], "l": [[1], [1], [], None]})
 

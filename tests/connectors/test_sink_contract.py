@@ -6,7 +6,7 @@ import polars as pl
 from deltalake import DeltaTable
 
 from fordstone.connectors import MemorySink, delta, files, memory, rows
-from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.base import ConnectorSpec
 from fordstone.testing.contracts.sink import SinkContract
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import polars as pl
 
 from fordstone.connectors import MemorySource, files, generator, memory
-from fordstone.connectors.connector import ConnectorSpec
-from fordstone.connectors.encoding import encoded
-from fordstone.connectors.file_settings import FileFormat
-from fordstone.model.schema import Schema
+from fordstone.connectors.base import ConnectorSpec
+from fordstone.connectors.files.rows import encoded
+from fordstone.connectors.files.settings import FileFormat
+from fordstone.lang.schema import Schema
 from fordstone.testing.contracts.source import SourceContract
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

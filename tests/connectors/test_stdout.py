@@ -7,10 +7,10 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import stdout
-from fordstone.connectors.connector import ConnectorSpec, Delivery, SinkStream, SourceOptions
+from fordstone.connectors.base import ConnectorSpec, Delivery, SinkStream, SourceOptions
 from fordstone.connectors.registry import open_sink, open_source, sink_delivery, source_delivery
 from fordstone.errors import ConfigError, SinkError
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 
 STREAM = SinkStream(step="s", schema=Schema.of({"n": "bigint"}))
 ROWS = pl.DataFrame({"n": [1, 2, 3], "s": ["x", None, "é"]})

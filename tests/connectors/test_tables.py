@@ -8,13 +8,13 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import Source, SourceOptions
+from fordstone.connectors.base import Source, SourceOptions
+from fordstone.connectors.files.tables import SLICE_BYTES_MAX, SLICE_ROWS, TableReader
 from fordstone.connectors.registry import open_source
-from fordstone.connectors.tables import SLICE_BYTES_MAX, SLICE_ROWS, TableReader
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import PartitionCut
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.source import ReadBack, read_all
 
 FORMATS = ["parquet", "arrow"]
@@ -191,8 +191,8 @@ def test_names_with_pattern_characters_are_read_as_they_are(tmp_path: Path) -> N
 # How far a read would come.
 
 
-def reach(made: Source, path: Path, position: int, rows_max: int) -> tuple[int, bool]:
-    found = made.reach(PartitionId(path.name), Position(position), rows_max)
+def plan_read(made: Source, path: Path, position: int, rows_max: int) -> tuple[int, bool]:
+    found = made.plan_read(PartitionId(path.name), Position(position), rows_max)
     return int(found.position), found.ended
 
 
@@ -203,13 +203,13 @@ def test_a_plan_goes_by_the_number_of_rows_which_is_looked_up_once(
     path = tmp_path / f"1.{ending}"
     save(pl.DataFrame({"x": range(10)}), path)
     made = source(path, Schema.of({"x": "bigint"}), bounded=False)
-    assert reach(made, path, 0, 4) == (4, False)
+    assert plan_read(made, path, 0, 4) == (4, False)
     with monkeypatch.context() as patch:
         patch.setattr(TableReader, "count", lambda _: pytest.fail("counted again"))
-        assert reach(made, path, 4, 2**62) == (10, True)
-        assert reach(made, path, 10, 4) == (10, True)
+        assert plan_read(made, path, 4, 2**62) == (10, True)
+        assert plan_read(made, path, 10, 4) == (10, True)
     save(pl.DataFrame({"x": range(20)}), path)
-    assert reach(made, path, 10, 2**62) == (20, True)
+    assert plan_read(made, path, 10, 2**62) == (20, True)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
@@ -220,11 +220,11 @@ def test_a_file_that_is_still_being_written_is_not_planned_yet(tmp_path: Path, e
     path.write_bytes(whole[:-3])
     schema = Schema.of({"x": "bigint"})
     waiting = source(path, schema, bounded=False)
-    assert reach(waiting, path, 0, 5) == (0, False)
+    assert plan_read(waiting, path, 0, 5) == (0, False)
     with pytest.raises(SourceError, match="lacks the footer"):
-        reach(source(path, schema), path, 0, 5)
+        plan_read(source(path, schema), path, 0, 5)
     path.write_bytes(whole)
-    assert reach(waiting, path, 0, 5) == (2, True)
+    assert plan_read(waiting, path, 0, 5) == (2, True)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
@@ -233,11 +233,11 @@ def test_a_file_with_fewer_rows_than_were_planned_is_an_error(tmp_path: Path, en
     schema = Schema.of({"x": "bigint"})
     save(pl.DataFrame({"x": [1, 2, 3]}), path)
     planner = source(path, schema, bounded=False)
-    until, _ = reach(planner, path, 0, 5)
+    until, _ = plan_read(planner, path, 0, 5)
     save(pl.DataFrame({"x": [1, 2]}), path)
     for made in (planner, source(path, schema)):
         with pytest.raises(SourceError, match="shrank: it has 2 rows"):
-            reach(made, path, until, 5)
+            plan_read(made, path, until, 5)
     with pytest.raises(SourceError, match="shrank: it has 2 rows, and 3"):
         read_all(source(path, schema), PartitionId(path.name), schema, until=until)
     path.write_bytes(path.read_bytes()[:-3])
@@ -249,5 +249,5 @@ def test_how_much_was_read_is_known_where_reads_are_only_planned(tmp_path: Path)
     path = tmp_path / "1.parquet"
     save(pl.DataFrame({"x": range(100)}), path)
     made = source(path, Schema.of({"x": "bigint"}))
-    reach(made, path, 0, 25)
+    plan_read(made, path, 0, 25)
     assert made.share_read({path.name: PartitionCut(position=Position(25))}) == pytest.approx(0.25)

@@ -21,11 +21,11 @@ from fordstone.cli.loading import load_pipeline
 from fordstone.connectors import files, rows
 from fordstone.edge.run import run as run_on_edge
 from fordstone.errors import FordstoneError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.stream import stream_types
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
-from fordstone.spark.shipping import ship
+from fordstone.spark.session.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

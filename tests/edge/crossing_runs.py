@@ -11,17 +11,17 @@ import msgspec
 import polars as pl
 
 from fordstone import Pipeline
-from fordstone.checkpoint.run_file import decode_run
 from fordstone.connectors import files, memory
-from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
 from fordstone.edge.config import RunConfig
-from fordstone.edge.report import Report
 from fordstone.edge.run import run
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.epochs.run_file import decode_run
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import StreamEpoch
-from fordstone.model import plan as p
+from fordstone.plan import plan as p
+from fordstone.runtime.progress import Report
 
 SCHEMA = {"id": "bigint", "ts": "timestamp"}
 PIPELINE = "crossing"

@@ -10,18 +10,19 @@ import msgspec
 import polars as pl
 import pytest
 from tests.connectors.fake_hub import PIPELINE, STREAM, WAIT_SECONDS, Epoch, FakeHub
+from tests.simulation.simulator import SimClock
 
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.connectors import MemorySink, MemorySource, hub_stream, memory
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink
-from fordstone.connectors.hub_epochs import HubSource
+from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.connectors.base import ConnectorSpec, Delivery, Sink
+from fordstone.connectors.hub import stream as hub_stream
+from fordstone.connectors.hub.epochs import HubSource
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
-from fordstone.model import plan as p
+from fordstone.epochs.store import CheckpointStore
+from fordstone.plan import plan as p
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock
 
 SCHEMA = {"k": "string", "ts": "timestamp", "id": "bigint"}
 SECOND_US = 1_000_000
@@ -149,8 +150,10 @@ class Center:
             batch_rows=self.batch_rows,
             keep=KEEP,
         )
-        rim = Rim(clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: self.letters)
-        self.engine = recovered_engine(self.plan, {}, config, rim, store, None)
+        environment = Environment(
+            clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: self.letters
+        )
+        self.engine = recovered_engine(self.plan, {}, config, environment, store, None)
         return self.engine
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch
 
-from fordstone.checkpoint.run_file import encode_run
-from fordstone.hub.client import HubClient
+from fordstone.epochs.run_file import encode_run
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Commit, EpochEntry, LeaseRequest, StreamSegment
 
 

@@ -11,24 +11,25 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
+from tests.simulation.simulator import NoDeadLetters, SimClock
 
 from fordstone import FordstoneError, Pipeline, tumbling
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.connector import Chunk, ConnectorSpec
+from fordstone.connectors.base import Chunk, ConnectorSpec
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
-from fordstone.edge.item import Barrier
-from fordstone.edge.partition import Partition, limit_us
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.share import BarrierOrder, Followed, Share
+from fordstone.edge.engine.source_task import SourceTask
 from fordstone.edge.run import recovered_engine
-from fordstone.edge.share import BarrierOrder, Followed, Share
-from fordstone.edge.source_task import SourceTask
-from fordstone.model import plan as p
-from fordstone.model.ids import Attempt, PartitionId, Position
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut
-from fordstone.model.plan import Guarantee
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.epochs.store import CheckpointStore
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.plan.ids import Attempt, PartitionId, Position
+from fordstone.plan.plan import Guarantee
+from fordstone.runtime.partition import Partition, limit_us
+from fordstone.runtime.snapshot import Barrier
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock, _Swallow
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000
@@ -224,8 +225,10 @@ class Node:
         config = RunConfig(
             node="n", bounded=self.bounded, parallelism=self.parallelism, interval="2ms", checkpoint_timeout="10ms"
         )
-        rim = Rim(clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: _Swallow())
-        self.engine: Engine = recovered_engine(self.plan, {}, config, rim, self.store, None)
+        environment = Environment(
+            clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()
+        )
+        self.engine: Engine = recovered_engine(self.plan, {}, config, environment, self.store, None)
 
     def kill(self) -> None:
         self.disk.kill()

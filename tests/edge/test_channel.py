@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from fordstone.edge.channel import Channel
-from fordstone.edge.item import Barrier, Batch, Watermark
-from fordstone.model.ids import Attempt
+from fordstone.edge.engine.channel import Channel
+from fordstone.plan.ids import Attempt
+from fordstone.runtime.snapshot import Barrier, Batch, Watermark
 
 
 def batch(rows: int) -> Batch:

@@ -12,16 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
-from fordstone.checkpoint.disk import FatalStorageError
 from fordstone.connectors.control_log import ControlLog
-from fordstone.edge.control_fetch import (
-    RETRY_MAX_SECONDS,
-    WAIT_SECONDS,
-    ControlFetcher,
-    ControlFetching,
-)
+from fordstone.edge.link.control import RETRY_MAX_SECONDS, WAIT_SECONDS, ControlFetcher, ControlFetching
 from fordstone.hub.messages import ControlPage
-from fordstone.operators.operator import OP
+from fordstone.operators.base import OP
+from fordstone.storage.disk import FatalStorageError
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 FOLDER = "p/n/control/t"

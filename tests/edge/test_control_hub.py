@@ -18,19 +18,19 @@ from tests.connectors.control_hub import GONE, KEYS, SCHEMA, control_rows, pipel
 from tests.hub.running import running_hub
 
 from fordstone import Pipeline
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.connector import ConnectorSpec, Sink, SinkStream
+from fordstone.connectors.base import ConnectorSpec, Sink, SinkStream
 from fordstone.connectors.control_publish import HubIsAwayError
 from fordstone.connectors.registry import open_sink
 from fordstone.edge.config import RunConfig
-from fordstone.edge.report import Progress
 from fordstone.edge.run import run
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FencedError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
-from fordstone.model import plan as p
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
+from fordstone.plan import plan as p
+from fordstone.runtime.progress import Progress
+from fordstone.storage.disk import OsDisk
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TICKS_MAX = 1000

@@ -12,21 +12,21 @@ import msgspec
 import polars as pl
 import pytest
 from tests.connectors.control_hub import GONE, FakeHub, Guarantee, Table, applied, control_rows, edge_plan, pipeline_of
+from tests.simulation.simulator import SimClock
 
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.control import PARTITION, ControlSource
 from fordstone.edge.config import RunConfig
-from fordstone.edge.control_fetch import ControlFetcher
-from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.link.control import ControlFetcher
 from fordstone.edge.run import recovered_engine, run
+from fordstone.epochs.manifest import Cut
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, SourceError
-from fordstone.model import plan as p
-from fordstone.model.manifest import Cut
-from fordstone.operators.operator import ROW_ID
+from fordstone.operators.base import ROW_ID
+from fordstone.plan import plan as p
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
-from fordstone.testing.simulator import SimClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEVICES = ("a", "b", "c", "d")
@@ -62,8 +62,10 @@ class Node:
         config = RunConfig(
             node="n", bounded=bounded, parallelism=self.parallelism, interval="5ms", keep=2, batch_rows=7
         )
-        rim = Rim(clock=self.clock, disk=self.disk, choose=self.rng.randrange, dead_letters=lambda _: _none())
-        made = recovered_engine(self.plan, {}, config, rim, self.store(), None)
+        environment = Environment(
+            clock=self.clock, disk=self.disk, choose=self.rng.randrange, dead_letters=lambda _: _none()
+        )
+        made = recovered_engine(self.plan, {}, config, environment, self.store(), None)
         self.rebuilt += len(made.resumption.follow)
         source = made.sources["limits"]
         assert isinstance(source, ControlSource)
@@ -357,8 +359,8 @@ def test_a_control_table_never_holds_time_back(parallelism, versions):
     source, out, disk, clock = MemorySource([[]]), MemorySink(), MemoryDisk(), SimClock()
     plan = windowed(source, out)
     config = RunConfig(node="n", parallelism=parallelism, interval="5ms")
-    rim = Rim(clock=clock, disk=disk, dead_letters=lambda _: _none())
-    engine = recovered_engine(plan, {}, config, rim, CheckpointStore(disk, pipeline="windows", node="n"), None)
+    environment = Environment(clock=clock, disk=disk, dead_letters=lambda _: _none())
+    engine = recovered_engine(plan, {}, config, environment, CheckpointStore(disk, pipeline="windows", node="n"), None)
     table = engine.sources["limits"]
     assert isinstance(table, ControlSource)
     source.append(0, [("a", START + timedelta(seconds=second)) for second in range(35)])

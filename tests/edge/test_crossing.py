@@ -14,27 +14,20 @@ from tests.edge.test_hub_run import nobody, port_of, read
 from tests.hub.running import running_hub
 
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.run_file import decode_run
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import memory
-from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.edge.crossing import Crossing
-from fordstone.edge.graph import build_graph
-from fordstone.edge.outbox import Outbox
-from fordstone.hub.client import HubClient
+from fordstone.edge.engine.crossing import Crossing
+from fordstone.edge.link.outbox import Outbox
+from fordstone.epochs.manifest import Cut, Manifest, PartitionCut, Segment, SourceCut, TaskCut
+from fordstone.epochs.run_file import decode_run
+from fordstone.epochs.store import CheckpointStore
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US
-from fordstone.model import plan as p
-from fordstone.model.manifest import (
-    TIME_MIN_US,
-    Cut,
-    Manifest,
-    PartitionCut,
-    RunRef,
-    Segment,
-    SourceCut,
-    TaskCut,
-)
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.planner.graph import build_graph
+from fordstone.state.base import RunRef
 from fordstone.testing.memory_disk import MemoryDisk
 
 SCHEMA = {"id": "bigint", "ts": "timestamp"}

@@ -29,16 +29,17 @@ from tests.hub.running import running_hub
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.connector import Chunk, ConnectorSpec
-from fordstone.connectors.hub_reader import MAX_AHEAD_US
+from fordstone.connectors.base import Chunk, ConnectorSpec
+from fordstone.connectors.hub.reader import MAX_AHEAD_US
 from fordstone.edge.config import RunConfig
-from fordstone.edge.partition import Partition
-from fordstone.edge.report import Progress
 from fordstone.edge.run import run
-from fordstone.hub.client import HubClient
-from fordstone.model import plan as p
-from fordstone.model.ids import Position
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, PartitionCut
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.hub.client.client import HubClient
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.plan.ids import Position
+from fordstone.runtime.partition import Partition
+from fordstone.runtime.progress import Progress
 
 __all__ = ["hub"]
 
@@ -347,7 +348,7 @@ def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: Fake
         oldest, *_, newest = (store.manifest(one).cut.sources["s"].partitions["a"].position for one in store.epochs())
         told.append((cuts["a"].position, oldest, newest))
 
-    center.source.let_go = let_go  # type: ignore[method-assign]
+    center.source.ack = let_go  # type: ignore[method-assign]
     for second in range(2, 5):
         hub.commit("a", epoch(second))
         center.run()

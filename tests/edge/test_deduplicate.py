@@ -15,10 +15,10 @@ from tests.edge.runs import LATENESS_S, START, in_disorder, in_time
 from fordstone import Pipeline, beta_high, beta_low, col, sliding, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.explain import explain
-from fordstone.edge.step_digest import step_digests
-from fordstone.model.plan import Plan
-from fordstone.model.stream import stream_types
+from fordstone.plan.plan import Plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
 
 SCHEMA = {"id": "string", "ts": "timestamp", "x": "double"}
 WITHIN_S, HALF_LIFE_S = 6, 4

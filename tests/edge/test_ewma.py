@@ -13,12 +13,12 @@ from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, run_in_part
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.explain import explain
-from fordstone.edge.graph import build_graph
-from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PlanMismatchError
-from fordstone.model.plan import Plan
-from fordstone.model.stream import stream_types
+from fordstone.plan.plan import Plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
+from fordstone.planner.graph import build_graph
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 ALPHA = 0.3

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import polars as pl
 
-from fordstone.edge.channel import Channel
-from fordstone.edge.gate import CutHere, Gate, InFlight, Moved, Probed, Rows, TimeMoved
-from fordstone.edge.item import Barrier, Batch, Probe, Watermark
-from fordstone.model.ids import Attempt
-from fordstone.model.manifest import TIME_MAX_US
+from fordstone.edge.engine.channel import Channel
+from fordstone.edge.engine.gate import CutHere, Gate, InFlight, Moved, Probed, Rows, TimeMoved
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.plan.ids import Attempt
+from fordstone.runtime.snapshot import Barrier, Batch, Probe, Watermark
 
 ROW = Batch(pl.DataFrame({"x": [1]}))
 

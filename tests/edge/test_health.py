@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from tests.cli.test_view import PROGRESS
 
-from fordstone.edge.clock import SystemClock
-from fordstone.edge.health import HealthReporter
+from fordstone.edge.agent.health import HealthReporter
 from fordstone.errors import HubAwayError, HubRefusedError, StorageError
 from fordstone.hub.messages import Health
+from fordstone.runtime.clock import SystemClock
 
 
 class Hub:

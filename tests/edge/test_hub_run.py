@@ -19,19 +19,19 @@ from tests.edge.crossing_runs import PIPELINE, epochs_at, ids_at, plan_over, row
 from tests.hub.running import running_hub, serving
 
 from fordstone import Pipeline
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.failpoint import OUTBOX_FAILPOINTS
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import memory
-from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.edge.report import Progress
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, HubError, HubRefusedError, PipelineError, StorageError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
-from fordstone.model import plan as p
-from fordstone.model.plan_tiers import ToCenter
+from fordstone.plan import plan as p
+from fordstone.plan.plan import ToCenter
+from fordstone.runtime.progress import Progress
+from fordstone.storage.disk import OsDisk
+from fordstone.storage.failpoint import OUTBOX_FAILPOINTS
 
 TICKS_MAX = 2000
 

@@ -15,12 +15,12 @@ from tests.spark.runs import EdgeSide
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, files, memory, stdout
 from fordstone.connectors.lookup_table import read_table
-from fordstone.edge.explain import explain
-from fordstone.edge.step_digest import step_digests
 from fordstone.errors import FordstoneError, SourceError
-from fordstone.model.plan import Plan
-from fordstone.model.schema import Schema
-from fordstone.model.stream import stream_types
+from fordstone.lang.schema import Schema
+from fordstone.plan.plan import Plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
 
 BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("left", -6, -1), ("right", -4, 2), ("full", -3, 3)]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulation.simulator import NoDeadLetters, SimClock
 
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
-from fordstone.model.plan import Guarantee, Mode
+from fordstone.epochs.store import CheckpointStore
+from fordstone.plan.plan import Guarantee, Mode
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock, _Swallow
 
 ROUNDS = 400
 
@@ -47,8 +47,8 @@ def test_time_waits_for_a_partition_that_joins_an_idle_task_before_any_time_was_
     plan = pipeline.plan()
     store = CheckpointStore(disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
     config = RunConfig(node="n", bounded=False, parallelism=2, interval="2ms")
-    rim = Rim(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: _Swallow())
-    engine = recovered_engine(plan, {}, config, rim, store, None)
+    environment = Environment(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters())
+    engine = recovered_engine(plan, {}, config, environment, store, None)
     run_a_while(engine, clock)
     source.add_partition()
     run_a_while(engine, clock)

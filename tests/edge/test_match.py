@@ -12,7 +12,7 @@ import pytest
 from fordstone import Pattern, Pipeline, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.explain import explain
+from fordstone.planner.explain import explain
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 START = datetime(2026, 3, 29, 0, 59, tzinfo=UTC)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.simulation.simulator import NoDeadLetters, SimClock
 
 from fordstone import KeyedFunction, Pattern, Pipeline, Stream, session, sliding, tumbling
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Rim
+from fordstone.edge.engine.engine import Environment
 from fordstone.edge.run import recovered_engine
+from fordstone.epochs.store import CheckpointStore
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock, _Swallow
 
 ROUNDS = 300
 
@@ -52,9 +52,9 @@ def test_what_time_let_go_since_the_checkpoint_is_lost_rather_than_repeated(kind
 
     def run_until_killed(interval: str) -> None:
         store = CheckpointStore(disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
-        rim = Rim(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: _Swallow())
+        environment = Environment(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters())
         config = RunConfig(node="n", bounded=False, interval=interval)
-        engine = recovered_engine(plan, {}, config, rim, store, None)
+        engine = recovered_engine(plan, {}, config, environment, store, None)
         for _ in range(ROUNDS):
             clock.now_us += 100
             for steppable in engine.steppables():

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fordstone.checkpoint.sealed_json import seal_line
-from fordstone.edge.outbox import Found, Outbox
-from fordstone.edge.owner import next_owner
+from fordstone.edge.link.outbox import Found, Outbox
+from fordstone.edge.link.owner import next_owner
+from fordstone.epochs.sealed import seal_line
 from fordstone.errors import CheckpointError, StorageError
 from fordstone.hub.messages import EpochEntry, StreamSegment
-from fordstone.model.manifest import RunRef
+from fordstone.state.base import RunRef
 from fordstone.testing.memory_disk import MemoryDisk
 
 HOME = "p/n"

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record, some_rows, visits
 from tests.edge.runs import in_time
+from tests.simulation.simulator import SimClock
 
 from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
-from fordstone.edge.explain import explain
+from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
-from fordstone.edge.step_digest import step_digests
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import PlanError, RebuildError
-from fordstone.model import plan as p
-from fordstone.model.plan import Plan
-from fordstone.model.stream import stream_types
+from fordstone.plan import plan as p
+from fordstone.plan.plan import Plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock
 
 STEPS_MAX = 50_000
 
@@ -98,8 +98,8 @@ class World:
 
     def engine(self, *, parallelism: int, bounded: bool = True) -> Engine:
         config = RunConfig(bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=4, compression="none")
-        rim = Rim(clock=self.clock, disk=self.disk)
-        engine = recovered_engine(self.plan, self.functions, config, rim, self.store(), None)
+        environment = Environment(clock=self.clock, disk=self.disk)
+        engine = recovered_engine(self.plan, self.functions, config, environment, self.store(), None)
         self.rebuilt += len(engine.resumption.follow)
         return engine
 

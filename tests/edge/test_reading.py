@@ -11,14 +11,14 @@ import pytest
 
 from fordstone import Pipeline
 from fordstone.connectors import files, generator
-from fordstone.connectors.connector import SourceOptions
+from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.edge.reading import LOOK_EVERY_US, ReadSoFar
-from fordstone.edge.report import Progress
+from fordstone.edge.engine.progress import LOOK_EVERY_US, ReadSoFar
 from fordstone.edge.run import run
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import PartitionCut
-from fordstone.model.schema import Schema
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.runtime.progress import Progress
 
 SCHEMA = Schema.of({"k": "string"})
 

@@ -7,10 +7,11 @@ import pytest
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import memory
-from fordstone.edge.rebuild import left_over, varying_sinks
+from fordstone.edge.engine.replay import left_over, varying_sinks
+from fordstone.epochs.manifest import Cut, Segment
 from fordstone.errors import RebuildError
-from fordstone.model.manifest import Cut, RunRef, Segment
-from fordstone.model.stream import stream_types
+from fordstone.planner.check import stream_types
+from fordstone.state.base import RunRef
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 ONE_ROW = Cut(epoch=3, sources={}, segments=(Segment("out", (RunRef(digest="a", size_bytes=1, rows=1),)),))

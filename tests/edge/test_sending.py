@@ -10,13 +10,15 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulation.simulator import SimClock
 
-from fordstone.checkpoint.sealed_json import decode_manifest
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.edge import parcel
-from fordstone.edge.outbox import Outbox
-from fordstone.edge.owner import Owner
-from fordstone.edge.sending import Sender
+from fordstone.edge.link import sender as parcel
+from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.owner import Owner
+from fordstone.edge.link.sender import Sender
+from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns
+from fordstone.epochs.sealed import decode_manifest
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubError, HubRefusedError
 from fordstone.hub.messages import (
     Checkpoint,
@@ -30,9 +32,7 @@ from fordstone.hub.messages import (
     Refusal,
     StreamSegment,
 )
-from fordstone.model.manifest import Cut, Manifest, Segment, StateRuns
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock
 
 PIPELINE, NODE = "p", "n"
 HOUR_US = 3_600_000_000
@@ -225,7 +225,7 @@ def test_state_that_the_hub_has_is_not_sent_again():
 
 
 def test_behind_all_segments_are_sent_and_only_the_last_manifest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fordstone.edge.sending.EPOCHS_A_COMMIT_MAX", 100)
+    monkeypatch.setattr("fordstone.edge.link.sender.EPOCHS_A_COMMIT_MAX", 100)
     node = Node()
     node.seal(250)
     node.send()

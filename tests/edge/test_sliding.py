@@ -11,12 +11,12 @@ from tests.edge.windowing import AGGREGATES, EXACT, KEY, SCHEMA, Slid, latest, r
 from fordstone import Pipeline, sliding, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.explain import explain
-from fordstone.edge.report import Progress
-from fordstone.edge.step_digest import step_digests
-from fordstone.model.plan import Plan
-from fordstone.model.stream import stream_types
-from fordstone.operators.operator import OP, ROW_ID
+from fordstone.operators.base import OP, ROW_ID
+from fordstone.plan.plan import Plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
+from fordstone.runtime.progress import Progress
 
 SHAPES = [Slid(20, 5), Slid(20, 7, 3), Slid(30, 2, 1), Slid(30, 2, 1, EXACT), Slid(4, 9, 2), Slid(6, 6)]
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fordstone.edge.child_process import ChildProcess
-from fordstone.edge.supervisor import Job, Supervisor
+from fordstone.edge.agent.supervisor import ChildProcess, Job, Supervisor
 from fordstone.protocol.restart import RestartPolicy
 from fordstone.protocol.supervision import (
     AGENT,
@@ -33,7 +32,7 @@ SECONDS_MAX = 30
 
 @dataclass
 class FakeProcess:
-    """Ends when the test says so."""
+    """ConnectorOpener when the test says so."""
 
     name: str
     command: tuple[str, ...]
@@ -286,7 +285,7 @@ def test_killing_a_child_takes_what_it_has_started_along():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there can the kernel be asked for it")
 def test_no_child_outlives_a_parent_that_is_killed():
     parent = (
-        "import sys, threading\nfrom fordstone.edge.child_process import ChildProcess\n"
+        "import sys, threading\nfrom fordstone.edge.agent.supervisor import ChildProcess\n"
         "code = 'import os, signal; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); signal.pause()'\n"
         "child = ChildProcess('a', [sys.executable, '-c', code], on_line=lambda *line: print(line[2], flush=True))\n"
         "threading.Event().wait()\n"

@@ -15,14 +15,14 @@ from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, run_in_part
 from fordstone import Pipeline, by_count, session, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.explain import explain
-from fordstone.edge.graph import build_graph
-from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PlanMismatchError
-from fordstone.model.plan import Plan
-from fordstone.model.stream import stream_types
-from fordstone.model.windows import Window
-from fordstone.operators.operator import ROW_ID
+from fordstone.operators.base import ROW_ID
+from fordstone.plan.plan import Plan
+from fordstone.plan.windows import Window
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.explain import explain
+from fordstone.planner.graph import build_graph
 
 SCHEMA = {"k": "string", "ts": "timestamp", "n": "bigint"}
 GAP_S = 4

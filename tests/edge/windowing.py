@@ -15,7 +15,7 @@ from tests.edge.runs import LATENESS_S, in_disorder, in_time
 
 from fordstone import Pipeline, Stream, sliding
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.operators.operator import OP
+from fordstone.operators.base import OP
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint"}
 START = datetime(1969, 12, 31, 23, 59, 40, tzinfo=UTC)

@@ -14,18 +14,18 @@ from contextlib import AbstractContextManager, closing, nullcontext
 import msgspec
 from tests.faults.job import NODE, PIPELINE, Job, build
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.failpoint import parse_failpoints
-from fordstone.checkpoint.merge import Combine, merge_checkpoint
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.cli.logs import configure_logging
-from fordstone.edge.report import Progress
 from fordstone.edge.run import FAILPOINT_VARIABLE
+from fordstone.epochs.compaction import Combine, merge_checkpoint
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FordstoneError
-from fordstone.model.stream import stream_types
-from fordstone.operators.factory import make_operator
-from fordstone.operators.setting import OperatorSetting
+from fordstone.operators.base import OperatorSetting
+from fordstone.operators.registry import make_operator
+from fordstone.planner.check import stream_types
 from fordstone.protocol.restart import RestartPolicy
+from fordstone.runtime.progress import Progress
+from fordstone.storage.disk import OsDisk
+from fordstone.storage.failpoint import parse_failpoints
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def mutant(name: str) -> AbstractContextManager[None]:
-    from fordstone.testing.mutants import MUTANTS  # few children need it, and each pays for its imports
+    from tests.simulation.mutants import MUTANTS  # few children need it, and each pays for its imports
 
     return MUTANTS[name]()
 

@@ -23,10 +23,10 @@ from tests.faults.spark_job import JAVA, SparkChild, SparkJob, build
 from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError
 from fordstone.protocol.restart import RestartPolicy
-from fordstone.spark.application import application
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.leaving import leave
 from fordstone.spark.run import run_plan
+from fordstone.spark.session.application import application
+from fordstone.spark.session.exit import leave
 
 PR_SET_PDEATHSIG = 1
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
-from fordstone.model.plan import Mode, OnError
+from fordstone.plan.plan import Mode, OnError
 
 PIPELINE = "faults"
 NODE = "node"
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     failing: int = 0
     """How many times in all, counted across processes, the user's function raises."""
     mutant: str | None = None
-    """A deliberate fault of `fordstone.testing.mutants`, to see that the tests notice."""
+    """A deliberate fault of `tests.simulation.mutants`, to see that the tests notice."""
     task: Literal["run", "merge"] = "run"
     options: dict[str, Any] = {}
     """Of `Pipeline.run`."""

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from tests.faults.job import NODE, PIPELINE, Job
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.edge.run import FAILPOINT_VARIABLE
+from fordstone.epochs.store import CheckpointStore
+from fordstone.storage.disk import OsDisk
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS_MAX = 240.0

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 from pyspark.daemon import manager
 
-from fordstone.spark import commit, feed, processor, source
+from fordstone.spark.hosted import commit, feed, processor, source
 
 PRELOADED = (pd, pl, pa, commit, feed, processor, source)
 

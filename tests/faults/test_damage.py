@@ -10,7 +10,7 @@ from tests.faults.job import BOUNDED, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import opened_store, released, run_to_end, sealed, started, store_of
 
-from fordstone.model.plan import Mode
+from fordstone.plan.plan import Mode
 
 EPOCHS = 6
 STEADY = {"interval": "60ms"}

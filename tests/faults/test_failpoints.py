@@ -10,7 +10,7 @@ from tests.faults.job import BOUNDED, LIVE, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import Process, released, run_to_end, sealed, started
 
-from fordstone.checkpoint.failpoint import FAILPOINTS
+from fordstone.storage.failpoint import FAILPOINTS
 
 REMOTE = {"remote": "file://remote"}
 SMALL = {"batch_rows": 20}

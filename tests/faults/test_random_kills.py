@@ -11,7 +11,7 @@ from tests.faults.job import BOUNDED, LIVE, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import Process, opened_store, released, run_to_end, sealed, started
 
-from fordstone.model.plan import Mode
+from fordstone.plan.plan import Mode
 
 KILLS = 6
 FEED_ROWS = 100

@@ -10,7 +10,7 @@ from tests.faults.job import BOUNDED, LIVE, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import run_to_end, sealed, started
 
-from fordstone.model.plan import Mode
+from fordstone.plan.plan import Mode
 
 FEED_ROWS = 60
 

@@ -20,7 +20,7 @@ from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
 from tests.faults.spark_process import CHECKPOINT, SparkProcess, cut, spark_started
 
-from fordstone.checkpoint.disk import OsDisk
+from fordstone.storage.disk import OsDisk
 
 FINISH = {"available_now": True, "rows_max": 60}
 NO_RESTART = {"failures_max": 0}

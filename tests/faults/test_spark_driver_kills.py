@@ -27,7 +27,7 @@ from tests.faults.spark_process import (
     stored,
 )
 
-from fordstone.checkpoint.failpoint import SPARK_FAILPOINTS
+from fordstone.storage.failpoint import SPARK_FAILPOINTS
 
 LIVE = {"interval": "10ms", "rows_max": 24}
 """Small batches, one after the other."""

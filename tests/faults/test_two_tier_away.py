@@ -9,14 +9,14 @@ from random import Random
 import pytest
 from tests.faults.small_disk import small_disk
 from tests.faults.two_tier import Fleet, Part
+from tests.simulation.simulator import SimClock
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.edge.outbox import Outbox
-from fordstone.edge.owner import next_owner
-from fordstone.edge.sending import Sender
-from fordstone.hub.tokens import TokenFile
-from fordstone.testing.simulator import SimClock
+from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.owner import next_owner
+from fordstone.edge.link.sender import Sender
+from fordstone.epochs.store import CheckpointStore
+from fordstone.hub.server.tokens import TokenFile
+from fordstone.storage.disk import OsDisk
 
 HOUR_US = 3_600_000_000
 TRIES_AN_HOUR_MAX = 260

@@ -9,7 +9,7 @@ import pytest
 import urllib3
 from tests.faults.two_tier import Fleet
 
-from fordstone.checkpoint.failpoint import HUB_FAILPOINTS
+from fordstone.storage.failpoint import HUB_FAILPOINTS
 
 LARGE_ROWS = 6000
 LATER_S = 7200

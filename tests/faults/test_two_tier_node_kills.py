@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.faults.two_tier import Fleet
 
-from fordstone.checkpoint.failpoint import CONTROL_FAILPOINTS, OUTBOX_FAILPOINTS
+from fordstone.storage.failpoint import CONTROL_FAILPOINTS, OUTBOX_FAILPOINTS
 
 FIRST_ROWS = 120
 Chain = tuple[tuple[str, int], ...]

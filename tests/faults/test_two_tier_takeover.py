@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.edge.hub_checkpoints import hub_checkpoints
-from fordstone.edge.owner import Owner
+from fordstone.edge.link.checkpoints import hub_checkpoints
+from fordstone.edge.link.owner import Owner
+from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.messages import Checkpoint, Generation, Head, Lease, LeaseRequest
-from fordstone.model.manifest import RunRef
+from fordstone.state.base import RunRef
 from fordstone.testing.memory_disk import MemoryDisk
 
 

@@ -21,11 +21,11 @@ from tests.faults.oracle import EPOCH, Expected, Feed, Row, expect
 from tests.faults.process import Ended, Process
 from tests.faults.two_tier_child import Command
 
-from fordstone.checkpoint.run_file import decode_run
 from fordstone.connectors import latest, rows
 from fordstone.connectors.control_log import apply_changes
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.epochs.run_file import decode_run
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import StreamEpoch
 
 FILE = str(Path(__file__).with_name("two_tier_pipeline.py"))

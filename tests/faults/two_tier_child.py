@@ -32,7 +32,7 @@ def main() -> None:
         true_ns, ahead_ns = time.time_ns, command.ahead_s * 1_000_000_000
         time.time_ns = lambda: true_ns() + ahead_ns
     if command.limits:
-        from fordstone.hub.limits import Limits
+        from fordstone.hub.server.limits import Limits
 
         Limits.__init__.__kwdefaults__.update(command.limits)  # type: ignore[union-attr]  # all its fields have defaults
     from fordstone.cli.main import main as run
@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def mutant(name: str) -> AbstractContextManager[None]:
-    from fordstone.testing.fleet_mutants import FLEET_MUTANTS
-    from fordstone.testing.mutants import MUTANTS
+    from tests.simulation.fleet_mutants import FLEET_MUTANTS
+    from tests.simulation.mutants import MUTANTS
 
     return (MUTANTS | FLEET_MUTANTS)[name]()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.hub.running import running_hub
 
-from fordstone.hub.address import HubAddress
+from fordstone.hub.client.address import HubAddress
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import uvicorn
 
-from fordstone.hub.address import HubAddress
-from fordstone.hub.app import make_app
-from fordstone.hub.blobs import open_blobs
-from fordstone.hub.log import HubLog
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.server.app import make_app
+from fordstone.hub.store.blobs import open_blobs
+from fordstone.hub.store.log import HubLog
 
 START_SECONDS_MAX = 30.0
 

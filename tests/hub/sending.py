@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     Checkpoint,
     Commit,
@@ -16,7 +16,7 @@ from fordstone.hub.messages import (
     LeaseRequest,
     StreamSegment,
 )
-from fordstone.model.manifest import RunRef
+from fordstone.state.base import RunRef
 
 ONE = Generation(hub=1, local=1)
 

@@ -18,8 +18,8 @@ from tests.hub.running import running_hub
 from tests.hub.sending import Node, blob, checkpoint, commit_of, digest_of, entry, run
 
 from fordstone.errors import HubRefusedError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     BODY_BYTES_MAX,
@@ -30,7 +30,7 @@ from fordstone.hub.messages import (
     Refusal,
     StreamSegment,
 )
-from fordstone.model.manifest import TIME_MAX_US
+from fordstone.lang.duration import TIME_MAX_US
 
 PATIENCE_S = 10.0
 DIGEST = "0" * 64
@@ -145,7 +145,7 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_left_is_no_longer_waited_for(tmp_path: Path) -> None:
-    from fordstone.hub.waiting import Waiting
+    from fordstone.hub.server.waiting import Waiting
 
     seen: list[Waiting] = []
     begin = Waiting.begin
@@ -372,7 +372,7 @@ def test_a_full_disk_is_told_and_the_upload_works_once_there_is_room(
     data = b"a" * size_bytes
     path = f"/v1/blobs/{digest_of(data)}"
     with monkeypatch.context() as patch:
-        patch.setattr("fordstone.hub.blobs.os.write", full)
+        patch.setattr("fordstone.hub.store.blobs.os.write", full)
         status, told = ask(hub, "PUT", path, data)
     assert (status, told["error"]) == (507, "storage")
     assert client.missing([digest_of(data)]) == {digest_of(data)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.hub.sending import commit_of
 
-from fordstone.hub.checks import NAMES_MAX, SEGMENTS_A_COMMIT_MAX, check_commit
 from fordstone.hub.messages import Commit, EpochEntry, StreamSegment
 from fordstone.hub.refused import Refused
+from fordstone.hub.server.checks import NAMES_MAX, SEGMENTS_A_COMMIT_MAX, check_commit
 from fordstone.protocol.sending import RANGE_RUNS_MAX
 
 

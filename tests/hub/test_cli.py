@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from fordstone.cli.hub import JsonFormatter, hub
 from fordstone.cli.main import cli
-from fordstone.hub.limits import Limits
-from fordstone.hub.serve import HubOptions
-from fordstone.hub.tokens import TokenFile
+from fordstone.hub.server.limits import Limits
+from fordstone.hub.server.serve import HubOptions
+from fordstone.hub.server.tokens import TokenFile
 
 Invoke = Callable[..., Result]
 
@@ -137,7 +137,7 @@ def test_a_data_directory_that_is_a_file_is_told(invoke, tmp_path):
 
 def test_a_missing_web_server_is_told_with_the_way_to_get_it(invoke, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "fordstone.hub.serve")
+    monkeypatch.delitem(sys.modules, "fordstone.hub.server.serve")
     result = invoke()
     assert result.exit_code == 1
     assert "fordstone[hub]" in result.stderr

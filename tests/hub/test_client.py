@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     Commit,
     Committed,
@@ -28,8 +28,8 @@ from fordstone.hub.messages import (
     Refusal,
     StreamPage,
 )
-from fordstone.model.manifest import RunRef
-from fordstone.model.plan_step import ConnectorSpec
+from fordstone.plan.plan import ConnectorSpec
+from fordstone.state.base import RunRef
 
 DATA = b"rows" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -175,7 +175,7 @@ def test_an_answer_that_is_cut_short_is_an_absence(server: Server, client: HubCl
 def test_an_answer_beyond_its_bound_is_not_read_to_the_end(
     server: Server, client: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fordstone.hub.client.BLOB_BYTES_MAX", 1000)
+    monkeypatch.setattr("fordstone.hub.client.client.BLOB_BYTES_MAX", 1000)
     server.answer(DATA)
     with pytest.raises(HubAwayError, match="more than 1000 bytes"):
         client.get_blob(DIGEST)

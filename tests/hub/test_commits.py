@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run
 
-from fordstone.hub import commits, streams
-from fordstone.hub.commits import runs_of
-from fordstone.hub.log import HubLog
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest
 from fordstone.hub.refused import Refused
-from fordstone.model.manifest import RunRef
+from fordstone.hub.store import commits, streams
+from fordstone.hub.store.commits import runs_of
+from fordstone.hub.store.log import HubLog
+from fordstone.state.base import RunRef
 
 
 class Ledger:

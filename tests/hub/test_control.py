@@ -7,8 +7,8 @@ import pytest
 from tests.hub.sending import Node, run
 
 from fordstone.errors import HubRefusedError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ControlPublish
 
 

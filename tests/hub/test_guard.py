@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.hub.guard import Guard
-from fordstone.hub.limits import SHARED_TIMES, Buckets, Limits, Slots
 from fordstone.hub.messages import Generation, NodeInfo, Refusal, StreamInfo
-from fordstone.hub.metrics import LABEL_SETS_MAX, SERIES_MAX, Counter, Looked, Metrics
-from fordstone.hub.tokens import TokenFile, Tokens
+from fordstone.hub.server.guard import Guard
+from fordstone.hub.server.limits import SHARED_TIMES, Buckets, Limits, Slots
+from fordstone.hub.server.metrics import LABEL_SETS_MAX, SERIES_MAX, Counter, Looked, Metrics
+from fordstone.hub.server.tokens import TokenFile, Tokens
 
 DIGEST = "ab" * 32
 BLOB = f"/v1/blobs/{DIGEST}"
@@ -572,7 +572,7 @@ def test_web_sockets_are_closed(tmp_path):
 
 def test_requests_are_logged_with_names_but_refusals_only_as_loud_as_they_matter(tmp_path, caplog):
     front = Front(tmp_path)
-    with caplog.at_level(logging.DEBUG, logger="fordstone.hub.guard"):
+    with caplog.at_level(logging.DEBUG, logger="fordstone.hub.server.guard"):
         asked(front, path="/v1/pipelines/p/nodes/n1/head")
         asked(front, path="/v1/pipelines/%0a/nodes/n1/head")
     done, refused = caplog.records

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.log import HubLog, Turn
 from fordstone.hub.refused import Refused
+from fordstone.hub.store.log import HubLog, Turn
 
 
 def opened(path: Path, **options: Any) -> HubLog:
@@ -126,7 +126,7 @@ def test_blobs_that_arrived_are_written_down_with_the_next_transaction(tmp_path:
 
 
 def test_blobs_are_written_down_even_if_nobody_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fordstone.hub.log.NOTED_BLOBS", 3)
+    monkeypatch.setattr("fordstone.hub.store.log.NOTED_BLOBS", 3)
     log = opened(tmp_path)
     for digest in "abc":
         log.note_blob(digest, 1)

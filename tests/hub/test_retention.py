@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run
 
-from fordstone.hub import commits, control, streams
-from fordstone.hub import retention as retention_module
-from fordstone.hub.blobs import DiskBlobs, Gate, Upload
-from fordstone.hub.log import HubLog
 from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest
 from fordstone.hub.refused import Refused
-from fordstone.hub.retention import HOUR_US, Keeping, Removed, Retention
-from fordstone.model.manifest import RunRef
+from fordstone.hub.store import commits, control, streams
+from fordstone.hub.store import retention as retention_module
+from fordstone.hub.store.blobs import DiskBlobs, Gate, Upload
+from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
+from fordstone.state.base import RunRef
 
 DAY_US = 24 * HOUR_US
 

@@ -12,10 +12,10 @@ from tests.hub.running import running_hub
 from tests.hub.sending import Node, entry
 
 from fordstone.errors import HubAwayError
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ConsumerPosition
 from fordstone.hub.refused import Refused
-from fordstone.hub.room import EPOCHS_SHARE, KEPT_BYTES_MAX, KEPT_SHARE, LOOK_EVERY_S, Room
+from fordstone.hub.server.room import EPOCHS_SHARE, KEPT_BYTES_MAX, KEPT_SHARE, LOOK_EVERY_S, Room
 
 GIB = 1 << 30
 

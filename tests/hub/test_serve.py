@@ -20,7 +20,6 @@ from tests.hub.started import SECONDS_MAX, start, started
 from uvicorn.server import ServerState
 
 from fordstone.errors import ConfigError
-from fordstone.hub.connection import Connection
 from fordstone.hub.messages import (
     Commit,
     Committed,
@@ -33,9 +32,10 @@ from fordstone.hub.messages import (
     StreamPage,
     StreamSegment,
 )  # fmt: skip
-from fordstone.hub.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
-from fordstone.hub.tokens import TokenFile
-from fordstone.model.manifest import RunRef
+from fordstone.hub.server.connection import Connection
+from fordstone.hub.server.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
+from fordstone.hub.server.tokens import TokenFile
+from fordstone.state.base import RunRef
 
 HTTP = urllib3.PoolManager(retries=False, timeout=SECONDS_MAX)
 

@@ -6,12 +6,12 @@ import pytest
 from tests.hub.running import running_hub
 from tests.hub.sending import digest_of
 
-from fordstone.hub.blobs import DiskBlobs, Gate
-from fordstone.hub.client import HubClient
-from fordstone.hub.log import HubLog
-from fordstone.hub.retention import HOUR_US, Keeping, Retention
-from fordstone.hub.small_blobs import keep_small, small_blob
-from fordstone.model.manifest import RunRef
+from fordstone.hub.client.client import HubClient
+from fordstone.hub.store.blobs import DiskBlobs, Gate
+from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.retention import HOUR_US, Keeping, Retention
+from fordstone.hub.store.small_blobs import keep_small, small_blob
+from fordstone.state.base import RunRef
 
 DATA = b"a few rows"
 DIGEST = digest_of(DATA)

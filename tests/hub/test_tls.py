@@ -15,11 +15,11 @@ import urllib3
 from tests.hub.started import SECONDS_MAX, Started, start, started
 
 from fordstone.errors import ConfigError, HubError
-from fordstone.hub import serve
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
-from fordstone.hub.serve import Loop, tls_context
-from fordstone.hub.tokens import TokenFile
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
+from fordstone.hub.server import serve
+from fordstone.hub.server.serve import Loop, tls_context
+from fordstone.hub.server.tokens import TokenFile
 
 
 @pytest.fixture(scope="module")

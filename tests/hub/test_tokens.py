@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from fordstone.errors import ConfigError, PipelineError, StorageError
-from fordstone.hub.places import Place, find, why_not
-from fordstone.hub.tokens import LOOK_EVERY_S, WRITE_USED_EVERY_S, Token, TokenFile, Tokens
+from fordstone.hub.server.places import Place, find, why_not
+from fordstone.hub.server.tokens import LOOK_EVERY_S, WRITE_USED_EVERY_S, Token, TokenFile, Tokens
 
 DIGEST = b"a" * 64
 

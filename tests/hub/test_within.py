@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fordstone.hub.within import within
+from fordstone.hub.server.within import within
 
 LONG_S = 60.0
 

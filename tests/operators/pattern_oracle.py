@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fordstone.model import plan as p
+from fordstone.plan import plan as p
 
 Row = tuple[Any, ...]
 """Key, time, name, x."""
@@ -131,7 +131,7 @@ class Oracle:
     def in_time(self, path: Path, place: int) -> bool:
         return self.within is None or self.rows[place][1] - self.rows[path[0][1]][1] < self.within
 
-    def reach(self, path: Path) -> range:
+    def plan_read(self, path: Path) -> range:
         """The places behind a path that are in time."""
         last = path[-1][1]
         return range(
@@ -181,7 +181,7 @@ class Oracle:
                     continue
                 stack += [
                     [*path, (target, place)]
-                    for place in self.reach(path)
+                    for place in self.plan_read(path)
                     if self.can_take(path, target, place) and self.allowed(path, target, place)
                 ]
 
@@ -192,7 +192,7 @@ class Oracle:
         last, guards = path[-1][1], self.guards(path, END)
         if not guards:
             return (last, 0) if self.allowed(path, END, last) else None
-        reach = self.reach(path)
+        reach = self.plan_read(path)
         over = (float("inf"), 0)
         if any(guard.stage.follows == "then" for guard in guards):
             return (
@@ -209,7 +209,7 @@ class Oracle:
 
     def waits(self, path: Path) -> bool:
         """Whether a beginning still waits for a row when its time is over."""
-        reach, last = self.reach(path), path[-1][1]
+        reach, last = self.plan_read(path), path[-1][1]
         if END in self.options(path)[0] and not self.guards(path, END):
             return False  # it was a match
         for target in self.options(path)[0]:

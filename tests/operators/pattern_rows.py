@@ -10,12 +10,12 @@ import polars as pl
 from tests.operators.subtasks import frame_of
 
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.match import derive_match
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime, StreamType
-from fordstone.operators.match import TIMEOUT, MatchRows
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.step import TIMEOUT, MatchRows
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime, StreamType
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "name": "string", "x": "double"})
 STREAM = StreamType(schema=SCHEMA, time=EventTime(column="ts"))

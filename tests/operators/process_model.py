@@ -14,13 +14,12 @@ from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Waterm
 
 from fordstone import KeyedFunction, ListState, MapState, ValueState
 from fordstone.api.process import declared_states
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime, StreamType
-from fordstone.operators.operator import LATE, Emits, Moment
-from fordstone.operators.process import Process, make_process
-from fordstone.operators.setting import OperatorSetting
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import LATE, Emits, Moment, OperatorSetting
+from fordstone.operators.process.step import Process, make_process
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime, StreamType
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 US = dt.timedelta(microseconds=1)

@@ -20,14 +20,14 @@ import polars as pl
 import pytest
 from hypothesis import strategies as st
 
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.fragment import Fragments
-from fordstone.operators.operator import LATE, MAIN, Emits, Moment, Operator
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.fragment import Fragments
+from fordstone.operators.base import LATE, MAIN, Emits, Moment, Operator
+from fordstone.plan.stream_type import EventTime
+from fordstone.state.base import Piece
 from fordstone.state.key_group import split_by_owner
-from fordstone.state.piece import Piece
 from fordstone.testing.contracts.state import Shelf
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

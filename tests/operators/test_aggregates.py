@@ -17,13 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fordstone.errors import ExpressionError, PlanError
-from fordstone.model.aggregate import parse_aggregate, user_aggregate
-from fordstone.model.aggregate_functions import AGGREGATES, inverts
-from fordstone.model.schema import DataType, Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.aggregator import Aggregator
-from fordstone.operators.kinds import KINDS
-from fordstone.operators.partial import ROWS, Partials
+from fordstone.lang.aggregates import AGGREGATES, inverts, parse_aggregate, user_aggregate
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.kinds import KINDS
+from fordstone.operators.aggregate.partial import ROWS, Partials
+from fordstone.operators.aggregate.user import Aggregator
+from fordstone.plan.stream_type import EventTime
 
 SCHEMA = Schema.of(
     {"k": "int", "ts": "timestamp", "x": "double", "n": "bigint", "d": "decimal(38,2)", "s": "string", "ok": "boolean",

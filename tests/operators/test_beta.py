@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from scipy import special  # type: ignore[import-untyped]  # it ships no types
 
 from fordstone.errors import ExpressionError
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.schema import Schema
-from fordstone.operators import beta
-from fordstone.operators.beta import beta_high, beta_low, beta_means, beta_quantiles
-from fordstone.operators.partial import Partials
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate import beta
+from fordstone.operators.aggregate.beta import beta_high, beta_low, beta_means, beta_quantiles
+from fordstone.operators.aggregate.partial import Partials
 
 SCHEMA = Schema.of({"k": "bigint", "ts": "timestamp", "ok": "boolean", "x": "double"})
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

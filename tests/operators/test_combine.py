@@ -33,21 +33,20 @@ from tests.operators.window_rows import (
 
 from fordstone import Aggregator, Pipeline
 from fordstone.connectors.memory import memory
-from fordstone.edge.step_digest import step_digests
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream import stream_types
-from fordstone.model.windows import Sliding, Tumbling
-from fordstone.operators.aggregate import OPEN_RATIO, OPEN_ROWS_MIN
-from fordstone.operators.combine import EpochCombine
-from fordstone.operators.factory import has_feeder, make_feeder, make_operator
-from fordstone.operators.operator import FINAL, LATE, MAIN, OP, Moment, Operator
-from fordstone.operators.partial import ROWS
-from fordstone.operators.setting import Functions, OperatorSetting
-from fordstone.operators.windows import make_combiner, partials_of
-from fordstone.tiers.split import split
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.combine import EpochCombine
+from fordstone.operators.aggregate.partial import ROWS
+from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN
+from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorSetting
+from fordstone.operators.registry import has_feeder, make_feeder, make_operator
+from fordstone.operators.window.registry import make_combiner, partials_of
+from fordstone.plan import plan as p
+from fordstone.plan.windows import Sliding, Tumbling
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.split import split
 
 NODES = 3
 EVERY_KIND = {
@@ -399,7 +398,7 @@ def test_what_crosses_has_only_types_of_ours_and_comes_back_as_it_was_kept():
 
 
 def test_sessions_cannot_be_merged_from_partial_rows():
-    from fordstone.model.windows import Session
+    from fordstone.plan.windows import Session
 
     tiers = split(pipeline_of(Tumbling(10), {"n": "count(*)"}, cut=True).plan())
     assert tiers.center is not None

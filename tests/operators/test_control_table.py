@@ -15,11 +15,10 @@ from tests.operators.subtasks import Barrier, Batch, Restore, Row, Subtasks, bit
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
-from fordstone.model.stream import stream_types
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.lookup import VERSION
-from fordstone.operators.operator import DELETE, OP, ROW_ID, UPSERT, Moment, Operator
-from fordstone.operators.setting import OperatorSetting
+from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Moment, Operator, OperatorSetting
+from fordstone.operators.join.lookup import VERSION
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.planner.check import stream_types
 from fordstone.state.key_group import split_by_owner
 
 STEP = "join_control"

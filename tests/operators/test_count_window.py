@@ -29,12 +29,11 @@ from tests.operators.subtasks import (
     shown,
 )
 
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.windows import Count
-from fordstone.operators.count_window import CountAggregate, Panes
-from fordstone.operators.operator import LATE, ROW_ID, Moment
-from fordstone.operators.pane_tree import BRANCHES
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import LATE, ROW_ID, Moment
+from fordstone.operators.window.count import BRANCHES, CountAggregate, Panes
+from fordstone.plan.windows import Count
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "top": "max(x)"}

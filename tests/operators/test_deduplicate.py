@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
 from fordstone.operators import deduplicate as module
+from fordstone.operators.base import LATE, ROW_ID, Moment
 from fordstone.operators.deduplicate import Deduplicate, _openers
-from fordstone.operators.operator import LATE, ROW_ID, Moment
+from fordstone.plan.stream_type import EventTime
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "x": "double", "tags": "array<string>"})
 WITHIN_US = 3

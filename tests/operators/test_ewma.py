@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
-from fordstone.model.expression import parse_double
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators import recurrence
-from fordstone.operators.ewma import Ewma
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Moment
-from fordstone.operators.recurrence import Means, Values, smooth
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.expression import parse_double
+from fordstone.lang.schema import Schema
+from fordstone.operators import ewma as recurrence
+from fordstone.operators.base import LATE, MAIN, ROW_ID, Moment
+from fordstone.operators.ewma import Ewma, Means, Values, smooth
+from fordstone.plan.stream_type import EventTime
 
 SCHEMA = Schema.of(
     {"k": "string", "ts": "timestamp", "tags": "array<string>", "f": "float", "x": "double", "i": "bigint"}

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, restored
 from tests.operators.test_ewma import COLUMNS, SCHEMA, batches_of_rows, frame, order, plain, released
 
-from fordstone.model.expression import parse_double
-from fordstone.model.stream_type import EventTime
-from fordstone.operators import recurrence
-from fordstone.operators.ewma import Ewma
-from fordstone.operators.recurrence import Decaying, Means, Values, halved, smooth_by_time
+from fordstone.lang.expression import parse_double
+from fordstone.operators import ewma as recurrence
+from fordstone.operators.ewma import Decaying, Ewma, Means, Values, halved, smooth_by_time
+from fordstone.plan.stream_type import EventTime
 
 HALF_LIFE_US = 3
 

@@ -10,16 +10,16 @@ import polars as pl
 import pytest
 from tests.operators.subtasks import Row, Subtasks
 
-from fordstone.model.aggregate import Aggregate, parse_aggregate, user_aggregate
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import DataType, Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.model.windows import Count
-from fordstone.operators.aggregator import Aggregator
-from fordstone.operators.count_window import CountAggregate
-from fordstone.operators.fragment import Fragments
-from fordstone.operators.partial import Partials
-from fordstone.operators.session import SessionAggregate
+from fordstone.lang.aggregates import Aggregate, parse_aggregate, user_aggregate
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.fragment import Fragments
+from fordstone.operators.aggregate.partial import Partials
+from fordstone.operators.aggregate.user import Aggregator
+from fordstone.operators.window.count import CountAggregate
+from fordstone.operators.window.session import SessionAggregate
+from fordstone.plan.stream_type import EventTime
+from fordstone.plan.windows import Count
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})

@@ -22,13 +22,12 @@ from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, resto
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.model.stream import stream_types
-from fordstone.operators import join_rows
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.operator import LATE, MAIN, ROW_ID, Emits, Moment, Operator
-from fordstone.operators.setting import OperatorSetting
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.base import LATE, MAIN, ROW_ID, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.join import interval as join_rows
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
 from fordstone.state.key_group import split_by_owner
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

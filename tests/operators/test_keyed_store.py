@@ -9,12 +9,12 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fordstone.model.schema import DataType
-from fordstone.operators import state_cells
-from fordstone.operators.keyed_store import KeyedStore
-from fordstone.operators.state_cells import CellKind, Scene
-from fordstone.operators.state_values import coercion, series_of
-from fordstone.state.piece import Piece
+from fordstone.lang.schema import DataType
+from fordstone.operators.process import cells as state_cells
+from fordstone.operators.process.cells import CellKind, Scene
+from fordstone.operators.process.store import KeyedStore
+from fordstone.operators.process.values import coercion, series_of
+from fordstone.state.base import Piece
 
 TTL_US = 6
 KEYS = pl.DataFrame({"k": ["a", "b"]})

@@ -17,11 +17,10 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
 from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import SourceError
-from fordstone.model.stream import stream_types
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.lookup import LookupLatest
-from fordstone.operators.operator import ROW_ID, Emits, Moment, Operator
-from fordstone.operators.setting import OperatorSetting
+from fordstone.operators.base import ROW_ID, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.join.lookup import LookupLatest
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.planner.check import stream_types
 from fordstone.state.key_group import split_by_owner
 
 KEYS = ["a", "b", "é", None]

@@ -14,11 +14,11 @@ from tests.operators.pattern_rows import STREAM, frame
 from tests.operators.subtasks import Subtasks, events_of, rank
 
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.model.match import derive_match
-from fordstone.operators.match import TIMEOUT, MatchRows
-from fordstone.operators.operator import Moment
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.base import Moment
+from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.step import TIMEOUT, MatchRows
+from fordstone.plan import plan as p
 from fordstone.state.table import Table
 
 MEASURES = (

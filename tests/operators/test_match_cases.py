@@ -13,13 +13,13 @@ from tests.operators.pattern_rows import SCHEMA, STREAM, frame, matches, of, run
 from tests.operators.subtasks import EPOCH, Subtasks, restored
 
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.match import derive_match
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime, StreamType
-from fordstone.operators.match import MatchRows
-from fordstone.operators.operator import LATE, Moment
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import LATE, Moment
+from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.step import MatchRows
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime, StreamType
 from fordstone.state.table import Table
 
 ABC = Pattern("abc").start("a", of("a")).then("b", of("b")).then("c", of("c"))

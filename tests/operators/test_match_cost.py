@@ -13,13 +13,14 @@ from tests.operators.pattern_rows import STREAM, frame, of, run, step_of
 
 from fordstone.api.pattern import Pattern
 from fordstone.errors import FordstoneError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.match import derive_match
-from fordstone.operators import match_start, matching
-from fordstone.operators.match import MatchRows
-from fordstone.operators.match_start import Going
-from fordstone.operators.operator import Moment
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.operators.base import Moment
+from fordstone.operators.match import candidate as match_start
+from fordstone.operators.match import matcher as matching
+from fordstone.operators.match.candidate import Going
+from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.step import MatchRows
+from fordstone.plan import plan as p
 
 MEASURES = {"n": "count(*)", "f": "first(x)", "l": "last(x)", "m": "match_number()", "t": "match_time()"}
 

@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.match import derive_match
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime, StreamType
-from fordstone.operators.match import MatchRows
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.step import MatchRows
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import EventTime, StreamType
 
 SCHEMA = Schema.of({"symbol": "string", "ts": "timestamp", "price": "bigint"})
 STREAM = StreamType(schema=SCHEMA, time=EventTime(column="ts"))

@@ -33,8 +33,10 @@ from tests.operators.subtasks import Subtasks, bits, shown
 
 from fordstone import KeyedFunction
 from fordstone.errors import TaskError
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.operators import keyed_store, process, state_cells
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.operators.process import cells as state_cells
+from fordstone.operators.process import step as process
+from fordstone.operators.process import store as keyed_store
 
 
 @settings(deadline=None, max_examples=120)

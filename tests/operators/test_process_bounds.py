@@ -11,9 +11,9 @@ from tests.operators.process_model import SCHEMA, TOLD, US, barrier, calls, fram
 
 from fordstone import KeyedFunction, ValueState
 from fordstone.errors import TaskError
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.operators import keyed_store
-from fordstone.operators.timers import Timers
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.operators.process import store as keyed_store
+from fordstone.operators.process.timers import Timers
 from fordstone.state.table import Table
 
 

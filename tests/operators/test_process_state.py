@@ -25,10 +25,10 @@ from tests.operators.process_model import (
 
 from fordstone import KeyedFunction, ListState, MapState, ValueState
 from fordstone.errors import SchemaError, TaskError
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.operator import LATE
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import LATE
+from fordstone.plan.stream_type import EventTime
 
 # Without order, and without time.
 

@@ -29,10 +29,10 @@ from tests.operators.subtasks import (
     shown,
 )
 
-from fordstone.model.manifest import TIME_MAX_US
-from fordstone.model.schema import Schema
-from fordstone.operators.operator import LATE, ROW_ID, Moment
-from fordstone.operators.session import SessionAggregate
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import LATE, ROW_ID, Moment
+from fordstone.operators.window.session import SessionAggregate
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "lo": "min(x)", "hi": "max(x)"}

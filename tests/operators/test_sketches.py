@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.partial import Partials
-from fordstone.operators.quantile_part import compact, kll_bytes
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.partial import Partials
+from fordstone.operators.aggregate.sketches import compact, kll_bytes
+from fordstone.plan.stream_type import EventTime
 
 SCHEMA = Schema.of({"k": "int", "ts": "timestamp", "x": "double", "s": "string"})
 
@@ -141,6 +141,6 @@ def test_the_package_is_not_loaded_where_no_sketch_is_made() -> None:
     import subprocess
     import sys
 
-    code = "import sys, fordstone.operators.factory; print('_datasketches' in sys.modules)"
+    code = "import sys, fordstone.operators.registry; print('_datasketches' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

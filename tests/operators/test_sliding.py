@@ -33,15 +33,14 @@ from tests.operators.window_rows import (
     windows_of,
 )
 
-from fordstone.model.aggregating import WINDOW_END, WINDOW_START
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.model.windows import Sliding, Tumbling
-from fordstone.operators import sliding
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.operator import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
-from fordstone.operators.panes import PaneGrid, PaneStore
-from fordstone.operators.partial import END
-from fordstone.operators.sliding import SlidingAggregate
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
+from fordstone.operators.aggregate.partial import END
+from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.operators.window import sliding
+from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
+from fordstone.plan.windows import Sliding, Tumbling
 
 
 @settings(deadline=None, max_examples=50)

@@ -20,15 +20,14 @@ from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Subtas
 
 from fordstone import Pipeline
 from fordstone.connectors.memory import memory
-from fordstone.model import plan as p
-from fordstone.model.aggregating import WINDOW_END, WINDOW_START
-from fordstone.model.schema import Schema
-from fordstone.model.stream import stream_types
-from fordstone.model.windows import Sliding, Tumbling
-from fordstone.operators.factory import make_feeder, make_operator
-from fordstone.operators.operator import MAIN, Moment
-from fordstone.operators.partial import ROWS
-from fordstone.operators.setting import OperatorSetting
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
+from fordstone.operators.aggregate.partial import ROWS
+from fordstone.operators.base import MAIN, Moment, OperatorSetting
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.plan import plan as p
+from fordstone.plan.windows import Sliding, Tumbling
+from fordstone.planner.check import stream_types
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint", "d": "decimal(10,2)"}
 EXACT = {"n": "count(*)", "known": "count(i)", "s": "sum(i)", "sd": "sum(d)"}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fordstone.model.ids import Attempt
+from fordstone.plan.ids import Attempt
 from fordstone.protocol.alignment import Alignment, Logged, Overtaking, Returned, Snapshot, Stale, Waiting
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fordstone.protocol.matching import match_plan
+from fordstone.protocol.recovery import match_plan
 
 
 def test_equal_steps_match_whole():

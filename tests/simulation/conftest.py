@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from fordstone.testing.fleet_tally import FleetTally
-from fordstone.testing.simulator import Tally
+from tests.simulation.fleet_tally import FleetTally
+from tests.simulation.simulator import Tally
 
 BLOCK = 50
 FLEET_SHARE = 8

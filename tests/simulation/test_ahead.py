@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as changed
+from tests.simulation.scenario import MAX_AHEAD, Scenario
+from tests.simulation.simulator import Tally, simulate
 
-from fordstone.edge.partition import Partition
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import RebuildError
-from fordstone.model.manifest import TIME_MAX_US, PartitionCut
-from fordstone.testing.scenario import MAX_AHEAD, Scenario
-from fordstone.testing.simulator import Tally, simulate
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.runtime.partition import Partition
 
 SEEDS = [seed for seed in range(31_000, 31_060) if MAX_AHEAD[seed % len(MAX_AHEAD)] in {"5s", "20s"}]
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-
-from fordstone.testing import fleet as fleet_module
-from fordstone.testing.fleet import simulate_fleet
-from fordstone.testing.fleet_judge import judge_center, judge_tap
-from fordstone.testing.fleet_scenario import FleetScenario
-from fordstone.testing.fleet_tally import FleetTally
-from fordstone.testing.rows import SimulationError
+from tests.simulation import fleet as fleet_module
+from tests.simulation.fleet import simulate_fleet
+from tests.simulation.fleet_judge import judge_center, judge_tap
+from tests.simulation.fleet_scenario import FleetScenario
+from tests.simulation.fleet_tally import FleetTally
+from tests.simulation.rows import SimulationError
 
 
 def test_every_fleet_keeps_the_invariants(fleet_block: range, fleet_tally: FleetTally):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from fordstone.testing.fleet import simulate_fleet
-from fordstone.testing.fleet_mutants import FLEET_MUTANTS
-from fordstone.testing.fleet_scenario import FleetScenario
-from fordstone.testing.rows import SimulationError
+from tests.simulation.fleet import simulate_fleet
+from tests.simulation.fleet_mutants import FLEET_MUTANTS
+from tests.simulation.fleet_scenario import FleetScenario
+from tests.simulation.rows import SimulationError
 
 SEEDS_MAX = 120
 

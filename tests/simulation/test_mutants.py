@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from fordstone.testing.mutants import MUTANTS
-from fordstone.testing.rows import SimulationError
-from fordstone.testing.scenario import Scenario, Shape
-from fordstone.testing.simulator import simulate
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.rows import SimulationError
+from tests.simulation.scenario import Scenario, Shape
+from tests.simulation.simulator import simulate
 
 SEEDS_MAX = 400
 

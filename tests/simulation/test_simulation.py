@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from fordstone.testing import simulator
-from fordstone.testing.scenario import SHAPES, Scenario
-from fordstone.testing.simulator import Tally, simulate
+from tests.simulation import simulator
+from tests.simulation.scenario import SHAPES, Scenario
+from tests.simulation.simulator import Tally, simulate
 
 REGRESSIONS = {
     35: "a loop's probes kept its input from being read",

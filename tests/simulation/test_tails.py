@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from tests.simulation import simulator
+from tests.simulation.join_tails import JoinTail, LatestTail
+from tests.simulation.judge import judge
+from tests.simulation.keyed_tails import MatchTail, ProcessTail
+from tests.simulation.rows import SimulationError
+from tests.simulation.scenario import Scenario, Shape, World
+from tests.simulation.simulator import Tally, simulate
+from tests.simulation.tails import MORE, OUT, Tail
+from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail
 
-from fordstone.model.plan import Mode
-from fordstone.testing import simulator
-from fordstone.testing.join_tails import JoinTail, LatestTail
-from fordstone.testing.judge import judge
-from fordstone.testing.keyed_tails import MatchTail, ProcessTail
-from fordstone.testing.rows import SimulationError
-from fordstone.testing.scenario import Scenario, Shape, World
-from fordstone.testing.simulator import Tally, simulate
-from fordstone.testing.tails import MORE, OUT, Tail
-from fordstone.testing.window_tails import CountTail, SessionTail, SlidingTail
+from fordstone.plan.plan import Mode
 
 TAILS: dict[str, Tail] = {
     "sliding": SlidingTail(early_us=None, size=6, every=2, offset=0),

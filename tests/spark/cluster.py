@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyspark
 
-from fordstone.spark import java
+from fordstone.spark.session import java
 
 WAIT_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 20.0

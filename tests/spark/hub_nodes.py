@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from fordstone.checkpoint.run_file import encode_run
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.epochs.run_file import encode_run
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Checkpoint, Commit, Committed, EpochEntry, LeaseRequest, StreamSegment
-from fordstone.model.manifest import RunRef
+from fordstone.state.base import RunRef
 
 
 class HubNode:

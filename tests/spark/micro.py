@@ -26,17 +26,17 @@ from pyspark.sql import Row
 from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
 from tests.spark.micro_watch import watched
 
-from fordstone.model.plan import Plan
-from fordstone.operators.setting import Functions, OperatorSetting
-from fordstone.spark import query as query_module
-from fordstone.spark import source as source_module
-from fordstone.spark.commit import BatchOutcome, Committer
+from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.feed import QuerySetting
-from fordstone.spark.packing import _spark_hash
-from fordstone.spark.processor import HostProcessor
-from fordstone.spark.query import HostedQuery, hosted_query
-from fordstone.spark.stages import Stages
+from fordstone.spark.hosted import query as query_module
+from fordstone.spark.hosted import source as source_module
+from fordstone.spark.hosted.chains import Stages
+from fordstone.spark.hosted.commit import BatchOutcome, Committer
+from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.packing import _spark_hash
+from fordstone.spark.hosted.processor import HostProcessor
+from fordstone.spark.hosted.query import HostedQuery, hosted_query
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]

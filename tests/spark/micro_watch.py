@@ -8,11 +8,11 @@ from typing import Any
 import polars as pl
 from tests.spark.micro_state import Fate
 
-from fordstone.connectors.connector import Delivery, Part, PartedSink, Sink
-from fordstone.model.manifest import Cut
-from fordstone.spark.commit import Committer
-from fordstone.spark.cuts import CutFiles
-from fordstone.spark.sealed import SealedEpoch, SealedFiles
+from fordstone.connectors.base import Delivery, Part, PartedSink, Sink
+from fordstone.epochs.manifest import Cut
+from fordstone.spark.hosted.commit import Committer
+from fordstone.spark.hosted.cuts import CutFiles
+from fordstone.spark.hosted.sealed import SealedEpoch, SealedFiles
 
 
 class _WatchedSink(PartedSink):

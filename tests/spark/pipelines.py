@@ -19,10 +19,10 @@ from tests.spark.oracle_steps import Smooth
 from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
 from fordstone.connectors import ConnectorSpec, files
-from fordstone.connectors.encoding import encoded
-from fordstone.connectors.file_settings import FileFormat
-from fordstone.model.schema import Schema
-from fordstone.model.windows import Count, Window
+from fordstone.connectors.files.rows import encoded
+from fordstone.connectors.files.settings import FileFormat
+from fordstone.lang.schema import Schema
+from fordstone.plan.windows import Count, Window
 
 SCHEMA: Final = {
     "id": "bigint",

@@ -14,25 +14,24 @@ from typing import Any
 from unittest import mock
 
 import polars as pl
+from tests.simulation.simulator import SimClock
 from tests.spark.micro_state import Location
 from tests.spark.oracle import Oracle, Read, same
 from tests.spark.pipelines import Case, File, Rows
 from tests.spark.random_case import lateness_s, random_case
 
-from fordstone.checkpoint.disk import Disk
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import ConnectorSpec, MemorySink, latest, memory, rows
-from fordstone.connectors.connector import Delivery, Sink
+from fordstone.connectors.base import Delivery, Sink
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
+from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
-from fordstone.model.plan import Plan
-from fordstone.operators.operator import DELETE, OP, ROW_ID
-from fordstone.operators.setting import Functions
-from fordstone.spark import host, packing
-from fordstone.spark.work import read_work
+from fordstone.epochs.store import CheckpointStore
+from fordstone.operators.base import DELETE, OP, ROW_ID, Functions
+from fordstone.plan.plan import Plan
+from fordstone.spark.hosted import host, packing
+from fordstone.spark.hosted.work import read_work
+from fordstone.storage.disk import Disk
 from fordstone.testing.memory_disk import MemoryDisk
-from fordstone.testing.simulator import SimClock
 
 STEPS_MAX = 200_000
 EachSeed = Callable[[Callable[[int], Counter[str]]], Counter[str]]
@@ -84,9 +83,9 @@ class EdgeSide:
         config = RunConfig(
             bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=batch_rows, compression="none"
         )
-        rim = Rim(clock=self.clock, disk=self.disk, dead_letters=self._dead_letters)
+        environment = Environment(clock=self.clock, disk=self.disk, dead_letters=self._dead_letters)
         store = CheckpointStore(self.disk, pipeline=self.plan.pipeline, node="node", compression="none")
-        engine = recovered_engine(self.plan, self.functions, config, rim, store, None)
+        engine = recovered_engine(self.plan, self.functions, config, environment, store, None)
         try:
             self._step(engine, stop_after, rng or Random(0))
         finally:

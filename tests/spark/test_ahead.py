@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.simulation.simulator import SimClock
 from tests.spark.micro import MicroSpark
 from tests.spark.micro_state import Died
 from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.spark import source as source_module
-from fordstone.spark.commit import BatchOutcome
-from fordstone.testing.simulator import SimClock
+from fordstone.spark.hosted import source as source_module
+from fordstone.spark.hosted.commit import BatchOutcome
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -11,8 +11,8 @@ from py4j.protocol import Py4JError
 from pyspark.core.context import SparkContext
 
 from fordstone.errors import ConfigError, FordstoneError
-from fordstone.spark import application as module
-from fordstone.spark.application import application
+from fordstone.spark.session import application as module
+from fordstone.spark.session.application import application
 
 
 class FakeSpark:

@@ -9,8 +9,8 @@ import pytest
 from fordstone import Pipeline
 from fordstone.connectors import generator, memory
 from fordstone.errors import ConfigError, PipelineError
-from fordstone.hub.address import HubAddress
-from fordstone.model.plan import Source
+from fordstone.hub.client.address import HubAddress
+from fordstone.plan.plan import Source
 from fordstone.spark import run
 from fordstone.spark.config import SparkConfig
 

@@ -11,11 +11,11 @@ import pytest
 from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
 from fordstone.connectors import MemorySink, files, generator, memory
-from fordstone.connectors.file_settings import FileSettings
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.errors import ConfigError
-from fordstone.model.plan import Plan
-from fordstone.spark.choice import choose
-from fordstone.spark.file_pattern import refusal, spark_glob
+from fordstone.plan.plan import Plan
+from fordstone.spark.native.choice import choose
+from fordstone.spark.native.parquet import refusal, spark_glob
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 
@@ -273,7 +273,7 @@ def test_choosing_and_explaining_need_no_pyspark():
         "package = types.ModuleType('fordstone.spark')\n"
         "package.__path__ = [spec.submodule_search_locations[0] + '/spark']\n"
         "sys.modules['fordstone.spark'] = package\n"
-        "import fordstone.spark.choice, fordstone.spark.explain\n"
+        "import fordstone.spark.native.choice, fordstone.spark.explain\n"
         "sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,13 +12,13 @@ from tests.spark.micro_state import Died
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.connectors.connector import ConnectorSpec
+from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.control_publish import HubIsAwayError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
-from fordstone.model.stream import stream_types
-from fordstone.spark.commit import sink_specs
-from fordstone.spark.identity import QueryFile, QueryIdentity
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
+from fordstone.planner.check import stream_types
+from fordstone.spark.hosted.commit import sink_specs
+from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
 
 
 def identity(owner: str) -> QueryIdentity:

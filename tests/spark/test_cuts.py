@@ -7,9 +7,10 @@ from uuid import uuid4
 
 import pytest
 
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import CheckpointError, DamagedError
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
-from fordstone.spark.cuts import KEPT, CutFiles
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.spark.hosted.cuts import KEPT, CutFiles
 
 
 def cut(epoch: int) -> Cut:

@@ -17,7 +17,7 @@ from tests.spark.runs import EdgeSide, compare, out_of
 
 from fordstone import Pipeline
 from fordstone.connectors import ConnectorSpec, MemorySink, memory
-from fordstone.edge.engine import Engine
+from fordstone.edge.engine.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -8,7 +8,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
 from fordstone.connectors import files, stdout
 from fordstone.errors import ConfigError
-from fordstone.model.plan import Plan
+from fordstone.plan.plan import Plan
 from fordstone.spark.explain import explain
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double"}

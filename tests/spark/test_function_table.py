@@ -1,6 +1,6 @@
 """Every row of the docs' table of functions gives the same on both engines.
 
-With data, nulls and extremes, Spark's answers are kept in tests/operators/expected_spark.json; here a live Spark, set up as
+With data, nulls and extremes, Spark's answers are kept in tests/lang/expected_spark.json; here a live Spark, set up as
 for a pipeline, is asked for the examples that the table shows.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from fordstone.model.expression import parse
-from fordstone.model.functions import FORMS, FUNCTIONS
-from fordstone.model.schema import Schema
-from fordstone.operators.lowering import to_polars
-from fordstone.spark.column_types import spark_type
+from fordstone.lang.expression import parse
+from fordstone.lang.functions import FORMS, FUNCTIONS
+from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.schema import Schema
+from fordstone.spark.native.column_types import spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,16 +17,16 @@ from tests.spark.micro import KnownPlan
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, DamagedError
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.operators.factory import make_feeder
-from fordstone.operators.operator import OP
-from fordstone.spark import host as host_module
-from fordstone.spark.feed import QuerySetting
-from fordstone.spark.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
-from fordstone.spark.packing import Packed, What, decode, encode
-from fordstone.spark.processor import _SparkStore
-from fordstone.spark.work import Clock, SourceClock, TaskFacts, read_clock
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.base import OP
+from fordstone.operators.registry import make_feeder
+from fordstone.plan import plan as p
+from fordstone.spark.hosted import host as host_module
+from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
+from fordstone.spark.hosted.packing import Packed, What, decode, encode
+from fordstone.spark.hosted.processor import _SparkStore
+from fordstone.spark.hosted.work import Clock, SourceClock, TaskFacts, read_clock
 from fordstone.state.table import DELETED
 
 SECOND = 1_000_000

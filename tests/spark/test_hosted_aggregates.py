@@ -15,9 +15,9 @@ from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.connectors.same_rows import same_rows
+from fordstone.connectors.compare import same_rows
 from fordstone.errors import ConfigError
-from fordstone.spark.choice import choose
+from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -17,7 +17,7 @@ from tests.spark.small_batches import LATENESS_S, Made, run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.spark.choice import choose
+from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

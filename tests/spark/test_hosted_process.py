@@ -19,9 +19,9 @@ from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.spark import source as source_module
-from fordstone.spark.processor import HostProcessor
-from fordstone.spark.sent_functions import SentFunctions
+from fordstone.spark.hosted import source as source_module
+from fordstone.spark.hosted.processor import HostProcessor
+from fordstone.spark.hosted.sent_functions import SentFunctions
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

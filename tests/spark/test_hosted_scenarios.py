@@ -8,13 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.simulation.rows import LATENESS_S, SCHEMA, second_of
+from tests.simulation.scenario import WINDOW_S, Scenario, Shape, _shaped, expect
 from tests.spark.micro import MicroSpark
 from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.testing.rows import LATENESS_S, SCHEMA, second_of
-from fordstone.testing.scenario import WINDOW_S, Scenario, Shape, _shaped, expect
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -15,8 +15,8 @@ from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
 from fordstone.connectors import MemorySink, files, latest, memory, rows
 from fordstone.errors import SourceError
-from fordstone.spark import commit
-from fordstone.spark.commit import BatchOutcome
+from fordstone.spark.hosted import commit
+from fordstone.spark.hosted.commit import BatchOutcome
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

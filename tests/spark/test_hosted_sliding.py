@@ -14,7 +14,7 @@ from tests.spark.runs import small_values
 from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
-from fordstone.spark.choice import choose
+from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 SHAPES = [(20, 5, 0, None), (20, 7, 3, "1ms"), (30, 2, 1, None), (30, 2, 1, "1ms"), (4, 9, 2, "1ms")]

@@ -15,9 +15,9 @@ from tests.spark.micro_state import Died
 from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.connectors import MemorySink, file_sink, files, generator, memory, rows
-from fordstone.connectors.connector import SinkStream
+from fordstone.connectors import MemorySink, files, generator, memory, rows
+from fordstone.connectors.base import SinkStream
+from fordstone.connectors.files import sink as file_sink
 from fordstone.errors import (
     CheckpointError,
     ConfigError,
@@ -26,16 +26,17 @@ from fordstone.errors import (
     PlanMismatchError,
     StoreLockedError,
 )
-from fordstone.model.plan import ConnectorSpec, Plan
-from fordstone.model.schema import Schema
-from fordstone.spark import commit
-from fordstone.spark.commit import PART, PartTask, Sinks, SinkSpec
+from fordstone.lang.schema import Schema
+from fordstone.plan.plan import ConnectorSpec, Plan
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.export import import_spark
-from fordstone.spark.packing import PACK_BYTES, Packed, Packer, What, encode
+from fordstone.spark.hosted import commit
+from fordstone.spark.hosted.commit import PART, PartTask, Sinks, SinkSpec
+from fordstone.spark.hosted.export import import_spark
+from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, encode
+from fordstone.spark.hosted.sealed import SealedFiles
+from fordstone.spark.hosted.source import batches
 from fordstone.spark.run import run_plan
-from fordstone.spark.sealed import SealedFiles
-from fordstone.spark.source import batches
+from fordstone.storage.disk import OsDisk
 
 
 def add(path: Path, numbers: Iterable[int]) -> None:

@@ -11,7 +11,7 @@ from tests.spark.small_batches import LATENESS_S, SCHEMA, Made, by_edge, fill, h
 
 from fordstone import Pipeline, by_count, session
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.model.windows import Window
+from fordstone.plan.windows import Window
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

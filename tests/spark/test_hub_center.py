@@ -21,17 +21,16 @@ from tests.spark.micro_state import Died
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, files, memory
 from fordstone.connectors import rows as read_rows
-from fordstone.connectors.hub_epochs import HubSource
+from fordstone.connectors.hub.epochs import HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
+from fordstone.epochs.manifest import Cut
 from fordstone.errors import SourceError
-from fordstone.hub.client import HubClient
-from fordstone.model import plan as p
-from fordstone.model.manifest import Cut
+from fordstone.hub.client.client import HubClient
+from fordstone.plan import plan as p
+from fordstone.planner.split import placed, split
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.query import hosted_query
-from fordstone.tiers.place import placed
-from fordstone.tiers.split import split
+from fordstone.spark.hosted.query import hosted_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -231,7 +230,7 @@ def test_a_planned_batch_whose_hub_stays_away_fails_with_words_and_is_done_later
     spark = MicroSpark()
     query = started(spark, center_plan(out), tmp_path)
     hub.away_for_blobs = True
-    monkeypatch.setattr("fordstone.connectors.hub_epochs.PAUSE_MAX_SECONDS", 0.0)
+    monkeypatch.setattr("fordstone.connectors.hub.epochs.PAUSE_MAX_SECONDS", 0.0)
     with pytest.raises(SourceError, match="start the hub again"):
         query.run()
     hub.away_for_blobs = False
@@ -374,7 +373,7 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
 
 def _on_the_edge(fake: FakeHub, nodes: dict[str, Any]) -> Found:
     with pytest.MonkeyPatch.context() as patch:
-        from fordstone.connectors import hub_stream
+        from fordstone.connectors.hub import stream as hub_stream
 
         patch.setattr(hub_stream, "HubClient", lambda _: fake)
         patch.setattr(hub_stream, "_PLACES", hub_stream._Places())

@@ -14,13 +14,14 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from tests.hub.running import running_hub
 from tests.spark.hub_nodes import HubNode
 
-from fordstone.checkpoint.run_file import decode_run
+from fordstone.epochs.run_file import decode_run
 from fordstone.errors import FencedError, SchemaError
-from fordstone.hub.address import HubAddress
-from fordstone.hub.client import HubClient
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ControlVersion
-from fordstone.spark import hub_control, register
-from fordstone.spark.hub_control import ControlSetting, ControlStreamWriter, folded, publish, rows_of, written
+from fordstone.spark import register
+from fordstone.spark.formats import control as hub_control
+from fordstone.spark.formats.control import ControlSetting, ControlStreamWriter, folded, publish, rows_of, written
 
 SCHEMA = "device string, threshold double"
 

@@ -9,23 +9,24 @@ from hypothesis import strategies as st
 
 from fordstone.errors import HubAwayError, SourceError
 from fordstone.hub.messages import Epochs, StreamEpoch, StreamPage
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
-from fordstone.spark.hub_access import patiently
-from fordstone.spark.hub_offsets import (
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.spark.formats.access import patiently
+from fordstone.spark.formats.offsets import (
     MAX_AHEAD_US,
     Gap,
     Limit,
     Offset,
     RunRead,
+    assign,
     batch,
-    dealt,
     gaps,
     lost,
     next_offset,
     reads_of,
     time_of,
 )
-from fordstone.spark.hub_tail import StreamTail
+from fordstone.spark.formats.tail import StreamTail
+from fordstone.state.base import RunRef
 
 NOW_US = 1_000_000_000_000_000
 
@@ -140,11 +141,11 @@ def test_runs_are_dealt_out_evenly_and_no_task_is_without():
     reads = [
         RunRead(node="a", epoch=n, digest=f"{n}", size_bytes=size, rows=1) for n, size in enumerate([9, 1, 1, 8, 1])
     ]
-    hands = dealt(reads, 2)
+    hands = assign(reads, 2)
     assert sorted(sum(read.size_bytes for read in hand) for hand in hands) == [10, 10]
     assert sorted(read.epoch for hand in hands for read in hand) == [0, 1, 2, 3, 4]
-    assert len(dealt(reads[:1], 8)) == 1
-    assert dealt([], 8) == []
+    assert len(assign(reads[:1], 8)) == 1
+    assert assign([], 8) == []
 
 
 def test_runs_without_rows_are_not_read_and_equal_runs_are_read_each():

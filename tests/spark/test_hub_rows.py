@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from fordstone.checkpoint.run_file import COMPRESSIONS, Compression, encode_run
+from fordstone.epochs.run_file import COMPRESSIONS, Compression, encode_run
 from fordstone.errors import DamagedError, SchemaError
-from fordstone.spark import hub_rows
-from fordstone.spark.hub_rows import (
+from fordstone.spark.formats import rows as hub_rows
+from fordstone.spark.formats.rows import (
     RunRows,
     arrow_columns,
     plain_type,

@@ -17,15 +17,15 @@ from tests.hub.running import now_us, running_hub, serving
 from tests.spark.hub_nodes import HubNode, numbers
 from tests.spark.test_hub_rows import EVERY
 
-from fordstone.hub.address import HubAddress
-from fordstone.hub.app import make_app
-from fordstone.hub.blobs import open_blobs
-from fordstone.hub.client import HubClient
-from fordstone.hub.guard import Guard
-from fordstone.hub.limits import Limits
-from fordstone.hub.log import HubLog
-from fordstone.hub.metrics import Metrics
-from fordstone.hub.tokens import TokenFile, Tokens
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
+from fordstone.hub.server.app import make_app
+from fordstone.hub.server.guard import Guard
+from fordstone.hub.server.limits import Limits
+from fordstone.hub.server.metrics import Metrics
+from fordstone.hub.server.tokens import TokenFile, Tokens
+from fordstone.hub.store.blobs import open_blobs
+from fordstone.hub.store.log import HubLog
 from fordstone.spark import register
 
 WAIT_SECONDS_MAX = 60.0
@@ -269,9 +269,9 @@ def test_the_token_of_the_center_opens_the_hub_and_a_wrong_one_is_told_and_never
 
 def test_a_worker_that_reads_a_hub_imports_no_more_than_it_needs_and_another_no_client_of_hubs():
     child = (
-        "import sys, fordstone.spark, fordstone.spark.register\n"
+        "import sys, fordstone.spark, fordstone.spark.formats.register\n"
         "assert 'urllib3' not in sys.modules\n"
-        "import fordstone.spark.hub_source\n"
+        "import fordstone.spark.formats.source\n"
         "assert not {'fordstone.spark.run', 'fordstone.edge.run', 'fordstone.api'} & set(sys.modules)\n"
         "from fordstone.spark import run\n"
         "assert callable(run) and fordstone.spark.run is run is sys.modules['fordstone.spark.run'].run\n"

@@ -11,15 +11,16 @@ from tests.hub.running import running_hub
 from tests.spark.hub_nodes import HubNode
 
 from fordstone import Pipeline
-from fordstone.checkpoint.run_file import digest_of
-from fordstone.checkpoint.sealed_json import encode_manifest
 from fordstone.connectors import files, memory
-from fordstone.edge.step_digest import step_digests
-from fordstone.hub.address import HubAddress
+from fordstone.epochs.manifest import Cut, Manifest, StateRuns
+from fordstone.epochs.run_file import digest_of
+from fordstone.epochs.sealed import encode_manifest
+from fordstone.hub.client.address import HubAddress
 from fordstone.hub.messages import Checkpoint
-from fordstone.model.manifest import Cut, Manifest, RunRef, StateRuns
-from fordstone.model.stream import stream_types
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
 from fordstone.spark import register
+from fordstone.state.base import RunRef
 
 Changes = list[tuple[str, int | None, bool]]
 """Key, count, and whether the key went."""

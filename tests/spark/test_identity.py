@@ -13,7 +13,7 @@ from tests.spark.micro import MicroSpark
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, ConfigError, PipelineError, PlanMismatchError
-from fordstone.spark.identity import QueryFile, QueryIdentity, mismatch
+from fordstone.spark.hosted.identity import QueryFile, QueryIdentity, mismatch
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from fordstone.errors import FordstoneError, StorageError
-from fordstone.spark import java
-from fordstone.spark.java import Answer, JavaMissingError, Missing, Place, Usable, UsableWithout, choose, missing_text
+from fordstone.spark.session import java
+from fordstone.spark.session.java import (
+    Answer,
+    JavaMissingError,
+    Missing,
+    Place,
+    Usable,
+    UsableWithout,
+    choose,
+    missing_text,
+)
 
 WITH_VECTOR = "java.base@17.0.15\njdk.incubator.vector@17.0.15\n"
 WITHOUT_VECTOR = "java.base@25.0.2\njdk.zipfs@25.0.2\n"

@@ -9,11 +9,11 @@ import pytest
 
 from fordstone import Pipeline
 from fordstone.connectors import files
-from fordstone.connectors.connector import ConnectorSpec
-from fordstone.hub.address import HubAddress
-from fordstone.spark import native_query as under_test
+from fordstone.connectors.base import ConnectorSpec
+from fordstone.hub.client.address import HubAddress
+from fordstone.planner.split import placed
 from fordstone.spark.config import SparkConfig
-from fordstone.tiers.place import placed
+from fordstone.spark.native import native_query as under_test
 
 
 def test_a_query_that_spark_runs_by_itself_keeps_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,13 +6,13 @@ import polars as pl
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
-from fordstone.model.manifest import TIME_MIN_US
-from fordstone.operators.windows import partials_of
-from fordstone.spark.feed import QuerySetting
-from fordstone.spark.host import ShardHost
-from fordstone.spark.hosted import MemoryStore
-from fordstone.spark.packing import Packed, What, decode, encode
-from fordstone.spark.work import Clock, SourceClock
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.operators.window.registry import partials_of
+from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.host import ShardHost
+from fordstone.spark.hosted.hosted import MemoryStore
+from fordstone.spark.hosted.packing import Packed, What, decode, encode
+from fordstone.spark.hosted.work import Clock, SourceClock
 
 HOUR_US = 3_600_000_000
 

@@ -22,11 +22,11 @@ from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.errors import ConfigError, SourceError
-from fordstone.model import plan as p
-from fordstone.model.schema import Schema
-from fordstone.model.stream import stream_types
-from fordstone.spark.column_types import spark_type
-from fordstone.spark.native import lower, output_mode
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
+from fordstone.spark.native.column_types import spark_type
+from fordstone.spark.native.native import lower, output_mode
 
 SCHEMA = {
     "k": "string",

@@ -9,8 +9,8 @@ from decimal import Decimal
 import polars as pl
 import pytest
 
-from fordstone.model.ids import KEY_GROUPS
-from fordstone.spark.packing import (
+from fordstone.plan.ids import KEY_GROUPS
+from fordstone.spark.hosted.packing import (
     PACK_BYTES,
     Packed,
     Packer,

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Reach, Reader, Source
+from fordstone.connectors.base import ConnectorSpec, Delivery, Reader, ReadPlan, Source
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import SourceError
-from fordstone.model import plan as p
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
-from fordstone.spark import planner as planner_module
-from fordstone.spark.feed import opened
-from fordstone.spark.planner import Planner
-from fordstone.spark.work import PartitionFact, Work, cut_behind
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.spark.hosted import planner as planner_module
+from fordstone.spark.hosted.feed import opened
+from fordstone.spark.hosted.planner import Planner
+from fordstone.spark.hosted.work import PartitionFact, Work, cut_behind
 
 LATENESS_US = 10
 
@@ -49,11 +50,11 @@ class FakeSource(Source):
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         raise AssertionError("a planner reads nothing")
 
-    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+    def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         self.asked.append(partition)
         table = self.tables[partition]
         found = max(int(position), min(table.rows, position + rows_max))
-        return Reach(position=Position(found), ended=found >= table.rows and (self.bounded or table.whole))
+        return ReadPlan(position=Position(found), ended=found >= table.rows and (self.bounded or table.whole))
 
 
 @dataclass

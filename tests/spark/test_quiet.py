@@ -6,8 +6,8 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from fordstone.errors import FordstoneError
-from fordstone.spark import quiet
-from fordstone.spark.quiet import worth_showing
+from fordstone.spark.session import quiet
+from fordstone.spark.session.quiet import worth_showing
 
 WORKER = "Streaming TransformWithStateInPandas Python worker"
 

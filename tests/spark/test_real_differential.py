@@ -16,7 +16,7 @@ from tests.spark.pipelines import read_all
 from tests.spark.runs import EdgeSide, Trial, compare, ids_of, out_of
 
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.query import hosted_query
+from fordstone.spark.hosted.query import hosted_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

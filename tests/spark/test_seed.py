@@ -14,16 +14,16 @@ from tests.spark.micro_state import Died
 from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline, tumbling
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors import MemorySink, files, memory
+from fordstone.epochs.manifest import ChannelLog, LoggedItem, Manifest
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, PlanMismatchError
-from fordstone.model.manifest import ChannelLog, LoggedItem, Manifest
-from fordstone.spark.export import import_spark
-from fordstone.spark.feed import QuerySetting
-from fordstone.spark.host import unpack_seed
-from fordstone.spark.packing import What
-from fordstone.spark.seed import edge_seed, step_times_us
+from fordstone.spark.hosted.export import import_spark
+from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.host import unpack_seed
+from fordstone.spark.hosted.packing import What
+from fordstone.spark.hosted.seed import edge_seed, step_times_us
+from fordstone.storage.disk import OsDisk
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

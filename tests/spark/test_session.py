@@ -13,11 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-import fordstone.spark
 from fordstone.errors import ConfigError
 from fordstone.spark import prepared, session
-from fordstone.spark.session import is_connect, parallelism
-from fordstone.spark.session_settings import MEANING
+from fordstone.spark.session.session import is_connect, parallelism
+from fordstone.spark.session.settings import MEANING
 
 WAIT_SECONDS_MAX = 180.0
 
@@ -160,8 +159,7 @@ def test_without_pyspark_the_error_says_what_to_install():
 
 
 def test_the_function_and_the_module_of_the_same_name_do_not_take_each_others_place():
-    import fordstone.spark.session as module
+    import fordstone.spark.session.session
 
     assert callable(fordstone.spark.session)
-    assert fordstone.spark.session is sys.modules["fordstone.spark.session"].session
-    assert module is fordstone.spark.session
+    assert fordstone.spark.session is sys.modules["fordstone.spark.session.session"].session

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark.session_settings import MEANING, Surroundings, Wish, local_cores, settings, too_old
+from fordstone.spark.session.settings import MEANING, Surroundings, Wish, local_cores, settings, too_old
 
 HERE = Surroundings(machine_cores=6, configured=False, log_file=Path("/a place/log4j2.properties"))
 SUBMITTED = Surroundings(machine_cores=6, configured=True, log_file=None)

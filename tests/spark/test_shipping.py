@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark import shipping
-from fordstone.spark.shipping import belonging, packed
+from fordstone.spark.session import shipping
+from fordstone.spark.session.shipping import belonging, packed
 
 
 def module(name: str, *, file: Path | None = None, path: Path | None = None) -> ModuleType:

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.schema import Schema
-from fordstone.operators.partial import Partials
-from fordstone.operators.quantile_part import compact, kll_bytes
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.partial import Partials
+from fordstone.operators.aggregate.sketches import compact, kll_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from fordstone.spark.stop_mark import StopMark
+from fordstone.spark.hosted.stop_mark import StopMark
 
 
 @pytest.fixture(params=["disk", "url"])

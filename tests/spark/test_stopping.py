@@ -12,8 +12,8 @@ import pytest
 
 from fordstone import Pipeline
 from fordstone.connectors import files, generator
-from fordstone.edge.report import Progress
 from fordstone.errors import SinkError, TaskError
+from fordstone.runtime.progress import Progress
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 

@@ -8,8 +8,8 @@ import fsspec
 import msgspec
 import pytest
 
-from fordstone.spark.identity import QueryFile, QueryIdentity
-from fordstone.spark.whole_file import write_whole
+from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
+from fordstone.spark.hosted.sealed import write_whole
 
 
 def test_a_file_is_written_and_replaced_at_a_path_and_behind_a_url(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from itertools import permutations
 import msgspec
 import pytest
 
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, Cut, PartitionCut, SourceCut
-from fordstone.spark.work import (
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.spark.hosted.work import (
     Clock,
     PartitionFact,
     PartitionRead,

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark.worker_check import WorkerFacts, check_workers, complaints
+from fordstone.spark.session.worker_check import WorkerFacts, check_workers, complaints
 
 
 def worker(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
-from fordstone.state.buffer import Buffer
-from fordstone.state.state import State
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.state.base import RunRef, State
+from fordstone.state.timeline import Buffer
 from fordstone.testing.contracts.state import Shelf, StateContract
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.errors import SchemaError
-from fordstone.model.ids import owner_of
+from fordstone.plan.ids import owner_of
 from fordstone.state.key_group import BLOCK_ROWS, key_groups, owners, row_hashes, split_by_owner
 
 UTC = dt.UTC

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
-from fordstone.state.piece import Piece
-from fordstone.state.runs import Runs
-from fordstone.state.state import State
-from fordstone.state.tiers import PIECES_MAX
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.state.base import Piece, RunRef, State
+from fordstone.state.compaction import PIECES_MAX
+from fordstone.state.timeline import Runs
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 
 SCHEMA: dict[str, pl.DataType] = {"k": pl.Int64(), "end": pl.Int64(), "n": pl.Int64(), "top": pl.Float64()}

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from fordstone.model.manifest import TIME_MIN_US, RunRef
-from fordstone.state.piece import Piece
-from fordstone.state.state import State
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.table import DELETED, FOUND, Table
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fordstone.checkpoint.disk import FatalStorageError
 from fordstone.errors import DamagedError, StorageError
+from fordstone.storage.disk import FatalStorageError
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 SEEDS = range(200)

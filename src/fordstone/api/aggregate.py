@@ -9,11 +9,11 @@ from sqlglot import exp
 
 from fordstone.api.column import Column
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.expression import parse
-from fordstone.model.schema import DataType, Schema
-from fordstone.operators.aggregator import Aggregator, AggregatorCall
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.expression import parse
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.user import Aggregator, AggregatorCall
+from fordstone.plan import plan as p
 
 Aggregated = str | Column | AggregatorCall
 """An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""

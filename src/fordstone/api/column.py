@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 from sqlglot import exp
 
 from fordstone.errors import ExpressionError
-from fordstone.model.dialect import DIALECT
-from fordstone.model.schema import DataType
+from fordstone.lang.dialect import DIALECT
+from fordstone.lang.schema import DataType
 
 Value = bool | int | float | str | bytes | Decimal | datetime | date | timedelta | None
 """What `lit` takes, and what operators take on the other side."""

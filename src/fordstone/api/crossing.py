@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fordstone.api.join import On, join_columns_of
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.duration import positive_us
-from fordstone.model.schema import Schema
+from fordstone.lang.duration import positive_us
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
+from fordstone.connectors.base import live_of
 from fordstone.connectors.inline import inline_spec
-from fordstone.connectors.live_spec import live_of
 from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.memory import memory
 from fordstone.connectors.registry import source_delivery
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.duration import duration_us
-from fordstone.model.schema import DataType, Schema
+from fordstone.lang.duration import duration_us
+from fordstone.lang.schema import DataType, Schema
+from fordstone.plan import plan as p
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline

@@ -11,11 +11,11 @@ from sqlglot import exp
 
 from fordstone.api.column import Column
 from fordstone.errors import ExpressionError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.dialect import DIALECT, quoted_name
-from fordstone.model.duration import positive_us
-from fordstone.model.expression import split_alias
-from fordstone.model.pattern_terms import tree_of
+from fordstone.lang.dialect import DIALECT, quoted_name
+from fordstone.lang.duration import positive_us
+from fordstone.lang.expression import split_alias
+from fordstone.operators.match.terms import tree_of
+from fordstone.plan import plan as p
 
 Condition = str | Column
 Times = int | tuple[int, int | None]

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from fordstone.api.crossing import ControlTable
 from fordstone.api.stream import Stream
-from fordstone.connectors.guarantee import path_guarantees
 from fordstone.errors import ExpressionError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.duration import duration_us, positive_us
-from fordstone.model.ids import checked_name
-from fordstone.model.schema import Schema
-from fordstone.model.stream import check_feedback, check_rules, derive
-from fordstone.model.stream_type import StreamType
+from fordstone.lang.duration import duration_us, positive_us
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.plan.ids import checked_name
+from fordstone.plan.stream_type import StreamType
+from fordstone.planner.check import check_feedback, check_rules, derive
+from fordstone.planner.guarantee import path_guarantees
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig
-    from fordstone.edge.report import Report
+    from fordstone.runtime.progress import Report
 
 
 class Pipeline:
@@ -140,10 +140,10 @@ class Pipeline:
         """
         plan = self.plan()
         if plan.tiered:
-            from fordstone.tiers.explain import explain as explain_tiers  # noqa: PLC0415 - running is above declaring
+            from fordstone.planner.explain_tiers import explain as explain_tiers  # noqa: PLC0415 - running is above declaring
 
             return explain_tiers(plan, format=format)
-        from fordstone.edge.explain import explain  # noqa: PLC0415 - running is above declaring
+        from fordstone.planner.explain import explain  # noqa: PLC0415 - running is above declaring
 
         return explain(plan, format=format)
 

@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from fordstone.errors import ConfigError, PipelineError
-from fordstone.model import plan as p
-from fordstone.model.duration import positive_us
-from fordstone.operators.process_context import Context
-from fordstone.operators.timers import Timer
+from fordstone.lang.duration import positive_us
+from fordstone.operators.process.context import Context
+from fordstone.operators.process.timers import Timer
+from fordstone.plan import plan as p
 
 __all__ = ["Context", "KeyedFunction", "ListState", "MapState", "Timer", "ValueState", "declared_states"]
 

@@ -19,14 +19,14 @@ from fordstone.api.join import Joins
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.duration import positive_us
-from fordstone.model.expression import expand, parse_double, parse_predicate
-from fordstone.model.ids import checked_name
-from fordstone.model.plan_tiers import CENTER_EARLY_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import StreamType
-from fordstone.model.windows import Sliding, Tumbling, Window
+from fordstone.lang.duration import positive_us
+from fordstone.lang.expression import expand, parse_double, parse_predicate
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.plan.ids import checked_name
+from fordstone.plan.plan import CENTER_EARLY_US
+from fordstone.plan.stream_type import StreamType
+from fordstone.plan.windows import Sliding, Tumbling, Window
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from fordstone.errors import ConfigError
-from fordstone.model.duration import duration_us, positive_us
-from fordstone.model.windows import Count, Session, Sliding, Tumbling
+from fordstone.lang.duration import duration_us, positive_us
+from fordstone.plan.windows import Count, Session, Sliding, Tumbling
 
 
 def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> Tumbling:

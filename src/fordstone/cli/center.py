@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import EngineOption, TaughtCommand
 from fordstone.cli.hub_options import tier_hub_options
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging, say_always
 from fordstone.cli.memory import limit_polars
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.parts import refuse_tier_options
+from fordstone.cli.options import edge_options, refuse_others, shared_options, spark_options
 from fordstone.cli.run import run_part
-from fordstone.cli.run_options import edge_options, refuse_others, shared_options, spark_options
-from fordstone.cli.teaching import EngineOption, TaughtCommand
+from fordstone.cli.tier_options import refuse_tier_options
 
 
 @click.command(

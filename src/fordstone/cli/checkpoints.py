@@ -1,4 +1,6 @@
-"""`fordstone checkpoints`: list, show, check and merge what is stored. `import-spark` is in a module of its own.
+"""Checkpoints as people read them: one line each, or one manifest in full. Pure.
+
+`fordstone checkpoints`: list, show, check and merge what is stored. `import-spark` is in a module of its own.
 
 All but `merge` and `import-spark` only read, and may be used while a pipeline runs: what its retention takes away in the meantime is not
 taken for damage.
@@ -6,28 +8,30 @@ taken for damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
+from fordstone.cli.errors import FAILED, Mistake, Misuse
+from fordstone.cli.help import TaughtGroup
 from fordstone.cli.import_spark import import_spark
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
-from fordstone.cli.mistakes import FAILED, Mistake, Misuse
-from fordstone.cli.showing import print_json
 from fordstone.cli.stores import read_store
-from fordstone.cli.teaching import TaughtGroup
+from fordstone.cli.view.showing import print_json
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from fordstone.checkpoint.merge import Combine, Merged
-    from fordstone.checkpoint.report import VerifyReport
-    from fordstone.checkpoint.store import CheckpointStore
-    from fordstone.model.manifest import Manifest
-    from fordstone.model.plan import Plan
+    from fordstone.epochs.compaction import Combine, Merged
+    from fordstone.epochs.manifest import Manifest, SourceCut
+    from fordstone.epochs.store import CheckpointStore
+    from fordstone.epochs.survey import VerifyReport
+    from fordstone.plan.plan import Plan
+    from fordstone.state.base import RunRef
+
 
 VERIFY_ROUNDS: Final = 5
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -74,7 +78,6 @@ def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_j
     "new" is what a checkpoint added to the one before it.
     """
     store = read_store(state, pipeline, node)
-    from fordstone.cli.manifest_text import listing, listing_table
 
     facts = listing(_manifests(store))
     if as_json:
@@ -102,7 +105,6 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
 
         print_json(msgspec.to_builtins(manifest))
         return
-    from fordstone.cli.manifest_text import manifest_text
 
     click.echo(manifest_text(manifest))
 
@@ -170,14 +172,14 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
 def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from contextlib import closing
 
-    from fordstone.checkpoint.disk import OsDisk
-    from fordstone.checkpoint.merge import merge_checkpoint
-    from fordstone.checkpoint.store import CheckpointStore
-    from fordstone.edge.step_digest import step_digests
-    from fordstone.model.stream import stream_types
-    from fordstone.operators.factory import make_operator
-    from fordstone.operators.setting import OperatorSetting
-    from fordstone.protocol.matching import match_plan
+    from fordstone.epochs.compaction import merge_checkpoint
+    from fordstone.epochs.store import CheckpointStore
+    from fordstone.operators.base import OperatorSetting
+    from fordstone.operators.registry import make_operator
+    from fordstone.planner.check import stream_types
+    from fordstone.planner.digest import step_digests
+    from fordstone.protocol.recovery import match_plan
+    from fordstone.storage.disk import OsDisk
 
     types = stream_types(plan)
     with closing(OsDisk(state)) as disk:
@@ -261,3 +263,160 @@ def _slots(value: object) -> dict[str, Any]:
     if not is_dataclass(value) or isinstance(value, type):
         raise AssertionError(f"{value!r} is not a dataclass")
     return asdict(value)
+
+
+PARTITIONS_SHOWN: Final = 20
+_TIME_EDGE_US: Final = 2**62
+"""Times beyond this, either way, are the beginning and the end of time."""
+
+
+def listing(
+    manifests: Mapping[int, Manifest | str], *, before: Mapping[int, Manifest | str] | None = None
+) -> list[dict[str, Any]]:
+    """Facts about each checkpoint, for the table and for JSON. A text in place of a manifest says why it cannot be read."""
+    known = before if before is not None else manifests
+    return [_facts(epoch, manifest, known.get(epoch - 1)) for epoch, manifest in sorted(manifests.items())]
+
+
+def _facts(epoch: int, manifest: Manifest | str, previous: Manifest | str | None) -> dict[str, Any]:
+    if isinstance(manifest, str):
+        return {"epoch": epoch, "problem": manifest}
+    runs = {run.digest: run for run in manifest.runs()}
+    new: int | None = None
+    if epoch == 1:
+        new = _total(runs.values())
+    elif previous is not None and not isinstance(previous, str):
+        old = {run.digest for run in previous.runs()}
+        new = _total(run for digest, run in runs.items() if digest not in old)
+    return {
+        "epoch": epoch,
+        "created_us": manifest.created_us,
+        "size_bytes": _total(runs.values()),
+        "runs": len(runs),
+        "new_bytes": new,
+        "ended": manifest.cut.ended,
+        "positions": {
+            name: {part: cut.position for part, cut in source.partitions.items()}
+            for name, source in manifest.cut.sources.items()
+        },
+    }
+
+
+def listing_table(facts: list[dict[str, Any]]) -> str:
+    """The table of `checkpoints ls`."""
+    rows = []
+    for fact in facts:
+        if "problem" in fact:
+            rows.append([str(fact["epoch"]), "damaged", "", "", "", fact["problem"]])
+            continue
+        new = "" if fact["new_bytes"] is None else wording.size(fact["new_bytes"])
+        positions = "; ".join(_positions(name, parts) for name, parts in fact["positions"].items())
+        if fact["ended"]:
+            positions += " (input ended)"
+        rows.append(
+            [
+                str(fact["epoch"]),
+                wording.instant(fact["created_us"]),
+                wording.size(fact["size_bytes"]),
+                str(fact["runs"]),
+                new,
+                positions,
+            ]
+        )
+    return wording.table(["epoch", "time (UTC)", "size", "runs", "new", "positions"], rows, right=(0, 2, 3, 4))
+
+
+def _positions(source: str, parts: Mapping[str, int]) -> str:
+    if len(parts) == 1:
+        partition, position = next(iter(parts.items()))
+        return f"{source}: {partition} at {wording.count(position)}"
+    return f"{source}: {wording.count(len(parts), 'partition')} at {wording.count(sum(parts.values()))} in all"
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The output of `checkpoints show`."""
+    runs = {run.digest: run for run in manifest.runs()}
+    lines = [
+        f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} on node {manifest.node}",
+        f"  created      {wording.instant(manifest.created_us)} UTC",
+        f"  attempt      {manifest.attempt}",
+        f"  mode         {manifest.mode}, parallelism {manifest.parallelism}",
+        f"  size         {wording.size(_total(runs.values()))} in {wording.count(len(runs), 'run')}",
+        f"  input        {'has ended' if manifest.cut.ended else 'goes on'}",
+        f"  plan         {manifest.plan_digest[:12]}…",
+    ]
+    for name, source in manifest.cut.sources.items():
+        lines += ["", f"source {name}, watermark {_time(source.watermark_us)}", _indented(_partitions(source))]
+    states = [
+        [
+            state.step,
+            state.state,
+            str(state.subtask),
+            str(len(state.runs)),
+            wording.count(sum(run.rows for run in state.runs)),
+            wording.size(_total(state.runs)),
+        ]
+        for state in manifest.states
+    ]
+    if states:
+        lines += [
+            "",
+            "state",
+            _indented(wording.table(["step", "state", "subtask", "runs", "rows", "size"], states, right=(2, 3, 4, 5))),
+        ]
+    segments = [
+        [segment.sink, wording.count(sum(run.rows for run in segment.runs)), wording.size(_total(segment.runs))]
+        for segment in manifest.segments
+    ]
+    if segments:
+        lines += [
+            "",
+            "output of this epoch",
+            _indented(wording.table(["sink", "rows", "size"], segments, right=(1, 2))),
+        ]
+    channels = [
+        [
+            log.channel,
+            str(len(log.items)),
+            wording.count(sum(item.run.rows for item in log.items if item.run is not None)),
+        ]
+        for log in manifest.channels
+    ]
+    if channels:
+        lines += ["", "in flight", _indented(wording.table(["channel", "items", "rows"], channels, right=(1, 2)))]
+    tasks = [
+        [
+            task.task,
+            _time(min(task.watermarks_us.values())) if task.watermarks_us else "",
+            "finished" if task.finished else "",
+        ]
+        for task in manifest.tasks
+    ]
+    if tasks:
+        lines += ["", "tasks", _indented(wording.table(["task", "watermark", ""], tasks))]
+    return "\n".join(lines)
+
+
+def _partitions(source: SourceCut) -> str:
+    shown = list(source.partitions.items())[:PARTITIONS_SHOWN]
+    rows = [
+        [name, wording.count(cut.position), _time(cut.max_time_us), "done" if cut.done else "idle" if cut.idle else ""]
+        for name, cut in shown
+    ]
+    text = wording.table(["partition", "position", "newest row", ""], rows, right=(1,))
+    left = len(source.partitions) - len(shown)
+    return f"{text}\n... and {wording.count(left)} more (--json shows all)" if left else text
+
+
+def _time(us: int) -> str:
+    if us <= -_TIME_EDGE_US:
+        return "none yet"
+    return "at the end" if us >= _TIME_EDGE_US else wording.instant(us)
+
+
+def _total(runs: Iterable[RunRef]) -> int:
+    return sum(run.size_bytes for run in runs)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import click
 
-from fordstone.cli.children import command, passed_on, spawning
+from fordstone.cli.errors import FAILED, MISUSED, Misuse
+from fordstone.cli.help import EXIT_CODES, TaughtCommand
 from fordstone.cli.hub_options import address_of, given_options, hub_options, node_of, outbox_options, size_of
 from fordstone.cli.loading import split_target
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.mistakes import FAILED, MISUSED, Misuse
-from fordstone.cli.run_options import pipeline_options
-from fordstone.cli.teaching import EXIT_CODES, TaughtCommand
+from fordstone.cli.options import pipeline_options
+from fordstone.cli.tiers import command, passed_on, spawning
 
 LOOK_EVERY_S: Final = 0.1
 _OURS: Final = frozenset({"files", "state", "node", "verbose"})
@@ -64,9 +64,9 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     labels = labels_of(files)
     names = frozenset(option.name or "" for option in context.command.params) - _OURS
     words = [*given_options(context, names), "--node", node, "--logs", "json", *(["-v"] * verbose)]
-    from fordstone.edge.clock import SystemClock
-    from fordstone.edge.signals import Signals
-    from fordstone.edge.supervisor import Job, Supervisor
+    from fordstone.edge.agent.supervisor import Job, Supervisor
+    from fordstone.runtime.clock import SystemClock
+    from fordstone.runtime.signals import Signals
 
     supervisor = Supervisor(spawn=spawning(_say, catch_out=False), monotonic_us=SystemClock().monotonic_us)
     for label, file in labels.items():
@@ -79,7 +79,7 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
         with Signals() as signals:
             while not supervisor.over:
                 supervisor.step()
-                if signals.told:
+                if signals.stop_requested:
                     supervisor.stop()
                 time.sleep(LOOK_EVERY_S)
     finally:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import TaughtCommand
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.memory import limit_polars
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.teaching import TaughtCommand
 
 if TYPE_CHECKING:
-    from fordstone.spark.choice import Native
-    from fordstone.tiers.explain import CenterWords
+    from fordstone.planner.explain_tiers import CenterWords
+    from fordstone.spark.native.choice import Native
 
 
 @click.command(
@@ -77,7 +77,7 @@ def explain(
     limit_polars(1)
     plan = load_pipeline(file).plan()
     if plan.tiered:
-        from fordstone.tiers.explain import explain as explain_tiers
+        from fordstone.planner.explain_tiers import explain as explain_tiers
 
         text = explain_tiers(plan, format=form, parallelism=parallelism or 1, center=_center(engine, native, bounded))
         click.echo(text, nl=False)
@@ -95,7 +95,7 @@ def explain(
         text = on_spark.explain(plan, native=native, seeded=seeded, bounded=bounded, shards=parallelism)
         click.echo(text, nl=False)
         return
-    from fordstone.edge import explain as wording
+    from fordstone.planner import explain as wording
 
     click.echo(wording.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
 

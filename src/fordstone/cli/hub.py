@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Mistake, Misuse
+from fordstone.cli.help import TaughtGroup
 from fordstone.cli.logs import StderrHandler, configure_logging
-from fordstone.cli.mistakes import Mistake, Misuse
-from fordstone.cli.teaching import TaughtGroup
 from fordstone.errors import FordstoneError
 
 DATA: Final = "hub"
@@ -182,7 +182,7 @@ def add_token(
         raise Misuse("say for whom the token is, with one of --node ID, --center and --admin.")
     if admin and pipelines:
         raise Misuse("an admin may do everything: --pipeline goes with --node and --center.")
-    from fordstone.hub.tokens import TokenFile
+    from fordstone.hub.server.tokens import TokenFile
 
     file = TokenFile(data or parent)
     try:
@@ -205,7 +205,7 @@ def add_token(
 @click.pass_obj
 def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
     """Make a token worthless, at once and for good."""
-    from fordstone.hub.tokens import TokenFile
+    from fordstone.hub.server.tokens import TokenFile
 
     try:
         TokenFile(data or parent).revoke(name, now_us=time.time_ns() // 1_000)
@@ -220,7 +220,7 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
 @click.pass_obj
 def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
     """List the tokens: for whom they are, and when they were last used."""
-    from fordstone.hub.tokens import TokenFile
+    from fordstone.hub.server.tokens import TokenFile
 
     file = TokenFile(data or parent)
     tokens, used_us = file.read(), file.used_us()
@@ -251,11 +251,11 @@ def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
 
 def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any) -> None:
     from fordstone.errors import ConfigError
-    from fordstone.model.duration import positive_us
+    from fordstone.lang.duration import positive_us
 
     try:
-        from fordstone.hub.limits import Limits
-        from fordstone.hub.serve import HubOptions, serve
+        from fordstone.hub.server.limits import Limits
+        from fordstone.hub.server.serve import HubOptions, serve
     except ModuleNotFoundError as error:
         raise Mistake(
             f"the hub needs {error.name}, which is not installed here. Install it with: pip install 'fordstone[hub]'"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.teaching import TierOption
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import TierOption
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
-    from fordstone.hub.address import HubAddress
+    from fordstone.hub.client.address import HubAddress
 
 HUB_VARIABLE: Final = "FORDSTONE_HUB"
 TOKEN_VARIABLE: Final = "FORDSTONE_HUB_TOKEN"  # noqa: S105 - the name of a variable
@@ -93,7 +93,7 @@ def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, w
     """Where the hub is. `why`: who needs one, for the person who gave none."""
     if hub_url is None:
         raise Misuse(f"{why or 'this'} needs a hub: give --hub URL, or set {HUB_VARIABLE}. `fordstone hub` runs one.")
-    from fordstone.hub.address import HubAddress
+    from fordstone.hub.client.address import HubAddress
 
     if ca is not None and not Path(ca).is_file():
         raise Misuse(f"--ca {ca}: there is no such file.")
@@ -126,7 +126,7 @@ def size_of(text: str, what: str) -> int:
 
 def node_of(given: str | None) -> str:
     """The node's name: as given, or this machine's."""
-    from fordstone.model.ids import checked_name
+    from fordstone.plan.ids import checked_name
 
     name = given if given is not None else socket.gethostname()
     try:

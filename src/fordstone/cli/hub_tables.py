@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Mistake
+from fordstone.cli.help import TaughtCommand
 from fordstone.cli.hub_options import address_of, reader_options
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.mistakes import Mistake
-from fordstone.cli.showing import print_json
-from fordstone.cli.teaching import TaughtCommand
-from fordstone.cli.view import TIME_END_US
+from fordstone.cli.view.showing import print_json
+from fordstone.cli.view.view import TIME_END_US
 
 if TYPE_CHECKING:
-    from fordstone.hub.client import HubClient
+    from fordstone.hub.client.client import HubClient
     from fordstone.hub.messages import EpochInfo, Health, NodeInfo, StreamInfo
 
 ASK_TIMEOUT_S: Final = 10.0
@@ -229,7 +229,7 @@ def _answer(
 ) -> None:
     configure_logging(0)
     address = address_of(hub_url, token_file, ca)
-    from fordstone.hub.client import HubClient
+    from fordstone.hub.client.client import HubClient
 
     client = HubClient(address, timeout_s=ASK_TIMEOUT_S)
     try:

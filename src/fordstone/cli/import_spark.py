@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import TaughtCommand
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.showing import print_json
 from fordstone.cli.spark import STARTING
 from fordstone.cli.stores import SPARK_DIRECTORY, spark_queries
-from fordstone.cli.teaching import TaughtCommand
+from fordstone.cli.view.showing import print_json
 
 if TYPE_CHECKING:
-    from fordstone.spark.export import Imported
+    from fordstone.spark.hosted.export import Imported
 
 
 @click.command(
@@ -74,8 +74,8 @@ def _location(given: str) -> str:
 
 
 def _imported(checkpoint: str, state: str, node: str, *, quiet: bool) -> Imported:
-    from fordstone.spark.application import application
-    from fordstone.spark.export import import_spark as export
+    from fordstone.spark.hosted.export import import_spark as export
+    from fordstone.spark.session.application import application
 
     if not quiet:
         click.echo(STARTING, err=True)

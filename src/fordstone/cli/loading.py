@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fordstone.cli.mistakes import Misuse, in_file
+from fordstone.cli.errors import Misuse, in_file
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from fordstone.cli.mistakes import of_spark
+from fordstone.cli.errors import of_spark
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -116,7 +116,7 @@ def _told(error: BaseException) -> str:
     """What was raised; of what Spark says, which goes over pages, the part that counts."""
     if not of_spark(error):
         return f"{type(error).__name__}: {error}"
-    from fordstone.spark.worker_trace import last_words
+    from fordstone.spark.session.worker_trace import last_words
 
     return last_words(str(error))
 

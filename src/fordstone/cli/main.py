@@ -15,14 +15,14 @@ import fordstone
 from fordstone.cli.center import center
 from fordstone.cli.checkpoints import checkpoints
 from fordstone.cli.edge import edge
+from fordstone.cli.errors import FAILED, as_exit, show_bug
 from fordstone.cli.explain import explain
+from fordstone.cli.help import TaughtGroup
 from fordstone.cli.hub import hub
 from fordstone.cli.hub_tables import epochs, nodes, streams
-from fordstone.cli.mistakes import FAILED, as_exit, show_bug
 from fordstone.cli.plan_interval import plan_interval
 from fordstone.cli.run import run
-from fordstone.cli.sql import sql
-from fordstone.cli.teaching import TaughtGroup
+from fordstone.cli.sql.command import sql
 
 HELP_CHARS_MAX: Final = 100
 
@@ -90,7 +90,7 @@ def main() -> None:
         cli(prog_name="fordstone")
     except SystemExit as ending:
         if ending.code and "py4j" in sys.modules:
-            from fordstone.spark.leaving import leave
+            from fordstone.spark.session.exit import leave
 
             leave(ending.code if isinstance(ending.code, int) else FAILED)
         raise

@@ -17,21 +17,21 @@ from typing import Any, Final
 
 import msgspec
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.run_file import encode_run
-from fordstone.checkpoint.sealed_json import encode_manifest
-from fordstone.checkpoint.store import CheckpointStore
-from fordstone.cli.mistakes import Mistake, Misuse
+from fordstone.cli.errors import Mistake, Misuse
 from fordstone.connectors import files
-from fordstone.edge.clock import SystemClock
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine import Engine, Rim
-from fordstone.edge.recovery import Resumption
-from fordstone.edge.scheduler import ThreadScheduler
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.recovery import Resumption
+from fordstone.edge.engine.scheduler import ThreadScheduler
+from fordstone.epochs.manifest import Manifest
+from fordstone.epochs.run_file import encode_run
+from fordstone.epochs.sealed import encode_manifest
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError
-from fordstone.model import plan as p
-from fordstone.model.manifest import Manifest
-from fordstone.operators.setting import Functions
+from fordstone.operators.base import Functions
+from fordstone.plan import plan as p
+from fordstone.runtime.clock import SystemClock
+from fordstone.storage.disk import OsDisk
 
 NEVER: Final = "30d"
 """An interval that no measurement sees the end of."""
@@ -79,7 +79,7 @@ def from_store(store: CheckpointStore) -> Measured:
     steps = [
         after.created_us - before.created_us for before, after in pairwise(manifests) if after.epoch == before.epoch + 1
     ]
-    from fordstone.cli import wording
+    from fordstone.cli import format as wording
 
     return Measured(
         cost_us=statistics.median(costs),
@@ -168,7 +168,7 @@ def from_runs(
         raise Mistake(
             f"the input is too short to measure: less than {ROWS_MIN:,} rows in {seconds:g} s, or it ended before a checkpoint was due."
         )
-    from fordstone.cli import wording
+    from fordstone.cli import format as wording
 
     return Measured(
         cost_us=statistics.median(costs),
@@ -191,7 +191,7 @@ def run_for(
     config = RunConfig(state=scratch / "state", interval=interval, parallelism=parallelism, bounded=bounded)
     disk, clock = OsDisk(config.state), SystemClock()
     store = CheckpointStore(disk, pipeline=plan.pipeline, node=config.node)
-    engine = Engine(plan, functions, config, Rim(clock=clock, disk=disk), store, Resumption())
+    engine = Engine(plan, functions, config, Environment(clock=clock, disk=disk), store, Resumption())
     began_us, began_ns = clock.monotonic_us(), time.process_time_ns()
     costs: dict[int, int] = {}
     reached: list[tuple[int, int, int]] = []

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fordstone.cli import wording
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import TaughtCommand
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.memory import limit_polars
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.showing import print_json
 from fordstone.cli.stores import read_store
-from fordstone.cli.teaching import TaughtCommand
+from fordstone.cli.view.showing import print_json
 from fordstone.errors import ConfigError
-from fordstone.model.duration import UNIT_US, human_us, positive_us
+from fordstone.lang.duration import UNIT_US, human_us, positive_us
 from fordstone.protocol.interval import IntervalChoice, IntervalFacts, choose, overhead
 
 if TYPE_CHECKING:

@@ -10,23 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import EXIT_CODES, FENCED_CODE, EngineOption, TaughtCommand, TierOption
 from fordstone.cli.hub_options import node_of, outbox_of, outbox_options, tier_hub_options
 from fordstone.cli.loading import load_pipeline
 from fordstone.cli.logs import configure_logging, say_always
 from fordstone.cli.memory import give_back, limit_polars
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.parts import CENTER_NODE, HUB, OUTBOX, Part, given, half_of, health_told, hub_of, refuse_tier_options
-from fordstone.cli.run_options import bounded_option, edge_options, refuse_others, shared_options, spark_options
-from fordstone.cli.showing import make_view, shown
+from fordstone.cli.options import bounded_option, edge_options, refuse_others, shared_options, spark_options
 from fordstone.cli.spark import run_on_spark
-from fordstone.cli.teaching import EXIT_CODES, FENCED_CODE, EngineOption, TaughtCommand, TierOption
+from fordstone.cli.tier_options import (
+    CENTER_NODE,
+    HUB,
+    OUTBOX,
+    Part,
+    given,
+    half_of,
+    health_told,
+    hub_of,
+    refuse_tier_options,
+)
+from fordstone.cli.view.showing import make_view, shown
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
     from fordstone.edge.config import RunConfig
-    from fordstone.edge.report import Progress, Report
-    from fordstone.model.plan import Plan
+    from fordstone.plan.plan import Plan
+    from fordstone.runtime.progress import Progress, Report
 
 
 @click.command(

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from fordstone.cli.errors import Misuse
 from fordstone.cli.loading import file_of
-from fordstone.cli.mistakes import Misuse
-from fordstone.cli.showing import make_view, shown
+from fordstone.cli.view.showing import make_view, shown
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
-    from fordstone.edge.report import Report
-    from fordstone.model.plan import Plan
-    from fordstone.operators.setting import Functions
+    from fordstone.operators.base import Functions
+    from fordstone.plan.plan import Plan
+    from fordstone.runtime.progress import Report
     from fordstone.spark.config import SparkConfig
 
 STARTING: Final = "starting Spark ..."
@@ -44,9 +44,9 @@ def run_on_spark(
     master, memory, settings = (options.pop(name) for name in ("master", "memory", "settings"))
     config = _config(options)
     spark_settings = read_settings(settings)
-    from fordstone.spark.application import application
-    from fordstone.spark.query import dead_letters_of
+    from fordstone.spark.hosted.query import dead_letters_of
     from fordstone.spark.run import run_plan
+    from fordstone.spark.session.application import application
 
     letters = dead_letters_of(config, plan.pipeline)
     view = make_view(

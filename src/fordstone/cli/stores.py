@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fordstone.cli.mistakes import Misuse
+from fordstone.cli.errors import Misuse
 
 if TYPE_CHECKING:
-    from fordstone.checkpoint.store import CheckpointStore
+    from fordstone.epochs.store import CheckpointStore
 
 SPARK_DIRECTORY: Final = "_spark"
 """Beside a pipeline's nodes: where its Spark query keeps what is Spark's own."""
@@ -17,8 +17,8 @@ SPARK_DIRECTORY: Final = "_spark"
 def read_store(state: str, pipeline: str | None, node: str | None) -> CheckpointStore:
     """The store for reading: of the given pipeline and node, or the only one there is. May be in use by a running pipeline."""
     pipeline, node = _only(Path(state), pipeline, node)
-    from fordstone.checkpoint.disk import OsDisk
-    from fordstone.checkpoint.store import CheckpointStore
+    from fordstone.epochs.store import CheckpointStore
+    from fordstone.storage.disk import OsDisk
 
     return CheckpointStore(OsDisk(state), pipeline=pipeline, node=node, read_only=True)
 

@@ -3,36 +3,78 @@
 The order is what matters. The hub comes first and goes last. Told to stop, the edge goes first and sends what it has; then the
 center finishes its epoch; then the hub. A bounded run is the edge to its end, then the center over what the hub has.
 `Course` decides; it is handed the supervisor, and looks at no clock.
+
+Commands of our own as child processes: the words to start them by, and what they say, passed on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 from click.core import ParameterSource
 
-from fordstone.cli.children import command, event_of, spawning
+from fordstone.cli.errors import FAILURE, FENCED, MISUSED, Fenced, Mistake, Misuse
+from fordstone.cli.help import EngineOption
 from fordstone.cli.hub_options import GIVEN, given_options
-from fordstone.cli.logs import line_of
-from fordstone.cli.mistakes import FAILURE, FENCED, MISUSED, Fenced, Mistake, Misuse
-from fordstone.cli.parts import OUTBOX, given, refuse_tier_options
-from fordstone.cli.showing import check_stdout
-from fordstone.cli.teaching import EngineOption
-from fordstone.cli.view import OVER, PREPARES, PROGRESS
+from fordstone.cli.logs import json_line, line_of
+from fordstone.cli.tier_options import OUTBOX, given, refuse_tier_options
+from fordstone.cli.view.showing import check_stdout
+from fordstone.cli.view.view import OVER, PREPARES, PROGRESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fordstone.cli.tiers_view import TiersView
-    from fordstone.edge.supervisor import Job, Supervisor
-    from fordstone.model.plan import Plan
+    from fordstone.cli.view.tiers_view import TiersView
+    from fordstone.edge.agent.supervisor import Job, OnLine, Process, Spawn, Supervisor
+    from fordstone.plan.plan import Plan
+
+
+# -P: the working directory is not to be searched for modules, as it is not when the script is called.
+_FORDSTONE: Final = ("-P", "-c", "from fordstone.cli.main import main; main()")
+
+
+def command(*words: str) -> tuple[str, ...]:
+    """`fordstone` with these words, on the Python that runs now."""
+    return (sys.executable, *_FORDSTONE, *words)
+
+
+def spawning(on_line: OnLine, *, catch_out: bool) -> Spawn:
+    """How a supervisor starts children whose lines go to `on_line`."""
+    from fordstone.edge.agent.supervisor import ChildProcess
+
+    def spawn(name: str, words: Sequence[str]) -> Process:
+        return ChildProcess(name, words, on_line=on_line, catch_out=catch_out)
+
+    return spawn
+
+
+def event_of(text: str) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it is anything else."""
+    if not text.startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def passed_on(name: str, text: str) -> str:
+    """A log line of a child's as one of ours. What is no log line, such as a traceback, becomes one."""
+    found = event_of(text)
+    if found is not None and "event" in found and "level" in found:
+        return text if "pipeline" in found else json.dumps(found | {"pipeline": name}, ensure_ascii=False)
+    return json_line("ERROR", "said", {"pipeline": name, "text": text}, at_s=time.time())
+
 
 HUB: Final = "hub"
 EDGE: Final = "edge"
@@ -147,11 +189,11 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     _refuse(context)
     if as_json:
         check_stdout(plan)
-    from fordstone.cli.tiers_view import make_tiers_view
-    from fordstone.edge.clock import SystemClock
-    from fordstone.edge.signals import Signals
-    from fordstone.edge.supervisor import Supervisor
+    from fordstone.cli.view.tiers_view import make_tiers_view
+    from fordstone.edge.agent.supervisor import Supervisor
     from fordstone.protocol.supervision import AT_A_TERMINAL
+    from fordstone.runtime.clock import SystemClock
+    from fordstone.runtime.signals import Signals
 
     state = Path(options["state"])
     view = make_tiers_view(plan.pipeline, as_json=as_json)
@@ -177,7 +219,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     )
     try:
         with view, Signals() as signals:
-            _follow(course, view, lambda: signals.told or talk.nobody_reads)
+            _follow(course, view, lambda: signals.stop_requested or talk.nobody_reads)
     finally:
         supervisor.kill()
     if course.failed is not None:
@@ -185,7 +227,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
         raise _failure(course.failed, talk.last_words(course.failed), supervisor.given_up.get(course.failed, ""), code)
     if talk.nobody_reads:
         raise Mistake("stdout: whoever read the output has gone. Stopped.")
-    view.report(bounded=options["bounded"], told=signals.told)
+    view.report(bounded=options["bounded"], told=signals.stop_requested)
 
 
 def _follow(course: Course, view: TiersView, told: Callable[[], bool]) -> None:
@@ -278,7 +320,7 @@ def _refuse(context: click.Context) -> None:
 
 
 def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
-    from fordstone.edge.supervisor import Job
+    from fordstone.edge.agent.supervisor import Job
 
     words = ("hub", "--listen", listen, "--data", str(state / HUB), "--ready-file", str(ready_file))
     return Job(name=HUB, command=command(*words), stop_wait_us=HUB_STOP_WAIT_US)
@@ -286,8 +328,8 @@ def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
 
 def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str) -> dict[str, Job]:
     """The jobs of edge and center, by name; those that the pipeline has."""
-    from fordstone.edge.supervisor import Job
-    from fordstone.tiers.split import split
+    from fordstone.edge.agent.supervisor import Job
+    from fordstone.planner.split import split
 
     def of(engine: str) -> frozenset[str]:
         return frozenset(

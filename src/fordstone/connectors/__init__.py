@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-from fordstone.connectors.changelog import latest, rows
-from fordstone.connectors.connector import ConnectorSpec
-from fordstone.connectors.delta import delta_spec
-from fordstone.connectors.file_settings import files_spec
-from fordstone.connectors.files import FilesKind as _FilesKind
+from fordstone.connectors.base import ConnectorSpec
+from fordstone.connectors.delta.connector import delta_spec
+from fordstone.connectors.files.changelog import latest, rows
+from fordstone.connectors.files.settings import files_spec
+from fordstone.connectors.files.source import FilesKind as _FilesKind
 from fordstone.connectors.generator import generator_spec
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.stdout import stdout_spec
@@ -48,7 +48,7 @@ def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec
 
     As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format is told by each file's
     ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
-    `parquet` and `arrow`. Options: see `fordstone.connectors.file_settings.FileSettings`.
+    `parquet` and `arrow`. Options: see `fordstone.connectors.files.settings.FileSettings`.
     """
     return files_spec({"path": str(path), "format": format, **options})
 

@@ -14,17 +14,26 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from fordstone.checkpoint.disk import Disk, FatalStorageError, OsDisk
-from fordstone.connectors.connector import Chunk, Delivery, Reader, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.base import (
+    Chunk,
+    ClockUs,
+    ConnectorKind,
+    Delivery,
+    Reader,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+)
 from fordstone.connectors.control_log import ControlLog
-from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, DamagedError, StorageError
-from fordstone.model import plan as p
-from fordstone.model.ids import PartitionId, Position, checked_name
-from fordstone.model.manifest import PartitionCut
-from fordstone.model.plan import ConnectorSpec
-from fordstone.model.schema import Schema
-from fordstone.operators.lookup import VERSION
+from fordstone.lang.schema import Schema
+from fordstone.operators.join.lookup import VERSION
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, Position, checked_name
+from fordstone.plan.plan import ConnectorSpec
+from fordstone.storage.disk import Disk, FatalStorageError, OsDisk
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +73,8 @@ class ControlKind(ConnectorKind):
             )
         # Only where it is written: nodes that read the table need no client for it.
         from fordstone.connectors.control_publish import ControlSink  # noqa: PLC0415 - see above
-        from fordstone.hub.address import HubAddress  # noqa: PLC0415 - see above
-        from fordstone.hub.client import HubClient  # noqa: PLC0415 - see above
+        from fordstone.hub.client.address import HubAddress  # noqa: PLC0415 - see above
+        from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - see above
 
         return ControlSink(
             HubClient(HubAddress.from_at(spec.at)),
@@ -113,7 +122,7 @@ class ControlSource(Source):
         del cuts
         return 1.0
 
-    def let_go(self, cuts: Mapping[str, PartitionCut]) -> None:
+    def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Fold what nobody will read again."""
         if PARTITION not in cuts:
             return

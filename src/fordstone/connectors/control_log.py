@@ -21,12 +21,12 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.checkpoint.disk import Disk, FatalStorageError
-from fordstone.checkpoint.run_file import decode_run, encode_run
+from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import DamagedError, SourceError, StorageError
-from fordstone.model.manifest import RunRef
-from fordstone.model.schema import Schema
-from fordstone.operators.operator import DELETE, OP, UPSERT
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import DELETE, OP, UPSERT
+from fordstone.state.base import RunRef
+from fordstone.storage.disk import Disk, FatalStorageError
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from typing import Final, Protocol
 
 import polars as pl
 
-from fordstone.checkpoint.run_file import decode_run, encode_run
-from fordstone.connectors.connector import Delivery, Sink, SinkStream
+from fordstone.connectors.base import Delivery, Sink, SinkStream
 from fordstone.connectors.control_log import apply_changes
+from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubRefusedError, SinkError, StorageError
 from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
-from fordstone.model.manifest import RunRef
-from fordstone.operators.operator import OP, UPSERT
+from fordstone.operators.base import OP, UPSERT
+from fordstone.state.base import RunRef
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,11 @@
 
 A row is a pure function of (seed, partition, sequence number) and of the declared schema; the position is the sequence
 number. Reading from any position, in slices of any size, on any machine, gives the same rows.
+
+Random numbers as a pure function of where they stand: (seed, lane, column, sequence number).
+
+There is no state to carry, so any slice of the numbers can be made alone. Only integer arithmetic decides the values:
+they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,16 +18,75 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from fordstone.connectors.connector import Chunk, ConnectorSpec, Delivery, Reach, Reader, Source, SourceOptions
-from fordstone.connectors.counter_random import random_below, random_normal, random_words, stream_key
-from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.connectors.base import (
+    Chunk,
+    ClockUs,
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    Reader,
+    ReadPlan,
+    Source,
+    SourceOptions,
+)
+from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, SourceError
-from fordstone.model.duration import duration_us, positive_us
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.manifest import PartitionCut
-from fordstone.model.schema import DataType, Schema
+from fordstone.lang.duration import duration_us, positive_us
+from fordstone.lang.schema import DataType, Schema
+from fordstone.plan.ids import PartitionId, Position
+
+Words = npt.NDArray[np.uint64]
+
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+_SHIFT_30: Final = np.uint64(30)
+_SHIFT_27: Final = np.uint64(27)
+_SHIFT_31: Final = np.uint64(31)
+_WORD_MASK: Final = (1 << 64) - 1
+_HALVES: Final = 8
+"""A normal number is the sum of so many 16-bit ones."""
+
+
+def _mixed(words: Words) -> Words:
+    words = (words ^ (words >> _SHIFT_30)) * _MIX_1
+    words = (words ^ (words >> _SHIFT_27)) * _MIX_2
+    return words ^ (words >> _SHIFT_31)
+
+
+def stream_key(seed: int, *names: int | str) -> int:
+    """A 64-bit number that tells streams of random numbers apart."""
+    key = seed & _WORD_MASK
+    for name in names:
+        for byte in str(name).encode() + b"\x00":
+            key = int(_mixed(np.array([(key + byte + 1) & _WORD_MASK], dtype=np.uint64) * _GAMMA)[0])
+    return key
+
+
+def random_words(key: int, first: int, count: int, *, draw: int = 0) -> Words:
+    """64 random bits for each of the sequence numbers `first`, `first + 1`, ...; each `draw` is another such stream."""
+    sequence = np.arange(first, first + count, dtype=np.uint64)
+    offset = np.array([(key + draw * 0xD1B54A32D192ED03) & _WORD_MASK], dtype=np.uint64)
+    return _mixed(_mixed(sequence * _GAMMA + offset) ^ offset)
+
+
+def random_below(words: Words, bound: int) -> npt.NDArray[np.int64]:
+    """Whole numbers in [0, bound), spread evenly as far as 32 bits allow; `bound` is at most 2**32."""
+    return (((words >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+
+
+def random_normal(key: int, first: int, count: int) -> npt.NDArray[np.float64]:
+    """About normal with mean 0 and deviation 1: the sum of eight even 16-bit numbers, which is exact in a double."""
+    halves = np.stack([random_words(key, first, count, draw=draw) for draw in (1, 2)], axis=1).view(np.uint16)
+    total = halves.sum(axis=1, dtype=np.int64).astype(np.float64)
+    mean = _HALVES * 65535 / 2
+    deviation = (_HALVES * (65536**2 - 1) / 12) ** 0.5
+    normal: npt.NDArray[np.float64] = (total - mean) / deviation
+    return normal
+
 
 MEAN: Final = 20.0
 DEVIATION: Final = 5.0
@@ -158,7 +222,7 @@ class GeneratorSource(Source):
         columns = {name: _column(name, kind, lane, self._settings) for name, kind in self._schema.items()}
         return GeneratorReader(self._settings, columns, position, self._clock_us, with_positions=with_positions)
 
-    def reach(self, partition: PartitionId, position: Position, rows_max: int) -> Reach:
+    def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         """By the rate, which counts from the first time it is asked. Bounded input is all there: its rate paces readers alone."""
         self._lane(partition)
         rows = self._settings.rows
@@ -170,7 +234,7 @@ class GeneratorSource(Source):
                 pace = self._paces[partition] = _Pace(self._settings.rate, position, now_us)
             stop = min(stop, pace.row_at(now_us))
         stop = max(stop, position)
-        return Reach(position=Position(stop), ended=rows is not None and stop >= rows)
+        return ReadPlan(position=Position(stop), ended=rows is not None and stop >= rows)
 
     def _lane(self, partition: PartitionId) -> int:
         number = partition.removeprefix("lane-")

@@ -16,11 +16,10 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Source, SourceOptions
-from fordstone.connectors.kind import ClockUs, ConnectorKind
+from fordstone.connectors.base import ClockUs, ConnectorKind, ConnectorSpec, Delivery, Source, SourceOptions
 from fordstone.connectors.memory import MemoryKind, memory
 from fordstone.errors import ConfigError
-from fordstone.model.schema import DataType, Schema
+from fordstone.lang.schema import DataType, Schema
 
 KIND: Final = "inline"
 BYTES_MAX: Final = 1 << 20

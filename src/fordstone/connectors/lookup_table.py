@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.connector import ConnectorSpec, Source, SourceOptions
-from fordstone.connectors.files import FileSource
+from fordstone.connectors.base import ConnectorSpec, Source, SourceOptions
+from fordstone.connectors.files.source import FileSource
 from fordstone.connectors.inline import KIND as INLINE
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
-from fordstone.model.ids import Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import Position
 
 TABLES_KEPT: Final = 8
 _READ_ROWS: Final = 1 << 16

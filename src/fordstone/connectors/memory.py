@@ -14,22 +14,24 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from fordstone.connectors.connector import (
+from fordstone.connectors.base import (
     Chunk,
+    ClockUs,
+    ConnectorKind,
     ConnectorSpec,
     Delivery,
+    LiveSpec,
     Reader,
     Rejected,
     Sink,
     SinkStream,
     Source,
     SourceOptions,
+    live_of,
 )
-from fordstone.connectors.kind import ClockUs, ConnectorKind
-from fordstone.connectors.live_spec import LiveSpec, live_of
 from fordstone.errors import ConfigError, SchemaError, SourceError
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 
 Row = Mapping[str, Any] | Sequence[Any]
 """A row by names, or its values in the schema's order. Times may be ISO-8601 text."""

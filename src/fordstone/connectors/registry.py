@@ -10,20 +10,30 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, PartWriter, Sink, SinkStream, Source, SourceOptions
-from fordstone.connectors.kind import ClockUs, ConnectorKind, system_clock_us
+from fordstone.connectors.base import (
+    ClockUs,
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    PartWriter,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+    system_clock_us,
+)
 from fordstone.errors import ConfigError
 
 ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
 
 _OURS: Final = {
-    "center": ("fordstone.connectors.hub_stream", "CenterKind"),
+    "center": ("fordstone.connectors.hub.stream", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
-    "delta": ("fordstone.connectors.delta", "DeltaKind"),
-    "files": ("fordstone.connectors.files", "FilesKind"),
+    "delta": ("fordstone.connectors.delta.connector", "DeltaKind"),
+    "files": ("fordstone.connectors.files.source", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
-    "hub": ("fordstone.connectors.hub_stream", "HubKind"),
+    "hub": ("fordstone.connectors.hub.stream", "HubKind"),
     "inline": ("fordstone.connectors.inline", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),

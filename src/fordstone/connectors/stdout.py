@@ -8,10 +8,8 @@ from typing import Any, Literal, TextIO, cast
 import msgspec
 import polars as pl
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, Sink, SinkStream
-from fordstone.connectors.encoding import encoded
-from fordstone.connectors.kind import ConnectorKind
-from fordstone.connectors.live_spec import LiveSpec, live_of
+from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, LiveSpec, Sink, SinkStream, live_of
+from fordstone.connectors.files.rows import encoded
 from fordstone.errors import ConfigError, SinkError
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from fordstone.edge.channel import BYTES_MAX, ROWS_MAX
-from fordstone.edge.outlet import WAITING_BYTES_MAX
+from fordstone.edge.engine.channel import BYTES_MAX, ROWS_MAX
 from fordstone.errors import ConfigError
-from fordstone.hub.address import HubAddress
-from fordstone.model.duration import positive_us
-from fordstone.model.ids import KEY_GROUPS, checked_name
+from fordstone.hub.client.address import HubAddress
+from fordstone.lang.duration import positive_us
+from fordstone.plan.ids import KEY_GROUPS, checked_name
 from fordstone.protocol.restart import RestartPolicy
+from fordstone.runtime.outlet import WAITING_BYTES_MAX
 
 AUTO: Final = "auto"
 OUTBOX_BYTES_MAX: Final = 10 << 30

@@ -12,24 +12,24 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final, Literal
 
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.checkpoint.failpoint import parse_failpoints
-from fordstone.checkpoint.store import CheckpointStore
 from fordstone.connectors.control_publish import HubIsAwayError
-from fordstone.edge.clock import SystemClock
 from fordstone.edge.config import RunConfig
-from fordstone.edge.control_fetch import control_fetching
-from fordstone.edge.engine import Engine, Rim
-from fordstone.edge.followers import Followers
-from fordstone.edge.outbox import Outbox
-from fordstone.edge.recovery import Remote, resume_from
-from fordstone.edge.report import Progress, Report
-from fordstone.edge.scheduler import ThreadScheduler
-from fordstone.edge.signals import Signals
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.recovery import Remote, resume_from
+from fordstone.edge.engine.scheduler import ThreadScheduler
+from fordstone.edge.link.background import Followers
+from fordstone.edge.link.control import control_fetching
+from fordstone.edge.link.outbox import Outbox
+from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
-from fordstone.model import plan as p
-from fordstone.operators.setting import Functions
+from fordstone.operators.base import Functions
+from fordstone.plan import plan as p
 from fordstone.protocol.restart import RestartAfter, Stop, decide
+from fordstone.runtime.clock import SystemClock
+from fordstone.runtime.progress import Progress, Report
+from fordstone.runtime.signals import Signals
+from fordstone.storage.disk import OsDisk
+from fordstone.storage.failpoint import parse_failpoints
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ def run(
     disk = OsDisk(config.state)
     clock = SystemClock()
     failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
-    rim = Rim(clock=clock, disk=disk, failpoints=failpoints)
+    environment = Environment(clock=clock, disk=disk, failpoints=failpoints)
     disk.lock()
     with closing(disk), Signals() as signals:
         failures = restarts = 0
         while True:
             began_us = clock.monotonic_us()
             try:
-                return _run_once(plan, functions, config, rim, signals, on_progress, restarts)
+                return _run_once(plan, functions, config, environment, signals, on_progress, restarts)
             except FordstoneError:
                 # The user has to do something about it: trying again would only say it again.
                 raise
@@ -85,24 +85,24 @@ def _run_once(
     plan: p.Plan,
     functions: Functions,
     config: RunConfig,
-    rim: Rim,
+    environment: Environment,
     signals: Signals,
     on_progress: OnProgress | None,
     restarts: int,
 ) -> Report:
     store = CheckpointStore(
-        rim.disk,
+        environment.disk,
         pipeline=plan.pipeline,
         node=config.node,
         compression=config.compression,
         keep=config.keep,
-        failpoints=rim.failpoints,
+        failpoints=environment.failpoints,
     )
-    with closing(Followers(plan, config, rim, store)) as followers:
+    with closing(Followers(plan, config, environment, store)) as followers:
         while True:
             try:
                 engine = recovered_engine(
-                    plan, functions, config, rim, store, followers.remote(), outbox=followers.outbox
+                    plan, functions, config, environment, store, followers.remote(), outbox=followers.outbox
                 )
             except HubIsAwayError as error:
                 # The last epoch had rows for the hub, and nobody knows whether it took them.
@@ -118,10 +118,10 @@ def _run_once(
 def _run_engine(
     engine: Engine, followers: Followers, signals: Signals, on_progress: OnProgress | None, restarts: int
 ) -> Report:
-    plan, config, rim = engine.plan, engine.config, engine.rim
+    plan, config, environment = engine.plan, engine.config, engine.environment
     manifest = engine.resumption.manifest
     resumed_from = manifest.epoch if manifest is not None else None
-    fetching = control_fetching(plan, engine.sources, manifest, hub=config.hub, failpoints=rim.failpoints)
+    fetching = control_fetching(plan, engine.sources, manifest, hub=config.hub, failpoints=environment.failpoints)
 
     def progress() -> Progress:
         return fetching.told(followers.told(engine.progress(restarts=restarts)))
@@ -149,7 +149,7 @@ def _run_engine(
     )
 
     def tick() -> None:
-        if signals.told:
+        if signals.stop_requested:
             engine.stop()
             followers.stopping()
         fetching.check()
@@ -159,7 +159,7 @@ def _run_engine(
         fetching.once()
     with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-    followers.finish(patient=engine.ended and not signals.told, wait=signals.wait, tick=tell)
+    followers.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=tell)
     tell()
     return report("ended" if engine.ended else "stopped")
 
@@ -168,7 +168,7 @@ def recovered_engine(
     plan: p.Plan,
     functions: Functions,
     config: RunConfig,
-    rim: Rim,
+    environment: Environment,
     store: CheckpointStore,
     remote: Remote | None,
     *,
@@ -181,7 +181,7 @@ def recovered_engine(
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
-            engine = Engine(plan, functions, config, rim, store, resumption, outbox=outbox)
+            engine = Engine(plan, functions, config, environment, store, resumption, outbox=outbox)
             try:
                 engine.release_again()
             except BaseException:

@@ -13,7 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US, RunRef
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.state.base import RunRef
 
 API: Final = "/v1"
 EPOCHS_A_COMMIT_MAX: Final = 1_000

@@ -10,6 +10,8 @@ needed, and made anew when more than half of its keys are of the past. So forget
 
 Invariants: the timeline has one row a key at most, with an end above the watermark; an end in the index that the
 watermark has passed means the same as none.
+
+What a deduplication gives: its input, with fewer rows.
 """
 
 from __future__ import annotations
@@ -21,17 +23,45 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.errors import PlanError
-from fordstone.model import plan as p
-from fordstone.model.manifest import TIME_MAX_US, TIME_MIN_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.operator import Emit, Emits, Moment, Operator
+from fordstone.errors import PipelineError, PlanError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorSetting
 from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
-from fordstone.operators.setting import OperatorSetting
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import (
+    Derived,
+    EventTime,
+    StreamType,
+    Types,
+    append_only,
+    late_rows,
+    needs_time,
+    plain_keys,
+)
+from fordstone.state.base import State
 from fordstone.state.key_index import KeyIndex
-from fordstone.state.runs import Runs
-from fordstone.state.state import State
+from fordstone.state.timeline import Runs
+
+
+def derive_deduplicate(step: p.Deduplicate, types: Types) -> Derived:
+    """The streams of such a step, by port."""
+    stream = types[step.input]
+    append_only(step, stream, "deduplicate")
+    time = needs_time(step, stream, "deduplicate")
+    if not step.keys:
+        raise PipelineError(
+            f"step {step.name}: deduplicate needs at least one column to tell rows apart by, such as deduplicate('id', ...)."
+        )
+    if not 0 < step.within_us <= TIME_MAX_US:
+        raise PipelineError(
+            f"step {step.name}: within={step.within_us}us must be longer than zero, and at most {TIME_MAX_US}us. "
+            "It is how long after a row another of its key counts as the same."
+        )
+    plain_keys(step.keys, stream.schema, what="deduplicate")
+    kept = StreamType(schema=stream.schema, time=time, row_wise=False)
+    return {p.Input(step.name): kept, **late_rows(step, stream)}
+
 
 UNTIL: Final = "__until"
 """When the span of a key that was opened last ends."""

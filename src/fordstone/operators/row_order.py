@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.model.manifest import TIME_MIN_US
-from fordstone.model.schema import Schema
-from fordstone.model.stream_type import EventTime
-from fordstone.operators.operator import LATE, Emit, Emits
-from fordstone.operators.partial import ONE
-from fordstone.state.buffer import Buffer
-from fordstone.state.microseconds import microseconds
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.partial import ONE
+from fordstone.operators.base import LATE, Emit, Emits
+from fordstone.plan.stream_type import EventTime
+from fordstone.state.timeline import Buffer
 
 Numbers = npt.NDArray[np.int64]
 

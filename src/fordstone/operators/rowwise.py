@@ -1,4 +1,6 @@
-"""Stateless steps: filter, projections, flat_map, user functions, and steps that only pass rows on.
+"""The last step below the cut: rows on their way to the center, each with the edge's word on whether it is late.
+
+Stateless steps: filter, projections, flat_map, user functions, and steps that only pass rows on.
 
 Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it on the way; a row that becomes several gets an ordinal.
 """
@@ -6,17 +8,41 @@ Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it on the way; a ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
 from fordstone.errors import SchemaError, TaskError
-from fordstone.model.expression import Expression
-from fordstone.model.schema import Schema
-from fordstone.operators.lowering import to_polars
-from fordstone.operators.operator import DELETE, OP, ROW_ID, UPSERT, Stateless
+from fordstone.lang.expression import Expression, expand, parse
+from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Emit, Emits, Stateless
+from fordstone.plan import plan as p
 
 Record = dict[str, Any]
+
+
+def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expression]:
+    """Every output column of a projection, in order."""
+    parsed = expand(step.columns, schema)
+    if isinstance(step, p.Select):
+        return parsed
+    new = {expression.name: expression for expression in parsed}
+    kept = [new.pop(name) if name in new else parse(_quoted(name), schema) for name in schema]
+    return [*kept, *new.values()]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schema]:
+    """The array expression, and the schema with a column of its elements."""
+    array = parse(step.expression, schema)
+    if array.type.element is None:
+        raise SchemaError(f"flat_map needs an array to take apart; {array.sql} has type {array.type}.")
+    columns = {name: kind for name, kind in schema.items() if name != array.name}
+    return array, Schema.of(columns | {array.name: array.type.element})
 
 
 class PassOn(Stateless):
@@ -38,7 +64,7 @@ class TagBranch(Stateless):
         return frame.with_columns(self._id) if ROW_ID in frame.columns else frame
 
 
-class LetOut(Stateless):
+class ToSink(Stateless):
     """The last step before a sink: the declared columns in order, and of the hidden ones those that the sink is to see."""
 
     def __init__(self, schema: Schema, *, hidden: Sequence[str]) -> None:
@@ -181,3 +207,26 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
         raise SchemaError(
             f"step {step}: the function gave values that are not of the declared type: {error}"
         ) from error
+
+
+LATE_MARK: Final = "__late"
+"""A Boolean column beside the declared ones."""
+
+
+class ToHub(Stateless):
+    """The declared columns in order, and whether the row is late. Partial rows have no such mark: none of them is."""
+
+    def __init__(self, schema: Schema, *, hidden: Sequence[str], partial: bool) -> None:
+        self._columns = [*schema, *hidden]
+        self._partial = partial
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Mark, and drop what is empty."""
+        out = self.apply(frame)
+        if not self._partial:
+            out = out.with_columns(pl.lit(late).alias(LATE_MARK))
+        return [Emit(out, late=late)] if out.height else []
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows as they are declared."""
+        return frame.select(self._columns)

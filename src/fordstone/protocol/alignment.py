@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fordstone.model.ids import Attempt
+from fordstone.plan.ids import Attempt
 
 
 @dataclass(frozen=True, slots=True)

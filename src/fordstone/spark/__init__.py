@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fordstone.errors import NotInstalledError
 
 if TYPE_CHECKING:
-    from fordstone.spark.register import register  # noqa: TC004 - found by `_Package` at run time
+    from fordstone.spark.formats.register import register  # noqa: TC004 - found by `_Package` at run time
     from fordstone.spark.run import run  # noqa: TC004 - found by `_Package` at run time
-    from fordstone.spark.session import prepared, session  # noqa: TC004 - found by `_Package` at run time
+    from fordstone.spark.session.session import prepared, session  # noqa: TC004 - found by `_Package` at run time
 
 _MISSING = [name for name in ("pyspark", "pandas", "pyarrow") if find_spec(name) is None]
 if _MISSING:
@@ -53,10 +53,10 @@ class _Function:
 class _Package(ModuleType):
     """This package."""
 
-    prepared = _Function("fordstone.spark.session", "prepared")
-    register = _Function("fordstone.spark.register", "register")
+    prepared = _Function("fordstone.spark.session.session", "prepared")
+    register = _Function("fordstone.spark.formats.register", "register")
     run = _Function("fordstone.spark.run", "run")
-    session = _Function("fordstone.spark.session", "session")
+    session = _Function("fordstone.spark.session.session", "session")
 
 
 sys.modules[__name__].__class__ = _Package

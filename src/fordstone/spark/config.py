@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from fordstone.errors import ConfigError
-from fordstone.model.duration import positive_us
-from fordstone.model.ids import KEY_GROUPS, checked_name
+from fordstone.lang.duration import positive_us
+from fordstone.plan.ids import KEY_GROUPS, checked_name
 
 Native = Literal["auto", "never", "always"]
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fordstone.edge.explain import Node, crossing, drawn, guarantees
-from fordstone.edge.graph import Edge
-from fordstone.edge.step_words import details, port_lead, title
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.stream import stream_types
-from fordstone.model.stream_type import Types
-from fordstone.operators.factory import has_feeder
-from fordstone.spark.choice import Choice, Native, choose, sink_streams
-from fordstone.spark.stages import Host, Stages, build_stages
+from fordstone.operators.registry import has_feeder
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import Types
+from fordstone.planner.check import stream_types
+from fordstone.planner.describe import details, port_lead, title
+from fordstone.planner.explain import Node, crossing, drawn, guarantees
+from fordstone.planner.graph import Edge
+from fordstone.spark.hosted.chains import Host, Stages, build_stages
+from fordstone.spark.native.choice import Choice, Native, choose, sink_streams
 
 
 def explain(

@@ -18,24 +18,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from fordstone import errors
-from fordstone.checkpoint.disk import OsDisk
-from fordstone.edge.report import Progress, Report
-from fordstone.edge.signals import Signals
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskError
-from fordstone.hub.address import HubAddress
-from fordstone.model.duration import positive_us
-from fordstone.model.manifest import TIME_MIN_US
+from fordstone.hub.client.address import HubAddress
+from fordstone.lang.duration import TIME_MIN_US, positive_us
+from fordstone.planner.split import placed, split
 from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
-from fordstone.spark.choice import choose
+from fordstone.runtime.progress import Progress, Report
+from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.identity import QueryFile
-from fordstone.spark.native_query import NativeQuery, native_query
-from fordstone.spark.query import HostedQuery, hosted_query
-from fordstone.spark.session import java_gone, session
-from fordstone.spark.stop_mark import StopMark
-from fordstone.spark.worker_trace import last_words
-from fordstone.tiers.place import placed
-from fordstone.tiers.split import split
+from fordstone.spark.hosted.identity import QueryFile
+from fordstone.spark.hosted.query import HostedQuery, hosted_query
+from fordstone.spark.hosted.stop_mark import StopMark
+from fordstone.spark.native.choice import choose
+from fordstone.spark.native.native_query import NativeQuery, native_query
+from fordstone.spark.session.session import java_gone, session
+from fordstone.spark.session.worker_trace import last_words
+from fordstone.storage.disk import OsDisk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
 
     from fordstone.api.pipeline import Pipeline
     from fordstone.edge.run import OnProgress
-    from fordstone.model import plan as p
-    from fordstone.operators.setting import Functions
-    from fordstone.spark.commit import BatchOutcome
+    from fordstone.operators.base import Functions
+    from fordstone.plan import plan as p
+    from fordstone.spark.hosted.commit import BatchOutcome
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +175,7 @@ def _run_once(
         outcome = "already_ended"
     else:
         _run_batch(query, tally, signals, on_progress)
-    progress = msgspec.structs.replace(tally.progress(), stopping=signals.told)
+    progress = msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested)
     if on_progress is not None:
         on_progress(progress)
     return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
@@ -196,8 +194,8 @@ def _follow(
         while any(not _over(stream) for stream in running):
             tally.look(running)
             if on_progress is not None:
-                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
-            if signals.told and stop_by is None:
+                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
+            if signals.stop_requested and stop_by is None:
                 mark.put()
                 stop_by, last_batch = time.monotonic() + STOP_WAIT_S, tally.batches
             if stop_by is None:
@@ -226,8 +224,8 @@ def _run_batch(
         try:
             while not wait([job], timeout=LOOK_EVERY_S).done:
                 if on_progress is not None:
-                    on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.told))
-                if signals.told:
+                    on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
+                if signals.stop_requested:
                     query.spark.interruptAll()
         except BaseException:
             query.spark.interruptAll()
@@ -235,7 +233,7 @@ def _run_batch(
         try:
             job.result()
         except Exception as error:
-            if not signals.told:
+            if not signals.stop_requested:
                 raise
             raise TaskError(
                 "told to stop before the batch job was done: nothing was let out, and running again begins it anew."

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.errors import SchemaError
-from fordstone.model.ids import KEY_GROUPS, owner_of
-from fordstone.state.xxh64 import PADDING_BYTES, Bytes, Lengths, Words, hash_segments, hash_tagged_words
+from fordstone.lang.polars.xxh64 import PADDING_BYTES, Bytes, Lengths, Words, hash_segments, hash_tagged_words
+from fordstone.plan.ids import KEY_GROUPS, owner_of
 
 Groups = npt.NDArray[np.uint8]
 

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fordstone.state.base import Piece, PieceList, State
 from fordstone.state.column import Cells, Slots, column_of
+from fordstone.state.compaction import SMALLEST_ROWS, worth_folding
 from fordstone.state.key_index import MISSING, KeyIndex
-from fordstone.state.piece import Piece, PieceList
-from fordstone.state.state import State
-from fordstone.state.tiers import SMALLEST_ROWS, worth_folding
 
 FOUND: Final = "__found"
 DELETED: Final = "__deleted"

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, Literal, NoReturn
 
-from fordstone.checkpoint.disk import Data, Disk, FatalStorageError
 from fordstone.errors import DamagedError, StorageError
+from fordstone.storage.disk import Data, Disk, FatalStorageError
 
 Operation = Literal["create", "append", "fsync", "rename", "fsync_dir", "read", "remove", "remove_dir", "make_dirs"]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]

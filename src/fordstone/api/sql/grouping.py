@@ -13,17 +13,15 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.errors import SqlError, placed
-from fordstone.api.sql.scope import Scope, column, column_name
-from fordstone.api.sql.syntax import Expr, Select, WindowCall, Windowed
-from fordstone.api.sql.windows import HELPERS, WINDOW_END, WINDOW_START, call_of, window_of
+from fordstone.api.sql.scope import HELPERS, WINDOW_END, WINDOW_START, Scope, call_of, column, column_name, window_of
 from fordstone.api.stream import Grouped, Stream
-from fordstone.model import plan as p
-from fordstone.model.aggregate import parse_aggregate
-from fordstone.model.aggregate_functions import AGGREGATE_NAMES
-from fordstone.model.dialect import offset_of
-from fordstone.model.expression import parse, parse_predicate
-from fordstone.model.windows import Window
+from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
+from fordstone.lang.dialect import offset_of
+from fordstone.lang.expression import parse, parse_predicate
+from fordstone.lang.sql.errors import SqlError, placed
+from fordstone.lang.sql.syntax import Expr, Select, WindowCall, Windowed
+from fordstone.plan import plan as p
+from fordstone.plan.windows import Window
 
 _TAKEN: Final = frozenset(inspect.signature(Grouped.agg).parameters)
 """Names that `agg` has for itself: an aggregate that is called so is renamed behind it."""

@@ -9,16 +9,15 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.errors import SqlError, placed
-from fordstone.api.sql.scope import Member, Scope, column, column_name, event_time
-from fordstone.api.sql.syntax import Join
-from fordstone.api.sql.windows import shifted_column
+from fordstone.api.sql.scope import Member, Scope, column, column_name, event_time, shifted_column
 from fordstone.api.stream import Stream
 from fordstone.errors import SchemaError
-from fordstone.model.dialect import offset_of, quoted_name
-from fordstone.model.expression import parse, parse_predicate
-from fordstone.model.joining import JoinColumns, join_columns
-from fordstone.model.stream_type import EventTime
+from fordstone.lang.dialect import offset_of, quoted_name
+from fordstone.lang.expression import parse, parse_predicate
+from fordstone.lang.sql.errors import SqlError, placed
+from fordstone.lang.sql.syntax import Join
+from fordstone.operators.join.check import JoinColumns, join_columns
+from fordstone.plan.stream_type import EventTime
 
 LEFT: Final = "left:"
 RIGHT: Final = "right:"

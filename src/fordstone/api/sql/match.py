@@ -6,14 +6,13 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.errors import SqlError, placed
-from fordstone.api.sql.scope import Scope, column_name, event_time
-from fordstone.api.sql.syntax import Expr, Matched, Name, PatternPart
-from fordstone.api.sql.windows import span_us
+from fordstone.api.sql.scope import Scope, column_name, event_time, span_us
 from fordstone.api.stream import Stream
 from fordstone.errors import ExpressionError
-from fordstone.model import plan as p
-from fordstone.model.dialect import DIALECT, offset_of, quoted_name, read
+from fordstone.lang.dialect import DIALECT, offset_of, quoted_name, read
+from fordstone.lang.sql.errors import SqlError, placed
+from fordstone.lang.sql.syntax import Expr, Matched, Name, PatternPart
+from fordstone.plan import plan as p
 
 _ELSEWHERE: Final = {
     "prev": "PREV is not supported. Write LAST(A.x, 1) for the row before the last one of A.",

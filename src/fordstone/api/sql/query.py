@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, assert_never, cast
 
 from sqlglot import exp
 
-from fordstone.api.sql.errors import SqlError, placed
 from fordstone.api.sql.grouping import Item, grouped, has_aggregate
 from fordstone.api.sql.join import joined
 from fordstone.api.sql.match import matched
-from fordstone.api.sql.reading import read_query
-from fordstone.api.sql.scope import Member, Scope, column, column_name
-from fordstone.api.sql.syntax import Derived, Expr, Matched, Named, Query, Select, Star, Table, Windowed
-from fordstone.api.sql.windows import HELPERS, WINDOW_END, WINDOW_START
+from fordstone.api.sql.scope import HELPERS, WINDOW_END, WINDOW_START, Member, Scope, column, column_name
 from fordstone.api.stream import Stream
 from fordstone.errors import PipelineError
-from fordstone.model import plan as p
-from fordstone.model.dialect import offset_of, quoted_name
-from fordstone.model.expression import Expression, parse, parse_predicate, split_alias
+from fordstone.lang.dialect import offset_of, quoted_name
+from fordstone.lang.expression import Expression, parse, parse_predicate, split_alias
+from fordstone.lang.sql.errors import SqlError, placed
+from fordstone.lang.sql.parser import read_query
+from fordstone.lang.sql.syntax import Derived, Expr, Matched, Named, Query, Select, Star, Table, Windowed
+from fordstone.plan import plan as p
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline

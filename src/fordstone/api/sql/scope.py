@@ -1,16 +1,27 @@
-"""Which columns a query can name, and what they are called in the stream that it is built on."""
+"""Windows of a query: from TUMBLE, HOP and SESSION to those of `api.window`, once it is clear that they go by event time.
+
+Which columns a query can name, and what they are called in the stream that it is built on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.errors import SqlError
+from fordstone.api import window as made
 from fordstone.api.stream import Stream
-from fordstone.model.dialect import offset_of
-from fordstone.model.stream_type import EventTime
+from fordstone.lang.coercion import ClashError
+from fordstone.lang.constants import interval
+from fordstone.lang.dialect import offset_of
+from fordstone.lang.sql.errors import SqlError, placed
+from fordstone.lang.sql.syntax import Expr, WindowCall, WindowKind
+from fordstone.lang.term import YEAR_MONTH
+from fordstone.plan.stream_type import EventTime
+from fordstone.plan.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +118,135 @@ def column(name: str) -> exp.Expr:
 def event_time(stream: Stream) -> EventTime | None:
     """Where the rows of a stream carry their time."""
     return stream._type.time  # noqa: SLF001 - our own class
+
+
+WINDOW_START: Final = "window_start"
+WINDOW_END: Final = "window_end"
+KINDS: Final[dict[str, WindowKind]] = {"tumble": "TUMBLE", "hop": "HOP", "session": "SESSION"}
+HELPERS: Final = {
+    f"{kind}_{end}": (KINDS[kind], WINDOW_START if end == "start" else WINDOW_END)
+    for kind in KINDS
+    for end in ("start", "end")
+}
+"""Functions that give a bound of the window: the kind they belong to, and the column."""
+_WRITTEN: Final = {
+    "TUMBLE": "TUMBLE(ts, INTERVAL '10' SECOND)",
+    "HOP": "HOP(ts, INTERVAL '10' SECOND, INTERVAL '1' MINUTE), with the slide before the size",
+    "SESSION": "SESSION(ts, INTERVAL '30' SECOND)",
+}
+_SPANS: Final = {"TUMBLE": (1, 2), "HOP": (2, 3), "SESSION": (1, 1)}
+
+
+def call_of(tree: exp.Expr, at: int, text: str) -> WindowCall | None:
+    """The window that a part of GROUP BY is, if it is one."""
+    if not isinstance(tree, exp.Anonymous):
+        return None
+    name = str(tree.args["this"]).lower()
+    if name in {"window", "session_window", "cumulate"}:
+        raise SqlError(f"{name} is not supported. Use TUMBLE, HOP or SESSION.", text=text, offset=at)
+    if name not in KINDS:
+        return None
+    kind = KINDS[name]
+    args = list(tree.args.get("expressions") or ())
+    least, most = _SPANS[kind]
+    if not least + 1 <= len(args) <= most + 1:
+        raise SqlError(f"{kind} is called with {len(args)} arguments. Write {_WRITTEN[kind]}.", text=text, offset=at)
+    placed_args = [Expr(tree=arg, at=_place(arg, at)) for arg in args]
+    return WindowCall(kind=kind, time=placed_args[0], spans=tuple(placed_args[1:]), at=at)
+
+
+def window_of(call: WindowCall, stream: Stream, scope: Scope) -> Window:
+    """The window, checked: its time is the stream's event time, and its spans are intervals."""
+    _check_time(call, stream, scope)
+    spans = [span_us(span, scope.text) for span in call.spans]
+    for given, span in list(zip(call.spans, spans, strict=True))[: _SPANS[call.kind][0]]:
+        if span <= 0:
+            raise SqlError("a span of a window must be longer than zero.", text=scope.text, offset=given.at)
+    sizes = [timedelta(microseconds=span) for span in spans]
+    with placed(scope.text, call.at):
+        if call.kind == "TUMBLE":
+            return made.tumbling(sizes[0], **_offset(sizes[1:]))
+        if call.kind == "HOP":
+            return made.sliding(sizes[1], every=sizes[0], **_offset(sizes[2:]))
+        return made.session(sizes[0])
+
+
+def span_us(given: Expr, text: str) -> int:
+    """The microseconds of an interval that is written out."""
+    tree = given.tree
+    if not isinstance(tree, exp.Interval):
+        raise SqlError("an interval is needed here, such as INTERVAL '10' SECOND.", text=text, offset=given.at)
+    try:
+        found = interval(tree)
+    except ClashError as clash:
+        raise SqlError(clash.message, text=text, offset=given.at) from None
+    if not isinstance(found.value, int) or found.type == YEAR_MONTH:
+        raise SqlError("months and years differ in length. Write days, hours or less.", text=text, offset=given.at)
+    return found.value
+
+
+def _offset(given: list[timedelta]) -> dict[str, timedelta]:
+    return {"offset": given[0]} if given else {}
+
+
+def _place(tree: exp.Expr, otherwise: int) -> int:
+    found = offset_of(tree)
+    return otherwise if found is None else found
+
+
+def shifted_column(tree: exp.Expr, text: str) -> tuple[str, int] | None:
+    """The column of a resolved tree and the microseconds added to it, if the tree is that: `ts`, `ts + INTERVAL ...`."""
+    if isinstance(tree, exp.Paren):
+        return shifted_column(tree.args["this"], text)
+    if (name := column_name(tree)) is not None:
+        return name, 0
+    if not isinstance(tree, exp.Add | exp.Sub):
+        return None
+    one, other = tree.args["this"], tree.args["expression"]
+    if isinstance(tree, exp.Add) and isinstance(one, exp.Interval):
+        one, other = other, one
+    below = shifted_column(one, text) if isinstance(other, exp.Interval) else None
+    if below is None:
+        return None
+    span = span_us(Expr(tree=other, at=_place(other, 0)), text)
+    return below[0], below[1] + (span if isinstance(tree, exp.Add) else -span)
+
+
+def _check_time(call: WindowCall, stream: Stream, scope: Scope) -> None:
+    time = event_time(stream)
+    if time is None:
+        raise scope.fail(
+            f'a window needs event time, and {stream.name} has none. Declare it at the source (time="ts", or --time on the '
+            "command line), and keep that column on the way.",
+            call.time.at,
+        )
+    found = shifted_column(scope.resolved(call.time.tree), scope.text)
+    if found is None:
+        raise scope.fail(
+            f"the first argument of {call.kind} is the column of the event time, {time.column}.", call.time.at
+        )
+    name, shift_us = found
+    if name != time.column:
+        there = "" if name in stream.schema else f", and there is no column {name!r}"
+        raise scope.fail(
+            f"windows go by the stream's event time, which is {time.column}{there}. Write {time.column} here, or declare "
+            "another time at the source.",
+            call.time.at,
+        )
+    # A window's result counts as its last instant; nobody would write that out.
+    if shift_us != time.shift_us and (shift_us, time.shift_us) != (0, -1):
+        written = (
+            time.column if time.shift_us in {0, -1} else f"{time.column} + INTERVAL '{_seconds(time.shift_us)}' SECOND"
+        )
+        later = (
+            " Pairs of this join may come so late; bound it on one side only, and their time is that of the later row."
+            if time.shift_us > 0
+            else ""
+        )
+        raise scope.fail(
+            f"windows go by the stream's event time, which is {written}. Write that here.{later}", call.time.at
+        )
+
+
+def _seconds(span_us: int) -> str:
+    return f"{span_us / 1_000_000:f}".rstrip("0").rstrip(".")

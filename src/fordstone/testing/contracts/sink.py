@@ -14,10 +14,10 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from fordstone.connectors.connector import ConnectorSpec, Delivery, PartedSink, PartWriter, Sink, SinkStream
+from fordstone.connectors.base import ConnectorSpec, Delivery, PartedSink, PartWriter, Sink, SinkStream
+from fordstone.connectors.compare import same_rows
 from fordstone.connectors.registry import open_parts, open_sink, sink_delivery
-from fordstone.connectors.same_rows import same_rows
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 

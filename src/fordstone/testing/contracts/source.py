@@ -16,10 +16,10 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from fordstone.connectors.connector import Chunk, ConnectorSpec, Reader, Rejected, Source, SourceOptions
+from fordstone.connectors.base import Chunk, ConnectorSpec, Reader, Rejected, Source, SourceOptions
 from fordstone.connectors.registry import open_source, source_delivery
-from fordstone.model.ids import PartitionId, Position
-from fordstone.model.schema import Schema
+from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 
 CHUNK_ROWS = (1, 2, 3, 7, 64, 100_000)
 """The sizes in which the suite reads."""
@@ -86,7 +86,7 @@ def read_planned(
     pieces: list[ReadBack] = []
     for _ in range(EMPTY_READS_MAX):
         rows = rows_max()
-        reach = planner.reach(partition, Position(position), rows)
+        reach = planner.plan_read(partition, Position(position), rows)
         assert reach.position >= position
         assert reach.ended or not ended
         ended = reach.ended
@@ -277,7 +277,7 @@ class SourceContract(ABC):
         for partition in source.partitions():
             end = read_all(source, partition, self.schema).positions[-1]
             for position in (0, end):
-                reach = self.source(spec).reach(partition, Position(position), ALL_ROWS)
+                reach = self.source(spec).plan_read(partition, Position(position), ALL_ROWS)
                 assert (reach.position, reach.ended) == (end, True)
 
     def test_a_planned_read_stays_the_same_when_input_grows(self, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ class SourceContract(ABC):
         planner = self.source(spec, bounded=False)
         partition = planner.partitions()[0]
         before = read_all(planner, partition, self.schema)
-        reach = planner.reach(partition, Position(0), ALL_ROWS)
+        reach = planner.plan_read(partition, Position(0), ALL_ROWS)
         assert reach.position == before.positions[-1]
         added = self.grow(tmp_path)
         for rows_max in (2, 100_000):
@@ -295,7 +295,7 @@ class SourceContract(ABC):
         if added is None:
             return
         assert not reach.ended
-        onward = planner.reach(partition, reach.position, ALL_ROWS)
+        onward = planner.plan_read(partition, reach.position, ALL_ROWS)
         rest = read_all(
             planner, partition, self.schema, position=int(reach.position), rows_max=3, until=int(onward.position)
         )

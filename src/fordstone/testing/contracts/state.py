@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from fordstone.model.manifest import TIME_MIN_US, RunRef
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
-from fordstone.state.piece import Piece
-from fordstone.state.state import State
 
 STEPS = 9
 """How many changes the suite makes."""

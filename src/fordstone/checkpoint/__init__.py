@@ -1,1 +1,0 @@
-"""Checkpoints on disk: store layout, writing, reading, verifying, merging, uploading."""

@@ -1,0 +1,140 @@
+"""How errors reach the person at the terminal.
+
+A mistake that the user can mend is its text and the place in their own file, never a traceback of ours. An exception
+in the user's own code is shown with the frames of their code. Anything else is a bug of ours, and shows everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+import click
+
+import fordstone
+from fordstone.errors import FencedError, FordstoneError, TaskError
+
+log = logging.getLogger(__name__)
+
+FAILED: Final = 1
+MISUSED: Final = 2
+FENCED: Final = 3
+FAILURE: Final = "command failed"
+"""The event of a log line that says why a command failed."""
+_OURS: Final = str(Path(fordstone.__file__).parent)
+_BUG = "This is a bug in fordstone. Please report it with the lines above."
+
+
+class Mistake(click.ClickException):
+    """Something the user can mend: shown as text, without a traceback."""
+
+    exit_code = FAILED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it to standard error; if that is for log lines alone, as one of them."""
+        from fordstone.cli.logs import speaks_json
+
+        if speaks_json():
+            log.error(FAILURE, extra={"problem": self.message, "code": self.exit_code})
+            return
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", file=file, err=True)
+
+
+class Fenced(Mistake):
+    """Somebody else owns the pipeline on this node now. A supervisor that started it again would do no good."""
+
+    exit_code = FENCED
+
+
+class Misuse(Mistake):
+    """The command was given something that cannot be meant."""
+
+    exit_code = MISUSED
+
+
+def as_exit(error: Exception) -> click.ClickException | None:
+    """What to show instead of the exception; None: it is a bug of ours."""
+    if isinstance(error, click.ClickException):
+        return error
+    if isinstance(error, FencedError):
+        return Fenced(str(error))
+    if isinstance(error, FordstoneError) and not isinstance(error, TaskError):
+        return Mistake(str(error))
+    cause = error.__cause__ if isinstance(error, TaskError) else error
+    if cause is None:
+        return Mistake(str(error))
+    if error is not cause and of_spark(cause):
+        return Mistake(f"{error}{_in_worker(cause)}")
+    theirs = frames_of_user_code(cause.__traceback__)
+    if not theirs:
+        return None
+    message = str(error) if error is not cause else "a function of the pipeline raised an exception."
+    return Mistake(f"{message}\n\n{_shown(cause, theirs)}")
+
+
+def of_spark(error: BaseException) -> bool:
+    """Whether Spark raised it: then it happened in another process, and the frames of this one say nothing."""
+    return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
+
+
+def _in_worker(error: BaseException) -> str:
+    """Where in the user's code a worker of Spark's was when it failed."""
+    from fordstone.spark.session.worker_trace import worker_trace
+
+    trace = worker_trace(str(error))
+    return f"\n\n{trace}" if trace is not None and trace.frames else ""
+
+
+def show_bug(error: BaseException) -> None:
+    """Print the whole traceback and ask for a report."""
+    traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"\n{click.style('error:', fg='red', bold=True)} {_BUG}", err=True)
+
+
+def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """Those of the frames below our last one that are in code that is neither ours nor a library's.
+
+    An exception is the user's if it rose in a function of theirs that we had called, whatever that called in turn.
+    """
+    frames = list(traceback.extract_tb(trace))
+    ours = [place for place, frame in enumerate(frames) if _is_ours(frame.filename)]
+    below = frames[ours[-1] + 1 :] if ours else frames
+    return [frame for frame in below if _is_users(frame.filename)]
+
+
+def in_file(error: BaseException, path: Path) -> Mistake:
+    """An exception that rose while the user's file was being loaded, shown from their file on."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    places = [place for place, frame in enumerate(frames) if Path(frame.filename) == path]
+    if isinstance(error, FordstoneError):
+        where = frames[places[-1]] if places else None
+        at = "" if where is None else f"\n\nin {path}, line {where.lineno}:\n    {where.line}"
+        return Mistake(f"{error}{at}")
+    if isinstance(error, SyntaxError) and not places:
+        return Mistake(f"{path} is not valid Python.\n\n{''.join(traceback.format_exception_only(error)).rstrip()}")
+    below = frames[places[0] :] if places else []
+    if below and _is_ours(below[-1].filename):
+        return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, below)}\n\n{_BUG}")
+    theirs = [frame for frame in below if _is_users(frame.filename)]
+    return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, theirs)}")
+
+
+def _shown(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    lines = traceback.StackSummary.from_list(list(frames)).format()
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
+def _is_users(filename: str) -> bool:
+    places = sysconfig.get_paths()
+    libraries = (_OURS, places["stdlib"], places["platstdlib"], places["purelib"], places["platlib"], "<frozen")
+    return not filename.startswith(libraries)

@@ -1,0 +1,306 @@
+"""`fordstone sql`: answer a query over files, in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Misuse
+from fordstone.cli.help import TaughtCommand
+from fordstone.cli.logs import configure_logging
+from fordstone.cli.memory import limit_polars
+from fordstone.errors import FordstoneError
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+    from fordstone.api.stream import Stream
+    from fordstone.cli.sql.output import Output
+    from fordstone.runtime.progress import Progress, Report
+
+PIPELINE: Final = "sql"
+RESULT: Final = "result"
+INTERVAL: Final = "250ms"
+"""Results come out with each epoch; a person who watches should not wait for them."""
+STARTING: Final = "starting Spark ..."
+
+
+@click.command(
+    cls=TaughtCommand,
+    examples=[
+        "fordstone sql \"SELECT device, temp FROM readings WHERE temp > 30\" --source readings='in/*.jsonl'",
+        'fordstone sql "SELECT device, window_start, count(*) AS n, avg(temp) AS mean FROM readings',
+        "               GROUP BY device, TUMBLE(ts, INTERVAL '10' SECOND)\" --source readings='in/*.jsonl'",
+        "fordstone sql --file hot.sql --source a=a.csv --source b=b.parquet --json | jq .device",
+        "fordstone sql --file hot.sql --source a='in/*.jsonl' --follow",
+    ],
+)
+@click.argument("query", required=False)
+@click.option(
+    "--file", "file", metavar="FILE", help="Read the query from a file. QUERY '-' reads it from standard input."
+)
+@click.option(
+    "-s",
+    "--source",
+    "sources",
+    metavar="NAME=PATTERN",
+    multiple=True,
+    help="What a name in FROM means: files, by a pattern. May be given several times.",
+)
+@click.option(
+    "--schema",
+    "schemas",
+    metavar="[NAME=]COLUMNS",
+    multiple=True,
+    help="Types of columns, instead of those found in a sample: 'ts timestamp, temp double'.",
+)
+@click.option(
+    "--time",
+    "times",
+    metavar="[NAME=]COLUMN",
+    multiple=True,
+    help="The event time.  [default: the only timestamp column]",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv", "parquet", "arrow"]),
+    help="Of the files.  [default: by their endings]",
+)
+@click.option("--delimiter", metavar="CHAR", help="Of CSV files.  [default: a comma; a tab for .tsv]")
+@click.option(
+    "--time-unit",
+    type=click.Choice(["s", "ms", "us"]),
+    default="us",
+    show_default=True,
+    help="What numbers in timestamp columns of text files count.",
+)
+@click.option(
+    "--lateness",
+    metavar="SPAN",
+    show_default="1d; with --follow 5s",
+    help="How far rows of a file may be out of order. Later ones are left out and counted.",
+)
+@click.option("--follow", is_flag=True, help="Go on as files grow and come, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one for each row.")
+@click.option(
+    "--rows",
+    "rows_max",
+    metavar="N",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    help="How many rows a terminal shows. Pipes and --json get all.",
+)
+@click.option("--explain", "only_explain", is_flag=True, help="Show what would run, and run nothing.")
+@click.option("--state", metavar="DIR", help="Keep checkpoints there, and go on from them.  [default: nothing is kept]")
+@click.option(
+    "--on",
+    "engine",
+    type=click.Choice(["edge", "spark"]),
+    default="edge",
+    show_default=True,
+    help="Which engine: this process alone, or Spark.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Do not say what was found in the files, nor how long it took.")
+@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+def sql(query: str | None, *, file: str | None, verbose: int, **options: Any) -> None:
+    """Answer a query over files.
+
+    The columns of the files are found out from a sample of them, and so is the event time, if only one column can be it.
+    The query is over what is there now; with --follow it goes on. docs/reference/sql.md says what queries may hold.
+
+    The result goes to standard output: a table that lives while the query runs, or in a pipe a plain one. What was found in
+    the files goes to standard error.
+    """
+    configure_logging(verbose)
+    text = _query_text(query, file)
+    limit_polars(1)
+    pipeline, stream = _declared(text, options)
+    output = _make_output(stream, options)
+    from fordstone.connectors import memory
+
+    stream.sink(RESULT, memory(output.result))
+    from fordstone.cli.sql.output import ReaderGoneError, UnwritableError, put
+
+    try:
+        if options["only_explain"]:
+            put(_explained(pipeline, options))
+        else:
+            _answer(pipeline, output, options)
+    except ReaderGoneError:
+        _abandon_stdout()
+    except UnwritableError:
+        _abandon_stdout()
+        raise
+
+
+def _abandon_stdout() -> None:
+    """What is still in the buffer must not be tried again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None:
+    """Run the query, and say what happened."""
+    with _state(options["state"]) as state:
+        with output:
+            report = _run(pipeline, output, state, options)
+        output.finish()
+        notices = _notices(pipeline, report, state, options)
+    if not options["quiet"] and not options["as_json"]:
+        click.echo(_summary(report, output, follow=options["follow"]), err=True)
+    for notice in notices:
+        click.echo(f"{click.style('note:', fg='yellow', bold=True)} {notice}", err=True)
+
+
+def _query_text(query: str | None, file: str | None) -> str:
+    if (query is None) == (file is None):
+        raise Misuse("give a query, or --file with one: fordstone sql \"SELECT ...\" --source readings='in/*.jsonl'")
+    if file is not None:
+        try:
+            return Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise Misuse(f"--file {file}: {error.strerror}.") from error
+        except UnicodeDecodeError:
+            raise Misuse(f"--file {file} is not text in UTF-8.") from None
+    return sys.stdin.read() if query == "-" else str(query)
+
+
+def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
+    from fordstone.api.pipeline import Pipeline
+    from fordstone.cli.sql.sources import SourceOptionsGiven, add_sources
+
+    pipeline = Pipeline(PIPELINE)
+    lines = add_sources(
+        pipeline,
+        SourceOptionsGiven(
+            sources=options["sources"],
+            schemas=options["schemas"],
+            times=options["times"],
+            format=options["form"],
+            delimiter=options["delimiter"],
+            time_unit=options["time_unit"],
+            lateness=_lateness(options),
+            follow=options["follow"],
+        ),
+    )
+    if not options["quiet"]:
+        for line in lines:
+            click.secho(line, err=True, dim=True)
+    try:
+        return pipeline, pipeline.sql(text)
+    except FordstoneError as error:
+        raise Misuse(str(error)) from error
+
+
+def _make_output(stream: Stream, options: dict[str, Any]) -> Output:
+    from fordstone.cli.sql.output import JsonOutput, LiveOutput, Order, PlainOutput
+
+    if sys.stdout is None:
+        raise Misuse("standard output is closed, and the result goes there. Send it to /dev/null if nobody wants it.")
+    order = Order.of(stream._type)  # noqa: SLF001 - our own class
+    if options["as_json"]:
+        return JsonOutput(order=order, follow=options["follow"])
+    if not sys.stdout.isatty():
+        return PlainOutput(stream.schema, order=order, follow=options["follow"])
+    return LiveOutput(stream.schema, order=order, rows_max=options["rows_max"], bounded=not options["follow"])
+
+
+def _explained(pipeline: Pipeline, options: dict[str, Any]) -> str:
+    if options["engine"] == "edge":
+        return pipeline.explain()
+    from fordstone.spark import explain as on_spark
+
+    return on_spark.explain(pipeline.plan(), bounded=not options["follow"])
+
+
+def _run(pipeline: Pipeline, output: Output, state: str, options: dict[str, Any]) -> Report:
+    if options["engine"] == "spark":
+        return _run_on_spark(pipeline, output, state, options)
+    from fordstone.edge.run import run
+
+    return run(
+        pipeline.plan(),
+        pipeline.functions,
+        state=state,
+        bounded=not options["follow"],
+        interval=INTERVAL,
+        on_progress=output.show,
+    )
+
+
+def _run_on_spark(pipeline: Pipeline, output: Output, state: str, options: dict[str, Any]) -> Report:
+    from fordstone.spark.config import SparkConfig
+    from fordstone.spark.run import run_plan
+    from fordstone.spark.session.application import application
+
+    config = SparkConfig(state=state, bounded=not options["follow"])
+    output.note(PIPELINE, STARTING)
+    with application(name=f"fordstone {PIPELINE}") as spark:
+        return run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, on_progress=output.show)
+
+
+@contextlib.contextmanager
+def _state(given: str | None) -> Iterator[str]:
+    """The state directory: the one given, or one that is gone afterwards."""
+    if given is not None:
+        yield given
+        return
+    folder = tempfile.mkdtemp(prefix="fordstone-sql-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _summary(report: Report, output: Output, *, follow: bool) -> str:
+    if report.outcome == "already_ended":
+        return "this query had ended already: its state directory has all input. Use another --state, or none."
+    progress: Progress = report.progress
+    stopped = "stopped before the end: " if report.outcome == "stopped" and not follow else ""
+    return f"{stopped}{wording.count(output.result.count(), 'row')} from {wording.count(progress.rows_in)} read in {wording.span(progress.elapsed_us)}"
+
+
+def _lateness(options: dict[str, Any]) -> str:
+    """Who asks about what is there wants all of it; who follows wants results soon."""
+    given: str | None = options["lateness"]
+    return given if given is not None else "5s" if options["follow"] else "1d"
+
+
+def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, Any]) -> list[str]:
+    """What the person should know about the rows that are not in the result."""
+    progress, found = report.progress, []
+    if progress.rows_late:
+        found.append(
+            f"{wording.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order and "
+            f"{'is' if progress.rows_late == 1 else 'are'} not in the result. Allow more with --lateness, as in --lateness 30d."
+        )
+    if progress.rows_rejected:
+        found.append(
+            f"{wording.count(progress.rows_rejected, 'row')} could not be read{_first_rejected(pipeline, state)} "
+            "If a column's type was guessed wrong, say it with --schema."
+        )
+    return found
+
+
+def _first_rejected(pipeline: Pipeline, state: str) -> str:
+    """The first row that could not be read, as an example."""
+    from fordstone.connectors import rows
+    from fordstone.plan import plan as p
+
+    for step in pipeline.plan().steps:
+        folder = Path(state) / PIPELINE / "node" / "dead-letters" / step.name
+        if isinstance(step, p.Source) and folder.is_dir():
+            with contextlib.suppress(FordstoneError):
+                for letter in rows(folder).head(1).iter_rows(named=True):
+                    return f"; the first in {letter['partition']}: {letter['reason']}."
+    return "."

@@ -1,0 +1,344 @@
+"""The sources of `fordstone sql`: what `--source`, `--schema`, `--time` and the files themselves say.
+
+Find out which columns files have: from a sample of text, or from what the file says of itself.
+
+A guess, which the command says aloud. Rows that do not fit it are rejected and counted, as always.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import polars as pl
+
+from fordstone.cli import format as wording
+from fordstone.cli.errors import Misuse
+from fordstone.connectors.files.bytes import open_bytes
+from fordstone.connectors.files.iso_time import DATE_LENGTH, parse_times
+from fordstone.connectors.files.settings import FileSettings
+from fordstone.errors import SchemaError, SourceError
+from fordstone.lang.schema import RESERVED_PREFIX, DataType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fordstone.api.pipeline import Pipeline
+
+
+SAMPLE_BYTES: Final = 1 << 18
+"""So much is read of the beginning of a text file."""
+SAMPLE_FILES: Final = 5
+SAMPLE_ROWS: Final = 2_000
+_BIGINT: Final = range(-(1 << 63), 1 << 63)
+_WHOLE: Final = re.compile(r"[+-]?\d{1,18}")
+_LEADING_ZERO: Final = re.compile(r"[+-]?0\d")
+_REAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
+_UNSIGNED: Final[dict[type[pl.DataType], str]] = {
+    pl.UInt8: "smallint",
+    pl.UInt16: "int",
+    pl.UInt32: "bigint",
+    pl.UInt64: "decimal(20,0)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """The columns found, and those that cannot be read, with the reason."""
+
+    columns: dict[str, str]
+    left_out: dict[str, str]
+
+
+def infer(paths: Sequence[Path], settings: FileSettings) -> Inferred:
+    """The columns of files: the first few of them are looked at."""
+    columns: dict[str, list[Any]] = {}
+    typed: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    telling = [path for path in paths if path.stat().st_size] or list(paths)
+    for path in telling[:SAMPLE_FILES]:
+        kind = settings.format_of(path)
+        if kind is None:
+            raise SourceError(
+                f"{path}: its ending does not tell the format. Say --format jsonl, csv, parquet or arrow."
+            )
+        if kind in {"parquet", "arrow"}:
+            for name, dtype in _own_schema(path, kind).items():
+                _take_typed(name, dtype, typed, left_out)
+        else:
+            delimiter = settings.delimiter_of(path)
+            rows = _json_rows(_head(path)) if kind == "jsonl" else _csv_rows(_head(path), delimiter)
+            for row in rows:
+                for name, value in row.items():
+                    columns.setdefault(name, []).append(value)
+    for name, values in columns.items():
+        guess = _type_of(values)
+        if guess is None:
+            left_out[name] = "holds objects"
+        else:
+            typed[name] = guess
+    for name in [name for name in typed if name.startswith(RESERVED_PREFIX) or not name]:
+        del typed[name]
+        left_out[name] = f"names that begin with {RESERVED_PREFIX} are reserved"
+    return Inferred(columns=typed, left_out=left_out)
+
+
+def _own_schema(path: Path, kind: str) -> pl.Schema:
+    try:
+        return pl.Schema(pl.read_parquet_schema(path) if kind == "parquet" else pl.read_ipc_schema(path))
+    except (pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException) as error:
+        raise SourceError(
+            f"{path} cannot be read as {kind}: {str(error).partition(chr(10))[0]}. Get the file again, or say --format."
+        ) from error
+
+
+def _take_typed(name: str, dtype: pl.DataType, typed: dict[str, str], left_out: dict[str, str]) -> None:
+    if name in typed:
+        return
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        typed[name] = "string"
+    elif type(dtype) in _UNSIGNED:
+        typed[name] = _UNSIGNED[type(dtype)]
+    else:
+        try:
+            typed[name] = str(DataType.from_polars(dtype))
+        except SchemaError:
+            left_out[name] = f"is {dtype}"
+
+
+def _head(path: Path) -> bytes:
+    """Whole lines from the beginning of a text file."""
+    data = open_bytes(path)
+    try:
+        head = data.at(0, SAMPLE_BYTES)
+    finally:
+        data.close()
+    if len(head) == SAMPLE_BYTES and b"\n" in head:
+        head = head[: head.rindex(b"\n")]
+    return head.removeprefix(b"\xef\xbb\xbf")
+
+
+def _json_rows(head: bytes) -> Iterable[dict[str, Any]]:
+    """The objects of the lines; others are none of a guess's business."""
+    for line in head.splitlines()[:SAMPLE_ROWS]:
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _csv_rows(head: bytes, delimiter: str) -> Iterable[dict[str, Any]]:
+    """Rows by the names in the first line, nulls for nothing, and values as Python's where all of them are."""
+    reader = csv.reader(io.StringIO(head.decode(errors="replace"), newline=""), delimiter=delimiter)
+    try:
+        names = next(reader, [])
+        rows = [row for row, _ in zip(reader, range(SAMPLE_ROWS), strict=False) if len(row) == len(names)]
+    except csv.Error:
+        return
+    columns = [_valued([row[place] for row in rows]) for place in range(len(names))]
+    if not rows:
+        yield dict.fromkeys(names)
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _valued(texts: list[str]) -> list[Any]:
+    given = [text for text in texts if text]
+    if given and all(text.lower() in {"true", "false"} for text in given):
+        return [text.lower() == "true" if text else None for text in texts]
+    # 007 is a name, not a number.
+    if given and not any(_LEADING_ZERO.match(text) for text in given):
+        for shape, kind in ((_WHOLE, int), (_REAL, float)):
+            if all(shape.fullmatch(text) for text in given):
+                return [kind(text) if text else None for text in texts]
+    return [text or None for text in texts]
+
+
+def _type_of(values: Sequence[Any]) -> str | None:
+    """The type that holds all the values; None: there is none."""
+    kinds = {type(value) for value in values if value is not None}
+    if dict in kinds:
+        return None
+    if kinds == {bool}:
+        return "boolean"
+    if kinds == {int}:
+        return "bigint" if all(value is None or value in _BIGINT for value in values) else "double"
+    if kinds and kinds <= {int, float}:
+        return "double"
+    if kinds == {str}:
+        return _text_type([value for value in values if value is not None])
+    if kinds == {list}:
+        element = _type_of([one for value in values if value is not None for one in value])
+        return None if element is None else f"array<{element}>"
+    return "string"
+
+
+def _text_type(texts: list[str]) -> str:
+    if not parse_times(pl.Series(texts, dtype=pl.String))[1].all():
+        return "string"
+    return "date" if all(len(text) == DATE_LENGTH for text in texts) else "timestamp"
+
+
+EXAMPLE: Final = "--source readings='in/*.jsonl'"
+_OPEN: Final = "<("
+_CLOSED: Final = ">)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptionsGiven:
+    """What the command was given."""
+
+    sources: Sequence[str]
+    schemas: Sequence[str]
+    times: Sequence[str]
+    format: str | None
+    delimiter: str | None
+    time_unit: str
+    lateness: str
+    follow: bool
+
+
+def add_sources(pipeline: Pipeline, given: SourceOptionsGiven) -> list[str]:
+    """Declare the sources; gives a line about each, for the person to see what was guessed."""
+    patterns = _by_name(given.sources)
+    schemas = {name: _columns(text) for name, text in _for_each(given.schemas, patterns, "--schema").items()}
+    times = _for_each(given.times, patterns, "--time")
+    return [
+        _add(pipeline, name, pattern, schemas.get(name, {}), times.get(name), given)
+        for name, pattern in patterns.items()
+    ]
+
+
+def _add(
+    pipeline: Pipeline,
+    name: str,
+    pattern: str,
+    declared: dict[str, str],
+    time: str | None,
+    given: SourceOptionsGiven,
+) -> str:
+    from fordstone.connectors import files
+    from fordstone.connectors.base import SourceOptions
+    from fordstone.connectors.files.settings import file_settings
+    from fordstone.connectors.files.source import FileSource
+    from fordstone.lang.schema import Schema
+
+    spec = files(pattern, given.format, delimiter=given.delimiter, time_unit=given.time_unit)
+    settings = file_settings(spec)
+    source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not given.follow))
+    paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
+    if not paths and not declared:
+        raise Misuse(
+            f"no file matches {pattern!r} yet, so its columns cannot be found out. Say them: --schema "
+            f"'{name}=device string, ts timestamp, temp double'."
+        )
+    found = infer(paths, settings) if paths else Inferred(columns={}, left_out={})
+    columns = {column: declared.get(column, kind) for column, kind in found.columns.items()}
+    columns |= {column: kind for column, kind in declared.items() if column not in columns}
+    if not columns:
+        raise Misuse(
+            f"no columns were found in {paths[0]}. Is it empty? Say them: --schema '{name}=device string, temp double'."
+        )
+    moments = [column for column, kind in columns.items() if Schema.of({column: kind})[column].name == "timestamp"]
+    if time is None and len(moments) == 1:
+        time = moments[0]
+    pipeline.source(name, spec, schema=columns, time=time, lateness=given.lateness)
+    left_out = {column: why for column, why in found.left_out.items() if column not in declared}
+    return _told(name, paths, columns, time, moments, left_out)
+
+
+def _told(
+    name: str,
+    paths: Sequence[Path],
+    columns: dict[str, str],
+    time: str | None,
+    moments: Sequence[str],
+    left_out: dict[str, str],
+) -> str:
+    listed = ", ".join(
+        f"{column} {kind}{' (event time)' if column == time else ''}" for column, kind in columns.items()
+    )
+    line = f"{name}: {wording.count(len(paths), 'file')}: {listed}"
+    if time is None and len(moments) > 1:
+        line += f"\n  Several columns are times; say which is the event time: --time {moments[0]}"
+    for column, why in left_out.items():
+        line += f"\n  {column!r} is left out: it {why}."
+    return line
+
+
+def _by_name(sources: Sequence[str]) -> dict[str, str]:
+    if not sources:
+        raise Misuse(f"no source was given. Say which files a name in FROM means: {EXAMPLE}")
+    found: dict[str, str] = {}
+    for text in sources:
+        name, equals, pattern = text.partition("=")
+        if not equals or not name.strip() or not pattern.strip():
+            raise Misuse(f"--source {text!r}: write NAME=PATTERN, as in {EXAMPLE}")
+        if name.strip() in found:
+            raise Misuse(f"--source {name.strip()} is given twice. One pattern may match many files: 'in/**/*.jsonl'.")
+        found[name.strip()] = pattern.strip()
+    return found
+
+
+def _for_each(texts: Sequence[str], patterns: dict[str, str], option: str) -> dict[str, str]:
+    """NAME=VALUE for one source, or VALUE for the only one."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name.strip() in patterns:
+            found[name.strip()] = value.strip()
+        elif equals:
+            raise Misuse(f"{option} {text!r}: there is no source {name.strip()!r}. There are: {', '.join(patterns)}.")
+        elif len(patterns) == 1:
+            found[next(iter(patterns))] = text.strip()
+        elif option == "--time":
+            found |= {name: text.strip() for name in patterns if name not in found}
+        else:
+            raise Misuse(
+                f"{option} {text!r}: there are several sources, so say whose: {option} '{next(iter(patterns))}={text}'."
+            )
+    return found
+
+
+def _columns(text: str) -> dict[str, str]:
+    """Columns as they are written: `device string, price decimal(10,2)`; names with blanks stand in backticks."""
+    from fordstone.errors import SchemaError
+    from fordstone.lang.schema import DataType
+
+    found: dict[str, str] = {}
+    for part in _parts(text):
+        if part.startswith("`") and "`" in part[1:]:
+            name, _, kind = part[1:].partition("`")
+        else:
+            name, _, kind = part.partition(" ")
+        if not name or not kind.strip():
+            raise Misuse(
+                f"--schema: {part!r} is not a column with its type. Write for instance: device string, temp double"
+            )
+        try:
+            DataType.parse(kind)
+        except SchemaError as error:
+            raise Misuse(f"--schema: column {name}: {error}") from error
+        found[name] = kind.strip()
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    """What commas separate, outside of brackets and backticks."""
+    found, depth, quoted = [""], 0, False
+    for char in text:
+        quoted ^= char == "`"
+        depth += (char in _OPEN) - (char in _CLOSED) if not quoted else 0
+        if char == "," and not depth and not quoted:
+            found.append("")
+        else:
+            found[-1] += char
+    return [part.strip() for part in found if part.strip()]

@@ -1,0 +1,1 @@
+"""Files as source and sink: JSON lines, CSV, Parquet."""

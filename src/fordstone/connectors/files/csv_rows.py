@@ -1,0 +1,182 @@
+"""CSV: a header, then one record a line; a quoted field may hold delimiters and newlines.
+
+Quotes are `"`, doubled inside a quoted field. An empty field is null; `""` is the empty text. Each record has as many
+fields as the header. A record that is not as it should be is rejected up to its first newline only, so that one quote
+too many does not swallow the rest of the file. Blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from fordstone.connectors.files.bytes import FileBytes
+from fordstone.connectors.files.cells import Cells, check_flat, from_text
+from fordstone.connectors.files.lines import BOM, PARSER_ERRORS, LineFormat, MalformedError, Offsets, newlines
+from fordstone.errors import SourceError
+from fordstone.lang.schema import Schema
+
+HEADER_BYTES_MAX: Final = 1 << 20
+_HEADER_BLOCK_BYTES: Final = 1 << 14
+_QUOTE: Final = b'"'
+
+
+class CsvRows(LineFormat):
+    """The format `csv`."""
+
+    def __init__(self, path: Path, schema: Schema, *, delimiter: str, header: bool, time_unit: str) -> None:
+        check_flat(schema, where=str(path))
+        self._path = path
+        self._schema = schema
+        self._delimiter = delimiter
+        self._delimiter_byte = delimiter.encode()
+        self._header = header
+        self._time_unit = time_unit
+        self._names: list[str] = [] if header else list(schema)
+        self._places: dict[str, int] = {} if header else {name: place for place, name in enumerate(schema)}
+
+    def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
+        """Behind the header, which is read here, whatever the position."""
+        length = _HEADER_BLOCK_BYTES
+        while True:
+            head = data.at(0, length if limit is None else min(length, limit))
+            ended = len(head) < length
+            skipped = len(BOM) if head.startswith(BOM) else 0
+            if not self._header:
+                return None if ended and not complete and BOM.startswith(head) else skipped
+            ends = self.ends(head[skipped:])
+            if ends.size:
+                end = skipped + int(ends[0])
+                self._learn(head[skipped:end])
+                return end + 1
+            if ended:
+                break
+            if length > HEADER_BYTES_MAX:
+                raise SourceError(
+                    f"{self._path}: the first line is longer than {HEADER_BYTES_MAX} bytes: this is no CSV header."
+                )
+            length *= 4
+        if not complete:
+            return None
+        if head[skipped:]:
+            self._learn(head[skipped:])
+        return len(head)
+
+    @property
+    def ends_at_every_newline(self) -> bool:
+        """Not in quotes."""
+        return False
+
+    def ends(self, data: bytes) -> Offsets:
+        """The newlines that stand behind an even number of quotes."""
+        return record_ends(data)
+
+    def blank(self, record: bytes) -> bool:
+        """Nothing at all: blanks are a value."""
+        return record in {b"", b"\r"}
+
+    def parse(self, data: bytes, records: int) -> pl.DataFrame:
+        """Parse all records at once, as text."""
+        self._check_fields(data, records)
+        header = self._delimiter.join(str(place) for place in range(len(self._names)))
+        try:
+            frame = pl.read_csv(
+                header.encode() + b"\n" + data,
+                schema={str(place): pl.String() for place in range(len(self._names))},
+                columns=[str(place) for place in self._places.values()],
+                separator=self._delimiter,
+                raise_if_empty=False,
+            )
+        except PARSER_ERRORS as error:
+            raise MalformedError(_first_sentence(error)) from error
+        if frame.height != records:
+            raise MalformedError("not one CSV record")
+        return frame.rename({str(place): name for name, place in self._places.items()})
+
+    def judge(self, record: bytes) -> str | None:
+        """Count fields and quotes."""
+        outside = record.split(_QUOTE)
+        if len(outside) % 2 == 0:
+            return "a quote is not closed"
+        if len(outside) > 1 and not _quotes_stand_right(record, self._delimiter_byte):
+            return "a quote stands inside a field that is not quoted"
+        fields = 1 + sum(part.count(self._delimiter_byte) for part in outside[::2])
+        if fields != len(self._names):
+            return f"{fields} fields, where {len(self._names)} are expected"
+        try:
+            record.decode()
+        except UnicodeDecodeError as error:
+            return f"invalid UTF-8 at byte {error.start}"
+        return None
+
+    def finish(self, frame: pl.DataFrame) -> Cells:
+        """Turn text into the declared types."""
+        return from_text(frame, self._schema, time_unit=self._time_unit)
+
+    def _check_fields(self, data: bytes, records: int) -> None:
+        """Polars fills short records with nulls. It refuses long ones, so the right total means that none is short."""
+        quotes = data.count(_QUOTE)
+        if quotes % 2:
+            raise MalformedError("a quote is not closed")
+        if quotes and not _quotes_stand_right(data, self._delimiter_byte):
+            raise MalformedError("a quote stands inside a field that is not quoted")
+        if quotes:
+            delimiters = _places_of(data, self._delimiter_byte)
+            total = int(np.count_nonzero(np.searchsorted(_places_of(data, _QUOTE), delimiters) % 2 == 0))
+        else:
+            total = data.count(self._delimiter_byte)
+        if total != records * (len(self._names) - 1):
+            raise MalformedError(f"not {len(self._names)} fields")
+
+    def _learn(self, line: bytes) -> None:
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{self._path}: the header is not UTF-8 ({error.reason} at byte {error.start})."
+            ) from error
+        self._names = next(csv.reader([text], delimiter=self._delimiter), [])
+        wanted = [name for name in self._schema if name in self._names]
+        twice = [name for name in wanted if self._names.count(name) > 1]
+        if twice:
+            raise SourceError(f"{self._path}: the header names {twice[0]!r} twice.")
+        if not wanted:
+            raise SourceError(
+                f"{self._path}: the header is {text[:200]!r}, with none of the declared columns ({', '.join(self._schema)}).\n"
+                f"Without a header, say header=False; with another delimiter than {self._delimiter!r}, say delimiter=."
+            )
+        self._places = {name: self._names.index(name) for name in wanted}
+
+
+def record_ends(data: bytes) -> Offsets:
+    """The offsets of the newlines that end a record: those behind an even number of quotes."""
+    found = newlines(data)
+    if _QUOTE not in data:
+        return found
+    outside: Offsets = found[np.searchsorted(_places_of(data, _QUOTE), found) % 2 == 0]
+    return outside
+
+
+def _quotes_stand_right(data: bytes, delimiter: bytes) -> bool:
+    """Whether quotes open at the beginning of a field and close at its end, doubled ones inside apart.
+
+    Parsers disagree about others, and one parser may disagree with itself about where they end when it is given more.
+    """
+    quotes = _places_of(data, _QUOTE)
+    padded = np.frombuffer(b"\n" + data + b"\n", dtype=np.uint8)
+    before, behind = padded[quotes[0::2]], padded[quotes[1::2] + 2]
+    opens = np.isin(before, np.frombuffer(b'\n"' + delimiter, dtype=np.uint8))
+    closes = np.isin(behind, np.frombuffer(b'\r\n"' + delimiter, dtype=np.uint8))
+    return bool(opens.all() and closes.all())
+
+
+def _places_of(data: bytes, byte: bytes) -> Offsets:
+    return np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == byte[0])
+
+
+def _first_sentence(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or "cannot be parsed"

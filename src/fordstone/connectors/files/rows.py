@@ -1,0 +1,187 @@
+"""How the rows of one stream stand in output files: which columns, in which format.
+
+The sink and the writers of parts, in whatever process, make their bytes here, so that they make the same ones. Where the
+bytes go is left to them.
+
+Reading one output file back, with the exact types that were written.
+
+Frames to the bytes of one file.
+
+Text formats: times are ISO-8601 in UTC, binary is base64, JSON has no NaN and no infinity (they become null). CSV writes
+null as nothing and the empty text as `""`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import polars as pl
+
+from fordstone.connectors.base import SinkStream
+from fordstone.connectors.files.bytes import HeldBytes
+from fordstone.connectors.files.cells import check_flat, json_types
+from fordstone.connectors.files.csv_rows import CsvRows, record_ends
+from fordstone.connectors.files.jsonl import JsonLines
+from fordstone.connectors.files.lines import LineReader, newlines
+from fordstone.connectors.files.settings import (
+    EPOCH,
+    LINE_BYTES_MOST,
+    OP,
+    UPSERT,
+    FileFormat,
+    FileSettings,
+    StreamMark,
+    read_mark,
+)
+from fordstone.errors import ConfigError, SinkError
+from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+
+Compression = Literal["zstd", "lz4", "none"]
+_TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S%.6fZ"
+
+
+def encoded(
+    frame: pl.DataFrame,
+    file_format: FileFormat,
+    *,
+    header: bool = True,
+    delimiter: str = ",",
+    compression: Compression = "zstd",
+) -> bytes:
+    """The file's bytes. `header` counts for CSV only."""
+    target = io.BytesIO()
+    if file_format == "jsonl":
+        _plain(frame).write_ndjson(target)
+    elif file_format == "csv":
+        _plain(frame).write_csv(target, include_header=header, separator=delimiter, datetime_format=_TIME_FORMAT)
+    elif file_format == "parquet":
+        frame.write_parquet(target, compression="uncompressed" if compression == "none" else compression)
+    else:
+        frame.write_ipc(target, compression="uncompressed" if compression == "none" else compression)
+    return target.getvalue()
+
+
+def _plain(frame: pl.DataFrame) -> pl.DataFrame:
+    """Columns that a text format can hold."""
+    changed = [pl.col(name).bin.encode("base64") for name, kind in frame.schema.items() if kind == pl.Binary]
+    return frame.with_columns(changed) if changed else frame
+
+
+_ROWS_AT_ONCE: Final = 1 << 17
+
+
+def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) -> pl.DataFrame:
+    """The rows of one file's bytes. `torn`: a last line without its newline was never finished, and is left out."""
+    try:
+        if mark.format == "parquet":
+            return pl.read_parquet(io.BytesIO(data))
+        if mark.format == "arrow":
+            return pl.read_ipc(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise SinkError(f"{where} is damaged: {str(error).partition(chr(10))[0]}.") from error
+    if torn:
+        ends = record_ends(data) if mark.format == "csv" else newlines(data)
+        data = data[: ends[-1] + 1] if ends.size else b""
+    return _lines(data, mark, where)
+
+
+def _lines(data: bytes, mark: StreamMark, where: str) -> pl.DataFrame:
+    schema = _with_own_columns(data, mark)
+    if mark.format == "jsonl":
+        line_format: JsonLines | CsvRows = JsonLines(schema, time_unit="us")
+    else:
+        line_format = CsvRows(Path(where), schema, delimiter=mark.delimiter, header=True, time_unit="us")
+    reader = LineReader(
+        HeldBytes(data), line_format, schema, 0, bounded=True, with_positions=False, line_bytes_max=LINE_BYTES_MOST
+    )
+    frames = [schema.empty()]
+    while (chunk := reader.read(_ROWS_AT_ONCE)) is not None:
+        if chunk.rejected:
+            raise SinkError(f"{where} is damaged at byte {chunk.rejected[0].position}: {chunk.rejected[0].reason}.")
+        frames.append(chunk.frame)
+        if chunk.ended:
+            break
+    return pl.concat(frames)
+
+
+def _with_own_columns(data: bytes, mark: StreamMark) -> Schema:
+    """The declared columns, and those of ours that the first line names."""
+    first = data.partition(b"\n")[0]
+    if mark.format == "jsonl":
+        names = list(msgspec.json.decode(first)) if first else []
+    else:
+        names = first.decode().strip().split(mark.delimiter)
+    own = [name for name in names if name.startswith(RESERVED_PREFIX) and name not in mark.columns]
+    return Schema(
+        mark.schema.columns + tuple((name, DataType("bigint" if name == EPOCH else "string")) for name in own)
+    )
+
+
+class SinkRows:
+    """Turns rows of a stream into a file's bytes and back. Made once an opening; refuses what the format cannot hold."""
+
+    def __init__(self, settings: FileSettings, stream: SinkStream) -> None:
+        self.format = _format(settings, stream)
+        self.mark = StreamMark.of(settings, stream, self.format)
+        self._where = settings.path
+        self._stream = stream
+        self._delimiter = settings.delimiter or ","
+        self._compression = settings.compression
+
+    def columns(self, frame: pl.DataFrame, epoch: int | None) -> pl.DataFrame:
+        """The declared columns with their types, then those that begin with `__`."""
+        schema = self._stream.schema
+        missing = [name for name in schema if name not in frame.columns]
+        if missing:
+            raise SinkError(
+                f"{self._where}: rows come without column {missing[0]!r}; they have {', '.join(frame.columns)}."
+            )
+        own = [name for name in frame.columns if name.startswith(RESERVED_PREFIX) and name not in {OP, EPOCH}]
+        columns = [pl.col(name).cast(kind.polars) for name, kind in schema.items()] + [pl.col(name) for name in own]
+        if self._stream.upsert_key is not None:
+            columns.append(pl.col(OP).cast(pl.String) if OP in frame.columns else pl.lit(UPSERT).alias(OP))
+            columns.append(pl.lit(epoch, dtype=pl.Int64).alias(EPOCH))
+        return frame.select(columns)
+
+    def encoded(self, frame: pl.DataFrame, *, header: bool = True) -> bytes:
+        """The bytes of what `columns` gave."""
+        return encoded(frame, self.format, header=header, delimiter=self._delimiter, compression=self._compression)
+
+    def decoded(self, files: Iterable[tuple[str, bytes]]) -> pl.DataFrame:
+        """The rows of whole files, given by name and bytes, one file behind the other."""
+        frames = [file_rows(data, self.mark, where=f"{self._where}/{name}") for name, data in files]
+        return pl.concat(frames, how="diagonal") if frames else self._stream.schema.empty()
+
+    def check_mark(self, found: bytes) -> None:
+        """Raise `SinkError` if a directory's mark is that of another stream."""
+        difference = read_mark(found, where=self._where).disagreement(self.mark)
+        if difference:
+            raise SinkError(
+                f"{self._where} holds the output of another stream: {self.mark.step} writes {difference}.\n"
+                f"Choose another directory, or move this one away."
+            )
+
+
+def _format(settings: FileSettings, stream: SinkStream) -> FileFormat:
+    if settings.format is None:
+        raise ConfigError(
+            f"sink {stream.step}: files({settings.path!r}) needs format='jsonl', 'csv', 'parquet' or 'arrow'."
+        )
+    if any(mark in settings.path for mark in "*?["):
+        raise ConfigError(f"sink {stream.step}: files({settings.path!r}) is a pattern; a sink needs a directory.")
+    if settings.format == "jsonl":
+        json_types(stream.schema)
+    if settings.format == "csv":
+        check_flat(stream.schema, where=f"sink {stream.step}")
+        if len(stream.schema) == 1:
+            raise SinkError(
+                f"sink {stream.step}: CSV of one column cannot tell null from a blank line. Use jsonl, parquet or arrow."
+            )
+    unknown = [name for name in stream.upsert_key or () if name not in stream.schema]
+    if unknown:
+        raise SinkError(f"sink {stream.step}: the key column {unknown[0]!r} is not among {', '.join(stream.schema)}.")
+    return settings.format

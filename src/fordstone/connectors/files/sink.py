@@ -1,0 +1,348 @@
+"""A directory of output files.
+
+`release` writes `epoch-<number>.<ending>`, `release_parts` makes a directory `epoch-<number>/` of what writers in other
+processes have staged (see `file_parts`): the whole epoch or nothing, once. `write` lets rows out at once, into
+`rows-<number>...` files of this opening. A stream of upserts is written as a changelog: its rows with `__op` and `__epoch`.
+Reading back is left to `changelog`.
+
+Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch
+never changes; an epoch that is there with other rows is an error, not a silent skip. All sinks of one directory are
+opened before the first row is written. Epochs may be taken away once a later one is there.
+
+Epochs of a file sink that several processes write.
+
+A writer puts each part below a hidden directory of the attempt, `.tmp-epoch-<number>-<attempt>/`. `Staging` is the other
+end, in the one process that releases: it shuts stragglers out, throws away what was not asked for, and gives the directory
+the epoch's name in one step. The processes share nothing but the file system.
+
+Invariants: no staged file has the ending of its format before its epoch is released, because patterns such as
+`**/*.parquet` find hidden names too; a part under its name is whole and durable, however many tries write it at once; a
+directory with an epoch's name never changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from fordstone.connectors.base import Delivery, Part, PartedSink, PartWriter, SinkStream
+from fordstone.connectors.compare import same_rows
+from fordstone.connectors.files.rows import SinkRows
+from fordstone.connectors.files.settings import (
+    EPOCH_PREFIX,
+    MARK_NAME,
+    PART_PREFIX,
+    ROWS_PREFIX,
+    TEMPORARY_PREFIX,
+    FileSettings,
+)
+from fordstone.errors import SinkError, StorageError
+from fordstone.storage.disk import Disk, OsDisk
+
+EPOCH_DIGITS: Final = 12
+PART_DIGITS: Final = 6
+ATTEMPT_CHARS: Final = 32
+"""So much of an attempt stands in the names of its parts, which tells them from those of others."""
+STAGED_ENDING: Final = ".staged"
+_STAGED: Final = f"{TEMPORARY_PREFIX}{EPOCH_PREFIX}"
+_SEALED: Final = f"{TEMPORARY_PREFIX}sealed-"
+_PART_FILE: Final = f"{TEMPORARY_PREFIX}{PART_PREFIX}"
+_DIRECTORY = re.compile(rf"(?:{re.escape(_STAGED)}|{re.escape(_SEALED)})(\d{{{EPOCH_DIGITS}}})-")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def epoch_name(epoch: int) -> str:
+    """What the file or directory of an epoch is called, less the file's ending."""
+    return f"{EPOCH_PREFIX}{epoch:0{EPOCH_DIGITS}d}"
+
+
+def open_file_parts(settings: FileSettings, stream: SinkStream) -> PartWriter:
+    """Open a writer for a directory that its sink has opened, here or on another machine."""
+    rows = SinkRows(settings, stream)
+    root = Path(settings.path).expanduser().absolute()
+    if not (root / MARK_NAME).exists():
+        raise SinkError(
+            f"{root} has no {MARK_NAME} here, though its sink is open: this machine sees another directory.\n"
+            f"Parts are written by several machines. Give a directory that all of them share, by its full path."
+        )
+    return FilePartWriter(rows, OsDisk(root), where=settings.path)
+
+
+class FilePartWriter(PartWriter):
+    """Writes parts below the hidden directory of their attempt."""
+
+    def __init__(self, rows: SinkRows, disk: Disk, *, where: str) -> None:
+        self._rows = rows
+        self._disk = disk
+        self._where = where
+        rows.check_mark(disk.read(MARK_NAME))
+
+    def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
+        """Write one part, whole, or nothing. Of two tries at the same part the later one stays; no rows, no file."""
+        mark = _checked(attempt)[:ATTEMPT_CHARS]
+        part = Part(name=f"{PART_PREFIX}{number:0{PART_DIGITS}d}-{mark}.{self._rows.format}", rows=frame.height)
+        if frame.is_empty():
+            return part
+        directory = _staged(epoch, attempt)
+        data = self._rows.encoded(self._rows.columns(frame, epoch))
+        # In the root, and of this try alone: nothing half done can be in the directory when it becomes the epoch.
+        temporary = f"{_PART_FILE}{epoch:0{EPOCH_DIGITS}d}-{number:0{PART_DIGITS}d}-{secrets.token_hex(8)}"
+        self._disk.make_dirs(directory)
+        try:
+            self._disk.create(temporary, data)
+            self._disk.fsync(temporary)
+            self._disk.rename(temporary, f"{directory}/{part.name}{STAGED_ENDING}")
+            self._disk.fsync_dir(directory)
+        except StorageError:
+            self._drop(temporary)
+            raise
+        except FileNotFoundError as error:
+            self._drop(temporary)
+            raise SinkError(
+                f"{self._where}: part {number} of epoch {epoch} came too late: attempt {attempt} was released or given up."
+            ) from error
+        return part
+
+    def _drop(self, temporary: str) -> None:
+        with contextlib.suppress(StorageError):
+            self._disk.remove(temporary)
+
+
+class Staging:
+    """What writers have staged, seen by the one process that releases it."""
+
+    def __init__(self, disk: Disk, *, where: str) -> None:
+        self._disk = disk
+        self._where = where
+
+    def sweep(self, epoch: int | None = None, *, keep: str | None = None) -> None:
+        """Take away the staged attempts at an epoch, or all that is temporary; but not the attempt `keep`."""
+        for name in self._disk.list(""):
+            staged = _DIRECTORY.match(name)
+            if staged is not None and keep is not None and name.endswith(f"-{keep}"):
+                continue
+            if staged is not None and epoch in {None, int(staged[1])}:
+                self._take_away(name)
+            elif epoch is None and name.startswith(TEMPORARY_PREFIX):
+                self._disk.remove(name)  # left by a crash
+
+    def seal(self, epoch: int, attempt: str, names: Collection[str]) -> list[str]:
+        """Shut writers of the attempt out and keep these parts only; gives their paths, still hidden.
+
+        May be called again after it failed.
+        """
+        staged, sealed = _staged(epoch, attempt), _sealed(epoch, attempt)
+        if not self._disk.exists(sealed) and self._disk.exists(staged):
+            self._disk.rename(staged, sealed)
+            self._disk.fsync_dir("")  # before it is renamed again: no crash may leave it under two names
+        # A part has its last name already if the release failed between this and the directory's rename.
+        found = {name.removesuffix(STAGED_ENDING): f"{sealed}/{name}" for name in self._disk.list(sealed)}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise SinkError(
+                f"{self._where}: {missing[0]} of epoch {epoch} is gone, though it was written (attempt {attempt}).\n"
+                f"Was the directory opened or cleared by somebody else? Is it shared by all machines? Nothing was released."
+            )
+        for name in found.keys() - set(names):
+            self._disk.remove(found[name])  # of a try that failed
+        return [found[name] for name in sorted(names)]
+
+    def publish(self, epoch: int, attempt: str) -> None:
+        """Make a sealed attempt the epoch, durably, in one step."""
+        sealed = _sealed(epoch, attempt)
+        for name in self._disk.list(sealed):
+            if name.endswith(STAGED_ENDING):
+                self._disk.rename(f"{sealed}/{name}", f"{sealed}/{name.removesuffix(STAGED_ENDING)}")
+        self._disk.fsync_dir(sealed)  # what was removed may not come back
+        self._disk.rename(sealed, epoch_name(epoch))
+        self._disk.fsync_dir("")
+
+    def _take_away(self, directory: str) -> None:
+        # A writer that nobody waits for any more may still add to it: then it goes when the sink is next opened.
+        with contextlib.suppress(StorageError):
+            for name in self._disk.list(directory):
+                self._disk.remove(f"{directory}/{name}")
+            self._disk.remove_dir(directory)
+
+
+def _staged(epoch: int, attempt: str) -> str:
+    return f"{_STAGED}{epoch:0{EPOCH_DIGITS}d}-{_checked(attempt)}"
+
+
+def _sealed(epoch: int, attempt: str) -> str:
+    return f"{_SEALED}{epoch:0{EPOCH_DIGITS}d}-{_checked(attempt)}"
+
+
+def _checked(attempt: str) -> str:
+    if _ATTEMPT.fullmatch(attempt) is None:
+        raise ValueError(f"attempt {attempt!r} must be letters, digits, '_', '.' and '-'")
+    return attempt
+
+
+_CLAIM_PREFIX: Final = ".claim-"
+_CLAIMS_MAX: Final = 10_000
+_APPENDED: Final = frozenset({"jsonl", "csv"})
+
+
+def open_file_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
+    """Open the directory, which is made if missing."""
+    return FileSink(settings, stream, OsDisk(Path(settings.path).expanduser().absolute()))
+
+
+class FileSink(PartedSink):
+    """Writes one stream into one directory."""
+
+    def __init__(self, settings: FileSettings, stream: SinkStream, disk: Disk) -> None:
+        self._where = settings.path
+        self._rows = SinkRows(settings, stream)
+        self._disk = disk
+        self._staging = Staging(disk, where=settings.path)
+        self._sync = settings.sync
+        self._rows_number: int | None = None
+        self._rows_file: str | None = None
+        self._rows_columns: list[str] = []
+        self._rows_files = 0
+        self._staging.sweep(keep=stream.sealed)
+        self._mark()
+
+    @property
+    def delivery(self) -> Delivery:
+        """An epoch that is there already is left alone."""
+        return Delivery.EXACTLY_ONCE
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Write the epoch's file, unless the epoch is there; one without rows has none."""
+        rows = self._rows.columns(frame, epoch) if frame.height else None
+        there = self._there(epoch)
+        if there is not None:
+            would = [] if rows is None else [(f"epoch {epoch}", self._rows.encoded(rows))]
+            self._compare(epoch, there, would)
+        elif rows is not None:
+            self._publish(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""
+        names = {part.name for part in parts if part.rows}
+        there = self._there(epoch)
+        if there is not None and names and {name.rpartition("/")[2] for name in there} == names:
+            # Parts are named after their attempt: it is this one, released before a crash.
+            self._disk.fsync_dir("")
+            with contextlib.suppress(StorageError):
+                self._staging.sweep(epoch)
+            return
+        staged = self._staging.seal(epoch, attempt, names)
+        if there is not None:
+            self._compare(epoch, there, [(name, self._disk.read(name)) for name in staged])
+        elif staged:
+            self._staging.publish(epoch, attempt)
+        with contextlib.suppress(StorageError):  # the epoch is out; what is left over goes when the sink is next opened
+            self._staging.sweep(epoch)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Append to this opening's text file, or write another whole file."""
+        if frame.is_empty():
+            return
+        rows = self._rows.columns(frame, None)
+        if self._rows.format in _APPENDED:
+            self._append(rows)
+            return
+        self._publish(self._next_rows_file(), self._rows.encoded(rows))
+
+    def close(self) -> None:
+        """Make what was written durable."""
+        if self._rows_file is not None:
+            self._disk.fsync(self._rows_file)
+            self._rows_file = None
+
+    def _mark(self) -> None:
+        if self._disk.exists(MARK_NAME):
+            self._rows.check_mark(self._disk.read(MARK_NAME))
+            return
+        others = [name for name in self._disk.list("") if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))]
+        if others:
+            raise SinkError(
+                f"{self._where} has output ({others[0]}) but no {MARK_NAME}. Restore it, or choose another directory."
+            )
+        self._publish(MARK_NAME, self._rows.mark.to_json())
+
+    def _publish(self, name: str, data: bytes) -> None:
+        """All of it under its name, durably, or nothing."""
+        temporary = f"{TEMPORARY_PREFIX}{name}{STAGED_ENDING}"
+        try:
+            self._disk.remove(temporary)
+            self._disk.create(temporary, data)
+            self._disk.fsync(temporary)
+            self._disk.rename(temporary, name)
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._disk.remove(temporary)
+            raise
+        self._disk.fsync_dir("")
+
+    def _there(self, epoch: int) -> list[str] | None:
+        """The files of an epoch that is there, in order; None if it is not."""
+        name = epoch_name(epoch)
+        if self._disk.exists(f"{name}.{self._rows.format}"):
+            return [f"{name}.{self._rows.format}"]
+        if not self._disk.exists(name):
+            return None
+        return [f"{name}/{part}" for part in self._disk.list(name) if part.startswith(PART_PREFIX)]
+
+    def _compare(self, epoch: int, there: Sequence[str], would: Sequence[tuple[str, bytes]]) -> None:
+        """What is there must be what would have been written, in however many files."""
+        found = [(name, self._disk.read(name)) for name in there]
+        same = [data for _, data in found] == [data for _, data in would]
+        # In any order: an epoch whose stored output was damaged has been computed again.
+        if not would or not (same or same_rows(self._rows.decoded(found), self._rows.decoded(would))):
+            raise SinkError(
+                f"{self._where} already has epoch {epoch} ({epoch_name(epoch)}), with other rows than are released now.\n"
+                f"It is the output of another run. Choose another directory, or move this one away; nothing was overwritten."
+            )
+        self._disk.fsync_dir("")  # whoever wrote it may have been stopped before its name was durable
+
+    def _append(self, rows: pl.DataFrame) -> None:
+        if self._rows_columns != rows.columns:
+            self.close()
+        name = self._rows_file
+        self._rows_file = None  # if what follows fails, a line may be torn: the next goes into another file
+        if name is None:
+            name = self._next_rows_file()
+            self._disk.create(name, self._rows.encoded(rows))
+            self._rows_columns = rows.columns
+            if self._sync:
+                self._disk.fsync(name)
+                self._disk.fsync_dir("")
+        else:
+            self._disk.append(name, self._rows.encoded(rows, header=False))
+            if self._sync:
+                self._disk.fsync(name)
+        self._rows_file = name
+
+    def _next_rows_file(self) -> str:
+        self._rows_files += 1
+        return f"{ROWS_PREFIX}{self._claimed():06d}-{self._rows_files:08d}.{self._rows.format}"
+
+    def _claimed(self) -> int:
+        """The number of this opening, larger than any before it; claimed when the first row is written."""
+        if self._rows_number is not None:
+            return self._rows_number
+        taken = [
+            int(name.split("-")[1]) for name in self._disk.list("") if name.startswith((ROWS_PREFIX, _CLAIM_PREFIX))
+        ]
+        number = max(taken, default=0) + 1
+        for candidate in range(number, number + _CLAIMS_MAX):
+            claim = f"{_CLAIM_PREFIX}{candidate:06d}"
+            try:
+                self._disk.create(claim, b"")
+            except FileExistsError:
+                continue  # another sink of this directory was quicker
+            self._disk.fsync(claim)
+            self._rows_number = candidate
+            return candidate
+        raise SinkError(f"{self._where}: no number is free for another file; {_CLAIMS_MAX} were tried.")

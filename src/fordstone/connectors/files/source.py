@@ -1,0 +1,216 @@
+"""Files on local disks: the kind `files`, and its source.
+
+A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern.
+Names that begin with '.' or '_' are left out (unless the pattern says so itself): they are work in progress.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fordstone.connectors.base import (
+    ClockUs,
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    PartWriter,
+    Reader,
+    ReadPlan,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+)
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, open_bytes
+from fordstone.connectors.files.csv_rows import CsvRows
+from fordstone.connectors.files.jsonl import JsonLines
+from fordstone.connectors.files.lines import LineFormat, LineReader
+from fordstone.connectors.files.reach import FileReach
+from fordstone.connectors.files.settings import FileFormat, FileSettings, file_settings
+from fordstone.connectors.files.tables import TableReader
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import SourceError
+from fordstone.plan.ids import PartitionId, Position
+
+
+class FilesKind(ConnectorKind):
+    """The kind `files`.
+
+    Where several machines run one pipeline (the executors of a Spark cluster), each must see the files of a source under
+    the same path: on a shared file system, or as copies that are the same. A path that is not absolute is taken from
+    the working directory of the process that opens the source.
+    """
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Files stay, so replay is exact."""
+        file_settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """An epoch is a file: there or not."""
+        file_settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+        """Open the source; nothing is read yet."""
+        del clock_us
+        return FileSource(file_settings(spec), options)
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+        """Open the sink: makes its directory."""
+        from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
+
+        return open_file_sink(file_settings(spec), stream)
+
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
+        """Open a writer of parts; the sink must have made the directory."""
+        from fordstone.connectors.files.sink import open_file_parts  # noqa: PLC0415 - as above
+
+        return open_file_parts(file_settings(spec), stream)
+
+
+class FileSource(Source):
+    """The files that match a pattern."""
+
+    def __init__(self, settings: FileSettings, options: SourceOptions) -> None:
+        self._settings = settings
+        self._options = options
+        self._root, self._pattern = _split(settings.path)
+        self._found: Sequence[PartitionId] | None = None
+        self._tables: dict[str, TableReader] = {}
+        self._known_sizes: dict[str, int] | None = None
+        self._reach = FileReach(options.schema, bounded=options.bounded, line_bytes_max=settings.line_bytes_max)
+
+    @property
+    def delivery(self) -> Delivery:
+        """Replay is exact."""
+        return Delivery.EXACTLY_ONCE
+
+    def partitions(self) -> Sequence[PartitionId]:
+        """The files there are, by name. Bounded input is what was there at the first call."""
+        if self._found is not None:
+            return self._found
+        found = [PartitionId(name) for name in sorted(self._matching())]
+        if not self._options.bounded:
+            return found
+        if not found:
+            raise SourceError(
+                f"no file matches {self._settings.path!r} (working directory {Path.cwd()}).\n"
+                f"Correct the path, or run without bounded input to wait for files."
+            )
+        self._found = found
+        return found
+
+    def path_of(self, partition: PartitionId) -> Path:
+        """Where the file lies."""
+        return self._root / partition
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Open one file. Positions are bytes of text files, rows of others."""
+        path = self._root / partition
+        file_format = self._format_of(path)
+        if file_format in {"parquet", "arrow"}:
+            reader = self._table(path, file_format, position, with_positions=with_positions)
+            self._tables[partition] = reader
+            return reader
+        return LineReader(
+            open_bytes(path),
+            self._line_format(path, file_format),
+            self._options.schema,
+            position,
+            bounded=self._options.bounded,
+            with_positions=with_positions,
+            line_bytes_max=self._settings.line_bytes_max,
+        )
+
+    def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
+        """From the sizes of files and a few of their bytes; but compressed files are read."""
+        path = self._root / partition
+        file_format = self._format_of(path)
+        if file_format in {"parquet", "arrow"}:
+            return self._reach.of_table(
+                path, lambda: self._table(path, file_format, position, with_positions=False), position, rows_max
+            )
+        if path.suffix in PACKED_SUFFIXES:
+            return super().plan_read(partition, position, rows_max)
+        return self._reach.of_lines(path, lambda: self._line_format(path, file_format), position, rows_max)
+
+    def size_bytes(self) -> int:
+        """The bytes of all files there are now."""
+        return sum(self._sizes().values())
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """By bytes. Compressed files do not tell how many of theirs lie before a position."""
+        sizes = self._sizes()
+        total = sum(sizes.values())
+        if not total or any(name.endswith(PACKED_SUFFIXES) for name in sizes):
+            return None
+        return sum(self._read_of(name, size, cuts[name]) for name, size in sizes.items() if name in cuts) / total
+
+    def _read_of(self, name: str, size: int, cut: PartitionCut) -> float:
+        if cut.done:
+            return size
+        counted = self._reach.rows_of(self._root / name)
+        rows = self._tables[name].rows if counted is None and name in self._tables else counted
+        return min(cut.position, size) if rows is None else size * min(cut.position / max(rows, 1), 1.0)
+
+    def _sizes(self) -> dict[str, int]:
+        if self._known_sizes is None or not self._options.bounded:
+            paths = {name: self._root / name for name in self.partitions()}
+            self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+        return self._known_sizes
+
+    def _format_of(self, path: Path) -> FileFormat:
+        file_format = self._settings.format_of(path)
+        if file_format is None:
+            raise SourceError(
+                f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
+            )
+        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or not self._options.bounded):
+            raise SourceError(
+                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
+            )
+        return file_format
+
+    def _table(self, path: Path, file_format: FileFormat, position: Position, *, with_positions: bool) -> TableReader:
+        return TableReader(
+            path,
+            file_format,
+            self._options.schema,
+            position,
+            bounded=self._options.bounded,
+            with_positions=with_positions,
+        )
+
+    def _line_format(self, path: Path, file_format: str) -> LineFormat:
+        if file_format == "jsonl":
+            return JsonLines(self._options.schema, time_unit=self._settings.time_unit)
+        return CsvRows(
+            path,
+            self._options.schema,
+            delimiter=self._settings.delimiter_of(path),
+            header=self._settings.header,
+            time_unit=self._settings.time_unit,
+        )
+
+    def _matching(self) -> list[str]:
+        if not glob.has_magic(self._pattern):
+            if (self._root / self._pattern).is_dir():
+                raise SourceError(
+                    f"{self._settings.path!r} is a directory. Name the files in it: {self._settings.path.rstrip('/')}/*.jsonl"
+                )
+            return [self._pattern] if (self._root / self._pattern).is_file() else []
+        own = Path(self._pattern).name.startswith("_")
+        names = glob.iglob(self._pattern, root_dir=self._root, recursive=True)  # noqa: PTH207 - leaves out hidden files, as Path.glob does not
+        return [
+            name for name in names if (own or not Path(name).name.startswith("_")) and (self._root / name).is_file()
+        ]
+
+
+def _split(path: str) -> tuple[Path, str]:
+    """The fixed directory of a pattern, as it is now, and the rest."""
+    parts = Path(path).expanduser().parts
+    fixed = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:fixed]).absolute(), str(Path(*parts[fixed:]))

@@ -1,0 +1,1 @@
+"""The source of the center: the epochs that nodes have committed at a hub."""

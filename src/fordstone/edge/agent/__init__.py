@@ -1,0 +1,1 @@
+"""The agent on a gateway: the supervisor of the node process and its health."""

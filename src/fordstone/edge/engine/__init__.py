@@ -1,0 +1,1 @@
+"""The edge engine: tasks, channels, gates, the coordinator, the writer and replay."""

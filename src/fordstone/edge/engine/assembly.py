@@ -1,0 +1,334 @@
+"""Put an engine together: channels, chains, tasks, with the state of a checkpoint loaded.
+
+State is found by step name and key group, so a checkpoint may be taken up with another number of subtasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import polars as pl
+
+from fordstone.connectors.base import Sink, Source
+from fordstone.edge.engine.channel import Channel
+from fordstone.edge.engine.crossing import CENTER
+from fordstone.edge.engine.gate import Gate
+from fordstone.edge.engine.source_task import Reservation, SourceSetup, SourceTask
+from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
+from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
+from fordstone.epochs.store import CheckpointStore
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.operators.base import MAIN, Operator, OperatorSetting
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.operators.rowwise import TagBranch
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, TaskId
+from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind
+from fordstone.runtime.chain import Chain, Link
+from fordstone.runtime.clock import Clock
+from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.snapshot import Batch, Item, Watermark
+from fordstone.state.base import Piece, RunRef, State
+from fordstone.state.key_group import key_groups, owners
+
+READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
+READERS_MAX: Final = 4
+CROSSING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of rows for the center that wait in one outlet; well below what one blob at the hub may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is put together from."""
+
+    graph: Graph
+    setting: OperatorSetting
+    sources: Mapping[str, Source]
+    partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
+    """For each source, for each of its subtasks: those of the checkpoint."""
+    joining: Mapping[str, Sequence[tuple[PartitionId, ...]]]
+    """Likewise: those that have turned up since."""
+    open_sink: Callable[[p.Sink], Sink]
+    store: CheckpointStore
+    clock: Clock
+    reports: Reports
+    batch_rows: int
+    channel_rows_max: int
+    channel_bytes_max: int
+    waiting_bytes_max: int
+    bounded: bool
+    following: bool = False
+    manifest: Manifest | None = None
+    load_steps: frozenset[str] = frozenset()
+    reservation: Reservation | None = None
+    reserved_us: Mapping[str, int] = field(default_factory=dict)
+    """For at-most-once, by source: how far time may have come before the crash."""
+    choose: Callable[[int], int] | None = None
+
+    @property
+    def plan(self) -> p.Plan:
+        """The plan."""
+        return self.setting.plan
+
+
+@dataclass(slots=True)
+class _Wiring:
+    """The channels between tasks, by where they begin and where they end."""
+
+    out: dict[tuple[str, int, int], list[Channel]] = field(default_factory=lambda: defaultdict(list))
+    into: dict[tuple[str, int], list[tuple[Channel, bool]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def assemble(parts: Parts) -> list[Task]:
+    """Every task, sources first, ready to be stepped."""
+    wiring = _wire(parts)
+    tasks: list[Task] = []
+    for vertex in parts.graph.vertices:
+        tasks += [_task(parts, wiring, vertex, subtask) for subtask in range(vertex.parallelism)]
+    writers = {channel.name: task for task in tasks for output in task.outputs for channel in output.channels}
+    for task in tasks:
+        if isinstance(task, StreamTask):
+            for channel in task.gate.channels:
+                channel.wake_reader = _waker(task)
+                channel.wake_writer = _waker(writers[channel.name])
+    for task in tasks:
+        if isinstance(task, StreamTask):
+            task.start(mute=parts.plan.guarantee == "at_most_once")
+    return sorted(tasks, key=lambda task: not isinstance(task, SourceTask))
+
+
+def _waker(task: Task) -> Callable[[], None]:
+    # The scheduler sets `wake` later: look it up when it is needed.
+    def wake() -> None:
+        task.wake()
+
+    return wake
+
+
+def _wire(parts: Parts) -> _Wiring:
+    # At-most-once replays nothing: what was in flight at the checkpoint has come out since, or is lost.
+    replays = parts.manifest is not None and parts.plan.guarantee != "at_most_once"
+    logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None and replays else {}
+    wiring = _Wiring()
+    for edge in parts.graph.edges:
+        source, target = parts.graph.vertex(edge.source), parts.graph.vertex(edge.target)
+        for i in range(source.parallelism):
+            for j in _targets(edge, i, source, target):
+                unbounded = {"rows_max": 2**62, "bytes_max": 2**62} if edge.back else {}
+                bounds = {"rows_max": parts.channel_rows_max, "bytes_max": parts.channel_bytes_max} | unbounded
+                channel = Channel(f"{source.name}/{i}-{edge.number}-{target.name}/{j}", **bounds)
+                if channel.name in logs:
+                    channel.preload(_items(parts.store, logs[channel.name]))
+                wiring.out[source.name, i, edge.number].append(channel)
+                wiring.into[target.name, j].append((channel, edge.back))
+    return wiring
+
+
+def _targets(edge: Edge, subtask: int, source: Vertex, target: Vertex) -> Iterable[int]:
+    if target.parallelism == 1:
+        return (0,)
+    if edge.keys:
+        return range(target.parallelism)
+    if source.parallelism != target.parallelism:
+        raise AssertionError(
+            f"edge {edge.number} joins {source.parallelism} and {target.parallelism} subtasks without keys"
+        )
+    return (subtask,)
+
+
+def _items(store: CheckpointStore, log: ChannelLog) -> Iterable[Item]:
+    for item in log.items:
+        if item.run is not None:
+            yield Batch(store.read_run(item.run), late=item.kind == "late")
+        else:
+            yield Watermark(item.watermark_us, item.idle)
+
+
+def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
+    task_id = TaskId(f"{vertex.name}/{subtask}")
+    pending: deque[tuple[Channel, Item]] = deque()
+    outputs = {
+        edge.number: Output(wiring.out[vertex.name, subtask, edge.number], edge.keys or (), pending, back=edge.back)
+        for edge in parts.graph.out_of(vertex.name)
+    }
+    watermark_us = _watermark_of(parts, vertex, task_id)
+    aside = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
+    chain = Chain(
+        _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside
+    )
+    made_of = TaskParts(
+        id=task_id,
+        chain=chain,
+        outputs=list(outputs.values()),
+        pending=pending,
+        reports=parts.reports,
+        clock=parts.clock,
+    )
+    if vertex.kind is VertexKind.SOURCE:
+        return SourceTask(made_of, _source_setup(parts, vertex.name, subtask, aside[0]))
+    channels = wiring.into[vertex.name, subtask]
+    back = frozenset(index for index, (_, is_back) in enumerate(channels) if is_back)
+    hold = parts.plan.guarantee == "exactly_once"
+    gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.choose)
+    if parts.manifest is not None:
+        gate.restore(_channel_times(parts, parts.manifest, task_id, gate.channels, watermark_us), watermark_us)
+    return LoopTask(made_of, gate) if vertex.kind is VertexKind.LOOP else StreamTask(made_of, gate)
+
+
+def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
+    step = parts.plan.step(name)
+    if not isinstance(step, p.Source):
+        raise TypeError(f"{name} is not a source")
+    known = parts.manifest is not None and name in parts.load_steps
+    cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None and known else None
+    return SourceSetup(
+        step=step,
+        source=parts.sources[name],
+        batch_rows=parts.batch_rows,
+        with_ids=name in parts.setting.with_ids,
+        bounded=parts.bounded,
+        dead_letters=dead_letters,
+        reservation=parts.reservation,
+        pauses_after_barrier=parts.plan.mode == "blocking" and parts.plan.guarantee == "exactly_once",
+        partitions=parts.partitions[name][subtask],
+        joining=parts.joining[name][subtask],
+        watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
+        following=parts.following,
+        before_us=parts.manifest.cut.now_us if parts.manifest is not None else 0,
+    )
+
+
+def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
+    links: list[Link] = []
+    for name in vertex.steps:
+        step = parts.plan.step(name)
+        operator = make_operator(step, parts.setting)
+        _load(parts, name, operator, vertex, subtask, watermark_us)
+        onward: dict[str, list[Output]] = defaultdict(list)
+        inside: dict[str, list[str]] = defaultdict(list)
+        feeders: list[Link] = []
+        for edge in parts.graph.out_of(vertex.name):
+            if edge.step != name:
+                continue
+            if edge.target in parts.setting.with_ids and isinstance(parts.plan.step(edge.target), p.Union):
+                branch = edge.number - parts.graph.into(edge.target)[0].number
+                tag = f"{edge.target}/branch{branch}"
+                inside[edge.port].append(tag)
+                feeders.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
+                continue
+            target = parts.plan.step(edge.target)
+            feeder = make_feeder(target, edge.index, parts.setting) if isinstance(target, p.KeyedStep) else None
+            if feeder is None:
+                onward[edge.port].append(outputs[edge.number])
+                continue
+            fed = f"{edge.target}/feed{edge.index}"
+            inside[edge.port].append(fed)
+            feeders.append(Link(fed, feeder, onward={MAIN: [outputs[edge.number]]}))
+        for consumer, stream in parts.plan.consumers(name):
+            if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
+                inside[stream.port].append(consumer.name)
+        outlets = {MAIN: [_outlet(parts, step)]} if isinstance(step, p.Sink) else {}
+        links += [Link(name, operator, links=inside, onward=onward, outlets=outlets), *feeders]
+    return links
+
+
+def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
+    return isinstance(consumer, p.Loop) and stream == consumer.feedback
+
+
+def _outlet(parts: Parts, step: p.Sink) -> Outlet:
+    crosses = step.connector.kind == CENTER
+    # What crosses waits for the seal whatever the guarantee, and one outlet's rows of an epoch are one blob at the hub.
+    waits = crosses or (parts.plan.guarantee == "exactly_once" and step.release == "commit")
+    return Outlet(
+        step.name,
+        write_to=None if waits else parts.open_sink(step),
+        waiting_bytes_max=min(parts.waiting_bytes_max, CROSSING_BYTES_MAX) if crosses else parts.waiting_bytes_max,
+        on_full=parts.reports.outlet_full,
+    )
+
+
+def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
+    """How far time had come at this vertex.
+
+    A keyed subtask has its own, which never goes back; the least of all after rescaling, for they are equal at an aligned
+    cut. Others have only seen their share of the partitions, which may be another one now, so they begin with the least.
+    """
+    if parts.manifest is None:
+        return TIME_MIN_US
+    keyed = any(edge.keys is not None for edge in parts.graph.edges if edge.target == vertex.name)
+    own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
+    if keyed and parts.reserved_us:
+        # At-most-once: a window that may have been let out since the checkpoint is lost rather than let out twice.
+        return max([*own, min(parts.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
+    return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
+
+
+def _least_watermark(manifest: Manifest, vertex: Vertex) -> int:
+    if vertex.kind is VertexKind.SOURCE:
+        cut = manifest.cut.sources.get(vertex.name)
+        return cut.watermark_us if cut is not None else TIME_MIN_US
+    times = (known.watermark_us for known in manifest.tasks if known.task.rpartition("/")[0] == vertex.name)
+    return min(times, default=TIME_MIN_US)
+
+
+def _channel_times(
+    parts: Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
+) -> dict[str, int]:
+    """The watermark of each channel, but no more than the least of the vertex that it comes from.
+
+    Partitions are dealt out anew at a start: a task that was ahead may now read what is behind. It says so itself soon.
+    """
+    known = next((cut.watermarks_us for cut in manifest.tasks if cut.task == task), {})
+    least = {vertex.name: _least_watermark(manifest, vertex) for vertex in parts.graph.vertices}
+    return {
+        channel.name: min(known.get(channel.name, floor_us), least[channel.name.partition("/")[0]])
+        for channel in channels
+    }
+
+
+def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
+    states = operator.states()
+    if parts.manifest is None or step not in parts.load_steps or not states:
+        return
+    for name, state in states.items():
+        found = [runs for runs in parts.manifest.states if (runs.step, runs.state) == (step, name)]
+        rescaled = len({runs.subtask for runs in found}) != vertex.parallelism
+        state.load(
+            _pieces(parts.store, found, state, vertex.parallelism, subtask, rescaled=rescaled),
+            watermark_us=watermark_us,
+        )
+
+
+def _pieces(
+    store: CheckpointStore, found: Sequence[StateRuns], state: State, parallelism: int, subtask: int, *, rescaled: bool
+) -> list[Piece]:
+    wanted = [
+        ref
+        for runs in sorted(found, key=lambda runs: runs.subtask)
+        if rescaled or runs.subtask == subtask
+        for ref in runs.runs
+    ]
+    pieces = []
+    for ref, frame in zip(wanted, _read(store, wanted), strict=True):
+        if not rescaled:
+            pieces.append(Piece(frame, ref=ref, keep=state.keeps_frames))
+            continue
+        mine = frame.filter(pl.Series(owners(key_groups(frame, state.key), parallelism) == subtask))
+        if mine.height:
+            pieces.append(Piece(mine, keep=state.keeps_frames))
+    return pieces
+
+
+def _read(store: CheckpointStore, refs: Sequence[RunRef]) -> list[pl.DataFrame]:
+    """The rows of runs; large ones several at once, because digests and decoding take longer than the disk."""
+    if len(refs) == 1 or sum(ref.size_bytes for ref in refs) < READ_TOGETHER_BYTES:
+        return [store.read_run(ref) for ref in refs]
+    with ThreadPoolExecutor(min(READERS_MAX, os.cpu_count() or 1)) as pool:
+        return list(pool.map(store.read_run, refs))

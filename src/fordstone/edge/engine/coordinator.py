@@ -1,0 +1,301 @@
+"""The coordinator: begins attempts, gathers acknowledgements, hands complete ones to the writer.
+
+When to do what is judged in `protocol.pacing`. It is stepped like a task and never waits.
+
+Invariants: one attempt at a time; attempts only grow, across restarts too; an attempt is sealed only with the snapshots
+of all tasks; the next barrier carries the newest sealed attempt, so that sinks know what is no longer pending.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from fordstone.connectors.base import Source
+from fordstone.edge.engine.share import BarrierOrder
+from fordstone.edge.engine.source_task import SourceTask
+from fordstone.epochs.manifest import Cut, SourceCut
+from fordstone.plan.ids import Attempt, PartitionId, TaskId
+from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
+from fordstone.runtime.clock import Clock
+from fordstone.runtime.snapshot import Barrier, TaskSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealing:
+    """A complete attempt, on its way to the writer."""
+
+    attempt: Attempt
+    snapshots: tuple[TaskSnapshot, ...]
+    ended: bool
+    """Every source has ended: nothing can follow."""
+    last: bool
+    bounded: bool = False
+    overtakes: bool = False
+    now_us: int = 0
+    rebuilds: Cut | None = None
+    """The recorded cut that was computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """A source, the tasks that read it, and which partitions are known."""
+
+    source: Source
+    tasks: tuple[SourceTask, ...]
+    known: set[str]
+
+
+class Coordinator:
+    """One per engine. `acknowledge`, `request_barrier` and `finished` are called by tasks, `committed` by the writer."""
+
+    def __init__(
+        self,
+        *,
+        pace: Callable[[], Pace],
+        clock: Clock,
+        tasks: frozenset[TaskId],
+        ends: frozenset[TaskId],
+        sources: Mapping[str, SourceShare],
+        submit: Callable[[Sealing], None],
+        first_attempt: Attempt,
+        overtakes: bool,
+        bounded: bool,
+        follow: Sequence[Cut] = (),
+        before_us: int = 0,
+    ) -> None:
+        """`ends`: the tasks whose `finished` means that all input has been worked on. `follow`: cuts to compute again first.
+
+        `before_us`: the time by the clock at which the last epoch ended.
+        """
+        self.wake: Callable[[], None] = lambda: None
+        self.given_up = 0
+        self.begun = 0
+        self.over = False
+        """The last attempt has been sealed."""
+        self._pace = pace
+        self._clock = clock
+        self._tasks = tasks
+        self._ends = ends
+        self._sources = sources
+        self._submit = submit
+        self._overtakes = overtakes
+        self._overtook = False
+        self._before_us = before_us
+        self._now_us = before_us
+        self._bounded = bounded
+        self._follow = deque(follow)
+        self._mail: deque[TaskSnapshot | TaskId] = deque()
+        self._attempt = Attempt(first_attempt - 1)
+        self._committed = Attempt(0)
+        self._running = False
+        self._last = False
+        self._committing = False
+        self._requested = False
+        self._stopping = False
+        self._acknowledged: dict[TaskId, TaskSnapshot] = {}
+        self._finished: set[TaskId] = set()
+        self._started_us = clock.monotonic_us()
+        self._wait_until_us = 0
+
+    # Called from other threads.
+
+    def acknowledge(self, snapshot: TaskSnapshot) -> None:
+        """A task's part of an attempt is complete."""
+        self._mail.append(snapshot)
+        self.wake()
+
+    def request_barrier(self) -> None:
+        """Begin the next epoch soon."""
+        self._requested = True
+        self.wake()
+
+    def outlet_full(self) -> None:
+        """Read no more until the output that waits has been sealed."""
+        if self._follow:
+            # A recorded epoch ends where it ended; its barrier waits for what is still to be read.
+            return
+        self._requested = True
+        for task in self._source_tasks():
+            task.pause(paused=True)
+        self.wake()
+
+    def finished(self, task: TaskId) -> None:
+        """A source has ended, or a loop is empty."""
+        self._mail.append(task)
+        self.wake()
+
+    def stop(self) -> None:
+        """Finish the epoch and end."""
+        self._stopping = True
+        self.wake()
+
+    def committed(self, sealing: Sealing) -> None:
+        """The attempt is sealed."""
+        self._committed = sealing.attempt
+        self._before_us = sealing.now_us
+        if sealing.last:
+            self.over = True
+        if sealing.rebuilds is not None and not self._follow:
+            self._finished -= {task.id for task in self._source_tasks()}
+            for share in self._sources.values():
+                joining = self._assign(share)
+                for task in share.tasks:
+                    task.go_live(joining.get(task.id, ()))
+        self._resume()
+        # Last, because from here on the coordinator's own thread may begin the next attempt.
+        self._committing = False
+        self.wake()
+
+    def stalled(self) -> None:
+        """The writer cannot write: read no more until it can."""
+        for task in self._source_tasks():
+            task.pause(paused=True)
+
+    # Called by the scheduler.
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """When to look again."""
+        return max(self._wait_until_us - self._clock.monotonic_us(), 0)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping
+
+    @property
+    def running(self) -> bool:
+        """Whether an attempt is under way, barriers or writing."""
+        return self._running or self._committing
+
+    def step(self) -> bool:
+        """Take in what came and act on the decision; say whether anything was done."""
+        took = self._take_mail()
+        match decide(self._pace(), self._facts()):
+            case Begin(last=last):
+                self._begin(last=last)
+            case Seal():
+                self._seal()
+            case GiveUp():
+                self._give_up()
+            case Wait(until_us=until_us):
+                self._wait_until_us = until_us
+                return took
+            case other:
+                assert_never(other)
+        return True
+
+    def _facts(self) -> PacingFacts:
+        following = bool(self._follow)
+        return PacingFacts(
+            now_us=self._clock.monotonic_us(),
+            started_us=self._started_us,
+            running=self._running,
+            missing=len(self._tasks) - len(self._acknowledged),
+            committing=self._committing or self.over,
+            requested=self._requested or following,
+            drained=self._finished >= self._ends and self._bounded and not following,
+            stopping=self._stopping and not following,
+            following=following,
+        )
+
+    def _take_mail(self) -> bool:
+        took = False
+        while self._mail:
+            mail = self._mail.popleft()
+            took = True
+            if not isinstance(mail, TaskSnapshot):
+                self._finished.add(mail)
+            elif self._running and mail.attempt == self._attempt:
+                self._acknowledged[mail.task] = mail
+        return took
+
+    def _begin(self, *, last: bool) -> None:
+        self._attempt = Attempt(self._attempt + 1)
+        self._running, self._last, self._requested = True, last, False
+        self._started_us = self._clock.monotonic_us()
+        self._acknowledged = {}
+        self.begun += 1
+        cut = self._follow[0] if self._follow else None
+        # The clock never goes back for operators, even if the machine's does.
+        self._now_us = max(self._clock.wall_us(), self._before_us) if cut is None else cut.now_us
+        # Rescaling and moving need an aligned cut, and so does the end: nothing may be in flight (rule 16).
+        overtakes = self._overtakes and not last and cut is None
+        barrier = Barrier(
+            attempt=self._attempt,
+            committed=self._committed,
+            overtakes=overtakes,
+            last=last,
+            now_us=self._now_us,
+            before_us=self._before_us,
+            drains=cut is not None,
+        )
+        self._overtook = overtakes
+        for name, share in self._sources.items():
+            joining = {} if cut is not None or last or self._bounded else self._assign(share)
+            for task in share.tasks:
+                if cut is None:
+                    task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
+                else:
+                    task.inject(self._following(barrier, cut, name, task))
+
+    def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
+        """Give partitions that are new to the tasks that have fewest."""
+        new = [name for name in share.source.partitions() if name not in share.known]
+        assigned: dict[TaskId, tuple[PartitionId, ...]] = {}
+        for name in new:
+            share.known.add(name)
+            # A task that has ended has told others so: what it read now would be late.
+            load = {task.id: task.partition_count + len(assigned.get(task.id, ())) for task in share.tasks}
+            task = min(share.tasks, key=lambda task: (task.finished, load[task.id]))
+            assigned[task.id] = (*assigned.get(task.id, ()), name)
+        return assigned
+
+    def _following(self, barrier: Barrier, cut: Cut, source: str, task: SourceTask) -> BarrierOrder:
+        """The order to compute a recorded epoch again: what of it this task reads; what nobody knows goes to the first task."""
+        share = self._sources[source]
+        recorded = cut.sources.get(source, SourceCut(partitions={}))
+        names = {name for stage in (*recorded.stages, recorded.partitions) for name in stage}
+        mine = {name for name in names if task.reads(name) or (task is share.tasks[0] and name not in share.known)}
+        if task is share.tasks[-1]:
+            share.known.update(names)
+        return BarrierOrder(
+            barrier=barrier,
+            follow={name: part for name, part in recorded.partitions.items() if name in mine},
+            stages=tuple({name: part for name, part in stage.items() if name in mine} for stage in recorded.stages),
+            bounded=cut.bounded,
+        )
+
+    def _seal(self) -> None:
+        self._running, self._committing = False, True
+        snapshots = tuple(self._acknowledged[task] for task in sorted(self._acknowledged))
+        rebuilds = self._follow.popleft() if self._follow else None
+        ended = self._finished >= self._ends and self._bounded and self._last
+        self._submit(
+            Sealing(
+                attempt=self._attempt,
+                snapshots=snapshots,
+                ended=ended,
+                last=self._last,
+                bounded=self._bounded,
+                overtakes=self._overtook,
+                now_us=self._now_us,
+                rebuilds=rebuilds,
+            )
+        )
+
+    def _give_up(self) -> None:
+        self._running = False
+        self.given_up += 1
+        self._started_us = self._clock.monotonic_us()
+        self._resume()
+
+    def _resume(self) -> None:
+        for task in self._source_tasks():
+            task.pause(paused=False)
+
+    def _source_tasks(self) -> list[SourceTask]:
+        return [task for share in self._sources.values() for task in share.tasks]

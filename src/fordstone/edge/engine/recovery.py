@@ -1,0 +1,124 @@
+"""Gather what there is to resume from, carry out what `protocol.recovery` decides, and check it against the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from fordstone.edge.engine.replay import SealedRows, read_sealed
+from fordstone.epochs.manifest import Cut, Manifest
+from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.survey import Survey
+from fordstone.errors import CheckpointError, PlanMismatchError, StorageError
+from fordstone.plan import plan as p
+from fordstone.protocol.recovery import CannotResume, Resume, StartEmpty, decide_recovery, match_plan
+from fordstone.storage.disk import FatalStorageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Where to begin."""
+
+    manifest: Manifest | None = None
+    """None: from nothing."""
+    next_epoch: int = 1
+    follow: tuple[Cut, ...] = ()
+    """Sealed epochs to compute again first, in order."""
+    sealed: dict[int, SealedRows] = field(default_factory=dict)
+    """What they had let out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Checkpoints elsewhere."""
+
+    survey: Callable[[], Survey]
+    fetch: Callable[[int], None]
+
+
+def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
+    """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
+    # Local runs are read in full when they are loaded; a damaged one found then leads back here.
+    _mend_cuts(store)
+    survey = store.survey()
+    elsewhere = _elsewhere(remote, survey)
+    match decide_recovery(survey.checkpoints + elsewhere.checkpoints, survey.cuts | elsewhere.cuts):
+        case StartEmpty():
+            return Resumption()
+        case CannotResume(reason=reason):
+            raise CheckpointError(f"pipeline {plan.pipeline} cannot be resumed: {reason}")
+        case Resume() as decision:
+            return _resume(store, plan, decision, remote)
+        case other:
+            assert_never(other)
+
+
+def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
+    """What the copies tell. If they cannot be reached, what is here will do; but without anything, do not begin anew."""
+    nothing = Survey(checkpoints=(), cuts=frozenset())
+    if remote is None:
+        return nothing
+    try:
+        return remote.survey()
+    except StorageError as error:
+        if not here.checkpoints:
+            raise
+        log.warning("remote copies not reached", extra={"problem": str(error)})
+        return nothing
+
+
+def _mend_cuts(store: CheckpointStore) -> None:
+    """Tell of damage to the cut log and mend it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
+    try:
+        problem = store.mend_cuts()
+    except FatalStorageError:
+        raise
+    except StorageError as error:
+        problem = f"it could not be mended: {error}"
+    if problem is not None:
+        log.warning("cut log damaged", extra={"problem": problem})
+
+
+def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:
+    for fact in decision.damaged:
+        if fact.epoch > decision.epoch:
+            log.warning(
+                "checkpoint damaged", extra={"epoch": fact.epoch, "problem": fact.problem, "using": decision.epoch}
+            )
+    if decision.where == "remote" and remote is not None:
+        # Brings the cuts along.
+        remote.fetch(decision.epoch)
+    follow = tuple(store.cut(epoch) for epoch in decision.rebuild) if plan.guarantee == "exactly_once" else ()
+    # Read before anything is set aside or collected: this is what the epochs are compared with.
+    sealed = {cut.epoch: read_sealed(store, cut) for cut in follow}
+    for fact in decision.damaged:
+        if fact.where == "local" and fact.epoch > decision.epoch:
+            store.set_aside(fact.epoch, fact.problem or "damaged")
+    manifest = store.manifest(decision.epoch) if decision.epoch else None
+    return Resumption(manifest=manifest, next_epoch=decision.next_epoch, follow=follow, sealed=sealed)
+
+
+def check_plan(
+    manifest: Manifest, plan_digest: str, step_digests: dict[str, str], *, parallelism: int, allow_new_state: bool
+) -> frozenset[str]:
+    """The steps whose state may be loaded; raises `PlanMismatchError` when that is not all of them and nobody allowed it."""
+    match = match_plan(manifest.step_digests, step_digests)
+    if not match.whole and not allow_new_state:
+        raise PlanMismatchError(
+            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} was made by another plan.\n{match.explain()}\n"
+            "Use another state directory to begin anew, or --allow-new-state."
+        )
+    in_flight = any(log_.items for log_ in manifest.channels)
+    # A loop runs as one task whatever the parallelism, so rows inside it are in the way only of another plan.
+    rescaled = manifest.parallelism != parallelism and manifest.mode == "unaligned"
+    if in_flight and (rescaled or manifest.plan_digest != plan_digest):
+        raise PlanMismatchError(
+            f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} holds rows in flight between its tasks, so it fits only the "
+            f"same plan with parallelism {manifest.parallelism}. Run it so and stop it with SIGTERM: that makes an aligned "
+            "checkpoint, which can be rescaled and changed once its loops are empty."
+        )
+    return frozenset(match.same)

@@ -1,0 +1,298 @@
+"""Fetch control tables from the hub into the node's own folders, beside the pipeline.
+
+A fetcher asks with a long poll and stores each version durably (`connectors.control_log`); the pipeline reads the folder
+alone, so it never waits for the network. Where versions are missing in between, a snapshot of the whole table is turned into
+changes against the copy that is here.
+
+Invariants: what is stored here is always what changed since the version before; a version that does not fit the plan is
+refused, and the table stays as it is; nothing is stored after `stop` has returned. Trouble is waited out, and told in `problem`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, Self
+
+import msgspec
+import polars as pl
+
+from fordstone.connectors.base import Source
+from fordstone.connectors.control import PARTITION, ControlSource
+from fordstone.connectors.control_log import ControlLog, apply_changes, changes_between
+from fordstone.epochs.manifest import Manifest
+from fordstone.epochs.run_file import decode_run
+from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.messages import ControlPage, ControlVersion
+from fordstone.operators.base import DELETE, OP, UPSERT
+from fordstone.plan import plan as p
+from fordstone.runtime.progress import Progress
+from fordstone.state.base import RunRef
+from fordstone.storage.disk import FatalStorageError
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS: Final = 25.0
+"""Of a long poll."""
+RETRY_FIRST_SECONDS: Final = 0.2
+RETRY_MAX_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 0.5
+"""A thread that waits for the hub is waited for so long; it ends by itself and stores nothing more."""
+
+
+class Hub(Protocol):
+    """What of `hub.client.HubClient` is needed here."""
+
+    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
+        """The versions behind one."""
+        ...
+
+    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
+        """Read a blob."""
+        ...
+
+
+class _UnfitError(Exception):
+    """What the hub has cannot be made a version here; the text says why."""
+
+
+class ControlFetcher:
+    """Keeps one folder up to date. One thread calls `step`; `stop` may come from another."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        table: ControlLog,
+        *,
+        pipeline: str,
+        control: str,
+        taken: int = 0,
+        failpoints: Failpoints | None = None,
+        choose: Callable[[], float] = random.random,
+    ) -> None:
+        """`taken`: the version that the pipeline resumes behind. `choose`: from 0 to 1, for the jitter of waits."""
+        self.problem: str | None = None
+        self.control = control
+        self._hub = hub
+        self._log = table
+        self._pipeline = pipeline
+        self._taken = taken
+        self._failpoints = failpoints or NoFailpoints()
+        self._choose = choose
+        self._failures = 0
+        self._mutex = threading.Lock()
+        self._stopped = False
+
+    def step(self, *, wait_s: float = WAIT_SECONDS) -> float:
+        """Ask once, for at most about `wait_s`, and store what came. Gives the seconds to wait until the next time."""
+        try:
+            self._poll(wait_s)
+        except FatalStorageError:
+            raise
+        except HubAwayError as error:
+            return self._later(str(error), error.retry_after_s)
+        except (HubError, StorageError, DamagedError, _UnfitError) as error:
+            return self._later(str(error), None)
+        self._failures, self.problem = 0, None
+        return 0.0
+
+    def stop(self) -> None:
+        """Store nothing more."""
+        with self._mutex:
+            self._stopped = True
+
+    def _later(self, problem: str, retry_after_s: float | None) -> float:
+        if self.problem is None:
+            log.warning("control table not fetched", extra={"control": self.control, "problem": problem})
+        self.problem = f"control table {self.control}: {problem}"
+        self._failures += 1
+        wait_s: float = min(RETRY_FIRST_SECONDS * 2 ** min(self._failures - 1, 16), RETRY_MAX_SECONDS)
+        return max(wait_s * (0.5 + self._choose() / 2), retry_after_s or 0.0)
+
+    def _poll(self, wait_s: float) -> None:
+        if self._log.newest < self._taken:
+            self._begin()
+        after = self._log.newest
+        page = self._hub.control_page(self._pipeline, self.control, after=after, wait_s=wait_s)
+        if page.newest < after:
+            raise _UnfitError(
+                f"the hub has {page.newest} versions, and this node has taken version {after}: the hub was begun anew. "
+                "Restore it, or start this node over with an empty state directory."
+            )
+        self._take(page, [version for version in page.versions if version.version > after])
+
+    def _take(self, page: ControlPage, versions: Sequence[ControlVersion]) -> None:
+        """Store versions in order; what is before a snapshot is passed over, since rows see the table at barriers alone."""
+        snapshots = [place for place, version in enumerate(versions) if version.snapshot]
+        if snapshots:
+            try:
+                rows = self._fetched(page, versions[snapshots[-1]])
+            except _UnfitError:
+                # Of another plan; what is before it may fit, and is the newest table that there is for this one.
+                log.warning("snapshot of a control table unfit", extra={"control": self.control})
+            else:
+                self._store(versions[snapshots[-1]].version, changes_between(self._log.table(), rows, self._log.keys))
+                versions = versions[snapshots[-1] + 1 :]
+        for version in versions:
+            rows = self._fetched(page, version)
+            if version.snapshot:
+                rows = changes_between(self._log.table(), rows, self._log.keys)
+            elif version.version != self._log.newest + 1:
+                raise _UnfitError(
+                    f"the hub gave version {version.version} behind version {self._log.newest}, and no snapshot in between."
+                )
+            self._store(version.version, rows)
+
+    def _fetched(self, page: ControlPage, version: ControlVersion) -> pl.DataFrame:
+        """The rows of a version, one a key, in the columns of the table."""
+        rows = decode_run(self._hub.read_blob(version.blob, page.blobs), version.blob)
+        self._failpoints.hit("control.fetched")
+        if dict(rows.schema) != dict(self._log.columns):
+            wanted, given = (
+                ", ".join(f"{name} {kind}" for name, kind in schema.items() if name != OP)
+                for schema in (self._log.columns, rows.schema)
+            )
+            raise _UnfitError(
+                f"version {version.version} has other columns ({given}) than this node's plan ({wanted}). The table stays as it was. "
+                "Run the same pipeline on the node and at the center."
+            )
+        if not rows.get_column(OP).is_in([UPSERT, DELETE]).fill_null(value=False).all():
+            raise _UnfitError(f"version {version.version} has rows that are neither upserts nor deletes.")
+        keys = list(self._log.keys)
+        return rows.select(list(self._log.columns)).drop_nulls(keys).unique(keys, keep="last", maintain_order=True)
+
+    def _store(self, version: int, changes: pl.DataFrame) -> None:
+        with self._mutex:
+            if self._stopped:
+                return
+            self._log.add(version, changes)
+        self._failpoints.hit("control.stored")
+        log.info("control version stored", extra={"control": self.control, "version": version, "rows": changes.height})
+
+    def _begin(self) -> None:
+        """The folder is older than the checkpoint: it was lost or cut, or the checkpoint is another machine's.
+
+        The pipeline has taken the table as of a version that is not here. It is made again from what the hub has.
+        """
+        table, stands = pl.DataFrame(schema=self._log.columns), 0
+        while stands < self._taken:
+            page = self._hub.control_page(self._pipeline, self.control, after=stands)
+            versions = [version for version in page.versions if stands < version.version <= self._taken]
+            for version in versions:
+                if not version.snapshot and version.version != stands + 1:
+                    versions = []
+                    break
+                table = table.clear() if version.snapshot else table
+                table = apply_changes(table, [self._fetched(page, version)], self._log.keys)
+                stands = version.version
+            if not versions:
+                raise _UnfitError(
+                    f"the pipeline has taken version {self._taken}, the folder {self._log.folder} ends with {self._log.newest}, and the "
+                    "hub no longer has what is between. The table stays as it was. Bring the folder back, or start this node over "
+                    "with an empty state directory."
+                )
+        with self._mutex:
+            if self._stopped:
+                return
+            self._log.begin_at(self._taken, table)
+        log.warning("control table made again", extra={"control": self.control, "version": self._taken})
+
+
+class ControlFetching:
+    """The fetchers of a run, each on a thread of its own: a long poll for one table must not hold up another."""
+
+    def __init__(self, fetchers: Sequence[ControlFetcher]) -> None:
+        self.fetchers = tuple(fetchers)
+        self._halt = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._failure: BaseException | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with one of them."""
+        return next((fetcher.problem for fetcher in self.fetchers if fetcher.problem is not None), None)
+
+    def told(self, progress: Progress) -> Progress:
+        """How the run stands, with what is wrong here, if nothing else is."""
+        if progress.hub_problem is not None or self.problem is None:
+            return progress
+        return msgspec.structs.replace(progress, hub_problem=self.problem)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def once(self) -> None:
+        """Take what is there now, if the hub answers: before bounded input is read, which is not waited for."""
+        for fetcher in self.fetchers:
+            fetcher.step(wait_s=0.0)
+
+    def start(self) -> None:
+        """Begin."""
+        for fetcher in self.fetchers:
+            thread = threading.Thread(
+                target=self._loop, args=(fetcher,), name=f"fordstone-control-{fetcher.control}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def check(self) -> None:
+        """Raise what ended a fetcher. Called now and then by whoever runs the pipeline."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End. Nothing is stored afterwards, even if a thread still waits for the hub."""
+        self._halt.set()
+        for fetcher in self.fetchers:
+            fetcher.stop()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
+
+    def _loop(self, fetcher: ControlFetcher) -> None:
+        try:
+            while not self._halt.is_set():
+                self._halt.wait(fetcher.step())
+        except BaseException as failure:  # noqa: BLE001 - handed to the caller of check
+            self._failure = failure
+
+
+def control_fetching(
+    plan: p.Plan,
+    sources: Mapping[str, Source],
+    manifest: Manifest | None,
+    *,
+    hub: HubAddress | None,
+    failpoints: Failpoints,
+) -> ControlFetching:
+    """What fetches the control tables of a plan. `manifest`: where it resumes. Without a hub, what is here is all there is."""
+    steps = [step for step in plan.steps if isinstance(sources.get(step.name), ControlSource)]
+    if hub is None or not steps:
+        return ControlFetching(())
+    from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - who has no hub saves the memory of an HTTP client
+
+    client = HubClient(hub)
+    fetchers = []
+    for step in steps:
+        source = sources[step.name]
+        cut = manifest.cut.sources.get(step.name) if manifest is not None else None
+        taken = cut.partitions.get(PARTITION) if cut is not None else None
+        if isinstance(source, ControlSource) and isinstance(step, p.Source):
+            fetchers.append(
+                ControlFetcher(
+                    client,
+                    source.log,
+                    pipeline=plan.pipeline,
+                    control=step.connector.options["control"],
+                    taken=0 if taken is None else taken.position,
+                    failpoints=failpoints,
+                )
+            )
+    return ControlFetching(fetchers)

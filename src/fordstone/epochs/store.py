@@ -1,0 +1,401 @@
+"""The checkpoint store of one pipeline on one node: runs, manifests, cuts, and what was set aside.
+
+    <pipeline>/<node>/manifests/<epoch>.json   a checkpoint each; its durable name is the commit
+    <pipeline>/<node>/runs/<sha256>            immutable; shared between checkpoints
+    <pipeline>/<node>/cuts.jsonl               what decided each epoch, a second time
+    <pipeline>/<node>/aside/                   what was damaged, with notes; never deleted
+
+What to resume from is decided by `protocol.recovery`, what to remove by `protocol.retention`; this module brings the
+facts and carries it out. It takes no lock against other processes: `OsDisk.lock` does.
+
+Invariants: a run is durable before a manifest names it, a cut before its manifest; a manifest is durable before
+`commit` returns; an epoch that was sealed once stays known as sealed, even when its manifest is damaged, missing or aside;
+a run is removed only after every manifest that named it is gone durably.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import polars as pl
+
+from fordstone.epochs.cut_log import Aside, CutLog
+from fordstone.epochs.manifest import Cut, Manifest
+from fordstone.epochs.run_file import COMPRESSIONS, Compression, RunStore, short
+from fordstone.epochs.sealed import decode_manifest, encode_manifest, epoch_name, parse_epoch_name
+from fordstone.epochs.survey import Collected, Survey, VerifyReport
+from fordstone.errors import CheckpointError, ConfigError, DamagedError
+from fordstone.plan.ids import checked_name
+from fordstone.protocol.recovery import CheckpointFact
+from fordstone.protocol.retention import decide_retention
+from fordstone.state.base import RunRef
+from fordstone.storage.atomic import Placer, remove_leftovers
+from fordstone.storage.disk import Disk
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+KEEP_DEFAULT: Final = 3
+
+
+class CheckpointStore:
+    """Writes, reads and collects checkpoints. Called from several threads."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        pipeline: str,
+        node: str,
+        compression: Compression = "lz4",
+        keep: int = KEEP_DEFAULT,
+        failpoints: Failpoints | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Open, and clean up what a crash left half-written. `read_only` touches nothing: for looking at a live store."""
+        if keep < 1:
+            raise ConfigError(f"keep={keep}: at least one checkpoint must be kept.")
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"compression {compression!r} does not exist. Choose one of {', '.join(COMPRESSIONS)}.")
+        self.pipeline = checked_name(pipeline, "pipeline")
+        self.node = checked_name(node, "node")
+        self._disk = disk
+        self._keep = keep
+        self.failpoints = failpoints or NoFailpoints()
+        self._read_only = read_only
+        self._base = f"{pipeline}/{node}"
+        self._manifests = f"{self._base}/manifests"
+        if not read_only:
+            self._tidy()
+        self._mutex = threading.RLock()
+        self._commit_mutex = threading.Lock()
+        self._placer = Placer(disk, self.failpoints)
+        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints, placer=self._placer)
+        self._aside = Aside(disk, f"{self._base}/aside")
+        self._runs = RunStore(
+            disk,
+            f"{self._base}/runs",
+            compression=compression,
+            placer=self._placer,
+            mutex=self._mutex,
+        )
+        self._pins: Counter[int] = Counter()
+        self._committing: frozenset[str] = frozenset()
+        listed = (parse_epoch_name(name) for name in disk.list(self._manifests))
+        self._named: dict[int, frozenset[str] | None] = {epoch: None for epoch in listed if epoch}
+        self._aside_epochs = self._aside.epochs()
+
+    def write_run(self, frame: pl.DataFrame) -> RunRef:
+        """Store a frame as a run. Its bytes are durable on return; its name is with the next `commit`.
+
+        Called by writers and the merger, any number at once. A run that is there already and whole is not written again.
+        """
+        self._check_writable()
+        return self._runs.write(frame)
+
+    def put_run(self, ref: RunRef, data: bytes) -> None:
+        """Store the bytes of a run that came from elsewhere; `DamagedError` if they are not what `ref` says."""
+        self._check_writable()
+        self._runs.put(ref, data)
+
+    def read_run(self, ref: RunRef) -> pl.DataFrame:
+        """The rows of a run, after its size and digest were checked; `DamagedError` if they disagree."""
+        return self._runs.read(ref)
+
+    def read_run_bytes(self, ref: RunRef) -> bytes:
+        """The bytes of a run as they are on disk, unchecked."""
+        return self._runs.read_bytes(ref)
+
+    def run_fault(self, ref: RunRef, *, deep: bool = False) -> str | None:
+        """What is wrong with a stored run: missing or of another size; with `deep` also other bytes."""
+        return self._runs.fault(ref, deep=deep)
+
+    def commit(self, manifest: Manifest, *, rebuilt: bool = False) -> None:
+        """Seal an epoch: when this returns it is durable, and nothing may be let out before.
+
+        Called once an epoch, in order. `rebuilt`: the epoch was sealed before and its manifest is damaged, aside, or
+        only remote; this one takes its place. On `StorageError` that is not fatal, nothing was sealed and the same
+        epoch may be tried again.
+        """
+        self._check_writable()
+        digests = frozenset(run.digest for run in manifest.runs())
+        with self._commit_mutex, self._holding(digests):
+            with self._mutex:
+                self._admit(manifest, digests, rebuilt=rebuilt)
+                needed_from = min(self._named, default=manifest.epoch)
+            self._runs.sync()
+            self.failpoints.hit("runs.dir-synced")
+            self._cuts.record(manifest.cut, rebuilt=rebuilt, needed_from=needed_from)
+            if manifest.epoch in self._named:
+                self.set_aside(manifest.epoch, "it was computed again")
+                self._check_present(manifest, digests)
+            self._publish(manifest, digests)
+            self._cuts.note_sealed(manifest.epoch)
+
+    def replace(self, manifest: Manifest) -> None:
+        """Put a manifest that means the same (runs merged) in place of the one of its epoch, at once or not at all."""
+        self._check_writable()
+        digests = frozenset(run.digest for run in manifest.runs())
+        with self._commit_mutex, self._holding(digests):
+            with self._mutex:
+                if manifest.epoch not in self._named:
+                    raise CheckpointError(f"{self._title(manifest.epoch)} does not exist, so it cannot be replaced.")
+                self._check_present(manifest, digests)
+            self._runs.sync()
+            self._publish(manifest, digests)
+            self.failpoints.hit("merge.replaced")
+
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs that have a manifest in place, damaged or not, oldest first."""
+        with self._mutex:
+            return tuple(sorted(self._named))
+
+    def manifest(self, epoch: int) -> Manifest:
+        """The checkpoint of an epoch; `DamagedError` if it is missing or not what was written."""
+        try:
+            data = self._disk.read(self._manifest_path(epoch))
+            return decode_manifest(data, pipeline=self.pipeline, node=self.node, epoch=epoch)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{self._title(epoch)} is missing.") from error
+        except DamagedError as error:
+            raise DamagedError(f"{self._title(epoch)} is damaged: {error}.") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._title(epoch)} cannot be used: {error}") from error
+
+    def cut(self, epoch: int) -> Cut:
+        """What decided an epoch, from the cut log or else from its manifest; `DamagedError` if neither can be read."""
+        cut = self._cuts.read().cuts.get(epoch)
+        return self.manifest(epoch).cut if cut is None else cut
+
+    def cuts(self) -> dict[int, Cut]:
+        """Every cut that the log holds, by epoch."""
+        return self._cuts.read().cuts
+
+    def add_cuts(self, cuts: Iterable[Cut]) -> None:
+        """Take in cuts that came with a remote checkpoint."""
+        self._check_writable()
+        with self._commit_mutex:
+            self._cuts.add(cuts)
+
+    def mend_cuts(self) -> str | None:
+        """Write the cut log anew if it is damaged, with the help of the manifests that are whole; says what was wrong."""
+        self._check_writable()
+        cuts = []
+        for epoch in self.epochs():
+            with contextlib.suppress(CheckpointError):
+                cuts.append(self.manifest(epoch).cut)
+        with self._commit_mutex:
+            return self._cuts.mend(cuts, self._aside)
+
+    def survey(self, *, deep: bool = False) -> Survey:
+        """Look at everything there is, for `decide_recovery`. `deep` reads every run, else only sizes are compared.
+
+        What only `deep` would have found shows when the run is read: on `DamagedError` then, survey again with `deep`.
+        A manifest of a newer version stops the survey with `CheckpointError`: passing over it would unseal an epoch.
+        """
+        log = self._cuts.read()
+        cuts = set(log.cuts)
+        facts = []
+        faults: dict[RunRef, str | None] = {}
+        for epoch in self.epochs():
+            try:
+                manifest = self.manifest(epoch)
+            except DamagedError as error:
+                problem: str | None = str(error)
+            else:
+                cuts.add(epoch)
+                problem = self._first_fault(manifest, faults, deep=deep)
+            facts.append(CheckpointFact(epoch=epoch, problem=problem))
+        aside = self._aside_epochs.difference(fact.epoch for fact in facts)
+        facts += [CheckpointFact(epoch=epoch, problem="it was set aside") for epoch in aside]
+        facts.sort(key=lambda fact: fact.epoch)
+        if log.sealed > max((fact.epoch for fact in facts), default=0):
+            facts.append(CheckpointFact(epoch=log.sealed, problem=f"{self._title(log.sealed)} is missing."))
+        # A cut beyond the newest sealed epoch belongs to a commit that never happened.
+        sealed = frozenset(epoch for epoch in cuts if facts and epoch <= facts[-1].epoch)
+        return Survey(checkpoints=tuple(facts), cuts=sealed, damaged_cut_lines=log.damaged_lines)
+
+    def set_aside(self, epoch: int, reason: str) -> None:
+        """Move a checkpoint that cannot be used out of the way, with its damaged runs and a note. Nothing is deleted.
+
+        The epoch stays sealed: `commit` takes it only as `rebuilt`. Nothing happens if it is not, or is aside already.
+        """
+        self._check_writable()
+        try:
+            runs = {run.digest: run for run in self.manifest(epoch).runs()}
+        except CheckpointError:
+            runs = {}
+        damaged = [digest for digest, run in runs.items() if self._runs.fault(run, deep=True)]
+        with self._mutex:
+            in_place = epoch in self._named
+            if not in_place and (epoch in self._aside_epochs or epoch > self._cuts.read().sealed):
+                return
+            damaged = [digest for digest in damaged if self._disk.exists(self._runs.path(digest))]
+            paths = [self._runs.path(digest) for digest in damaged]
+            self._aside.take(epoch, reason, [*paths, self._manifest_path(epoch)] if in_place else [])
+            self._aside_epochs.add(epoch)
+            self._runs.forget(damaged)
+            self._named.pop(epoch, None)
+            self._disk.fsync_dir(self._manifests)
+            self._runs.sync()
+
+    def verify(self, epoch: int | None = None) -> VerifyReport:
+        """Read every byte of one checkpoint, or of all, and say what is wrong."""
+        facts = []
+        faults: dict[RunRef, str | None] = {}
+        for number in self.epochs() if epoch is None else (epoch,):
+            try:
+                problem = self._first_fault(self.manifest(number), faults, deep=True)
+            except CheckpointError as error:
+                problem = str(error)
+            facts.append(CheckpointFact(epoch=number, problem=problem))
+        return VerifyReport(
+            checkpoints=tuple(facts),
+            damaged_runs=tuple((run.digest, fault) for run, fault in faults.items() if fault),
+            runs_checked=len(faults),
+            checked_bytes=sum(run.size_bytes for run in faults),
+            damaged_cut_lines=self._cuts.read().damaged_lines,
+            aside=self._aside.files(),
+        )
+
+    def pin(self, epoch: int) -> None:
+        """Keep a checkpoint while it is being read or uploaded; counted."""
+        with self._mutex:
+            if epoch not in self._named:
+                raise CheckpointError(f"{self._title(epoch)} does not exist, so it cannot be pinned.")
+            self._pins[epoch] += 1
+
+    def unpin(self, epoch: int) -> None:
+        """Take back one `pin`."""
+        with self._mutex:
+            self._pins[epoch] -= 1
+            if self._pins[epoch] <= 0:
+                del self._pins[epoch]
+
+    def collect(self, *, acknowledged: int | None = None, held: AbstractSet[str] = frozenset()) -> Collected:
+        """Remove what retention lets go: manifests first, durably, then the runs that no manifest names and that are not `held`.
+
+        Called after each commit. What an epoch let out that is still to be rebuilt stays too, to be compared with. While
+        a manifest among the kept ones cannot be read nobody knows its runs, so no run is removed; one that is older than
+        they are is set aside.
+        """
+        self._check_writable()
+        with self._mutex:
+            self.failpoints.hit("retention.before")
+            unreadable = self._read_names()
+            decision = decide_retention(
+                {epoch: digests for epoch, digests in self._named.items() if digests is not None},
+                self._runs.present(),
+                keep=self._keep,
+                pinned=self._pins.keys(),
+                acknowledged=acknowledged,
+                held=self._runs.held() | self._committing | self._sealed_output() | held,
+            )
+            for epoch in decision.remove_manifests:
+                self._disk.remove(self._manifest_path(epoch))
+                del self._named[epoch]
+                self.failpoints.hit("retention.removed-manifest")
+            old = {epoch for epoch in unreadable if decision.kept and epoch < decision.kept[0]}
+            for epoch in old:
+                self.set_aside(epoch, "it is damaged and no longer kept")
+            if unreadable - old:
+                return Collected(manifests=decision.remove_manifests)
+            if decision.remove_runs:
+                # Whether or not a manifest went just now: an earlier call may have been stopped before it came here.
+                self._disk.fsync_dir(self._manifests)
+            freed_bytes = 0
+            for digest in decision.remove_runs:
+                freed_bytes += self._runs.remove(digest)
+                self.failpoints.hit("retention.removed-run")
+            return Collected(
+                manifests=decision.remove_manifests, runs=len(decision.remove_runs), size_bytes=freed_bytes
+            )
+
+    def size_bytes(self) -> int:
+        """What the runs take on disk."""
+        return self._runs.size_bytes()
+
+    def _tidy(self) -> None:
+        """Make the directories, remove what was half-written, and make durable what an earlier process may only have named.
+
+        Without the last, a manifest renamed just before a kill could be believed now and be lost in a power cut later.
+        """
+        for directory in (self._manifests, f"{self._base}/runs", f"{self._base}/aside", self._base):
+            self._disk.make_dirs(directory)
+            remove_leftovers(self._disk, directory)
+            self._disk.fsync_dir(directory)
+
+    def _admit(self, manifest: Manifest, digests: frozenset[str], *, rebuilt: bool) -> None:
+        """Refuse a manifest that would break what is sealed."""
+        epoch = manifest.epoch
+        if (manifest.pipeline, manifest.node, manifest.cut.epoch) != (self.pipeline, self.node, epoch):
+            raise CheckpointError(
+                f"checkpoint {epoch} of pipeline {manifest.pipeline} on node {manifest.node} with the cut of epoch "
+                f"{manifest.cut.epoch} does not belong into the store of pipeline {self.pipeline} on node {self.node}."
+            )
+        newest = max(itertools.chain(self._named, self._aside_epochs), default=None)
+        if not rebuilt and newest is not None and epoch != newest + 1:
+            raise CheckpointError(
+                f"{self._title(epoch)} was refused: epoch {newest} is the newest sealed one, so the next is {newest + 1}. "
+                f"A sealed epoch is final."
+            )
+        self._check_present(manifest, digests)
+
+    def _check_present(self, manifest: Manifest, digests: frozenset[str]) -> None:
+        missing = digests - self._runs.present()
+        if missing:
+            raise CheckpointError(
+                f"{self._title(manifest.epoch)} was refused: it names {len(missing)} runs that are not stored, {short(min(missing))} among them."
+            )
+
+    @contextlib.contextmanager
+    def _holding(self, digests: frozenset[str]) -> Iterator[None]:
+        """Keep the collector off these runs while a manifest that names them is on its way."""
+        with self._mutex:
+            self._committing = digests
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._committing = frozenset()
+
+    def _publish(self, manifest: Manifest, digests: frozenset[str]) -> None:
+        self._placer.place(self._manifest_path(manifest.epoch), encode_manifest(manifest), kind="manifest")
+        self._disk.fsync_dir(self._manifests)
+        self.failpoints.hit("manifest.dir-synced")
+        with self._mutex:
+            self._named[manifest.epoch] = digests
+            self._runs.committed(digests)
+
+    def _read_names(self) -> set[int]:
+        """Learn the runs of manifests that an earlier process wrote; gives the epochs that cannot be read."""
+        unreadable = set()
+        for epoch in [epoch for epoch, digests in self._named.items() if digests is None]:
+            try:
+                self._named[epoch] = frozenset(run.digest for run in self.manifest(epoch).runs())
+            except CheckpointError:
+                unreadable.add(epoch)
+        return unreadable
+
+    def _sealed_output(self) -> set[str]:
+        """The runs that epochs beyond the newest manifest in place had let out: those that are to be rebuilt."""
+        newest, sealed = max(self._named, default=0), max(self._aside_epochs, default=0)
+        return self._cuts.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
+
+    def _first_fault(self, manifest: Manifest, known: dict[RunRef, str | None], *, deep: bool) -> str | None:
+        first = self._runs.first_fault(manifest.runs(), known, deep=deep)
+        return f"{self._title(manifest.epoch)} is damaged: {first}." if first else None
+
+    def _manifest_path(self, epoch: int) -> str:
+        return f"{self._manifests}/{epoch_name(epoch)}"
+
+    def _title(self, epoch: int) -> str:
+        return f"checkpoint {epoch} of pipeline {self.pipeline}"
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise CheckpointError(f"store of pipeline {self.pipeline} on node {self.node}: opened for reading only.")

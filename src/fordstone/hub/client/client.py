@@ -1,0 +1,415 @@
+"""The client of the hub: every call of `hub.messages`, over HTTP.
+
+Used by nodes, centers and the command line, from any thread. It tries each call once: whether and when to try again is
+the caller's to decide. What it reads is checked: bodies have bounds in bytes and time, blobs have their digest.
+
+`HubAwayError`: no answer, or none that makes sense; trying again may help. `HubRefusedError`: the hub said no.
+`DamagedError`: a blob came whole, with other bytes than its name says.
+
+Reading blobs straight from the store behind the hub, where it can be reached from here.
+
+Never fails: what cannot be had this way is had through the hub. What is given has the size and the digest that were asked
+for, so it does not matter who said where to look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import fsspec
+import msgspec
+import urllib3
+
+from fordstone.epochs.run_file import is_digest
+from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.messages import (
+    API,
+    BLOB_BYTES_MAX,
+    BODY_BYTES_MAX,
+    WAIT_SECONDS_MAX,
+    Checkpoint,
+    Commit,
+    Committed,
+    ConsumerPosition,
+    ControlPage,
+    ControlPublish,
+    ControlVersion,
+    Digests,
+    Epochs,
+    Head,
+    Health,
+    Lease,
+    LeaseRequest,
+    Message,
+    Nodes,
+    Refusal,
+    StreamPage,
+    Streams,
+)
+from fordstone.state.base import RunRef
+
+URLS_MAX: Final = 64
+"""So many stores are remembered as out of reach."""
+
+
+class DirectBlobs:
+    """Remembers which stores cannot be reached."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._unreachable: set[str] = set()
+
+    def read(self, url: str, ref: RunRef) -> bytes | None:
+        """The bytes of a blob in the store at `url`; None: ask the hub."""
+        with self._mutex:
+            if url in self._unreachable:
+                return None
+        data = self._file(url, ref) if urlsplit(url).scheme in {"", "file"} else self._elsewhere(url, ref)
+        if data is None or len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.digest:
+            return None
+        return data
+
+    def _file(self, url: str, ref: RunRef) -> bytes | None:
+        root = Path(unquote(urlsplit(url).path))
+        if not root.is_absolute() or not root.is_dir():
+            self._forget(url)
+            return None
+        try:
+            with (root / ref.digest[:2] / ref.digest).open("rb") as file:
+                return file.read(ref.size_bytes + 1)
+        except OSError:
+            return None
+
+    def _elsewhere(self, url: str, ref: RunRef) -> bytes | None:
+        try:
+            with fsspec.open(f"{url.rstrip('/')}/{ref.digest[:2]}/{ref.digest}", "rb") as file:
+                return bytes(file.read(ref.size_bytes + 1))
+        except FileNotFoundError:
+            return None
+        except Exception:  # noqa: BLE001 - each kind of store has its own errors, and the hub is the way out of all of them
+            self._forget(url)
+            return None
+
+    def _forget(self, url: str) -> None:
+        with self._mutex:
+            if len(self._unreachable) < URLS_MAX:
+                self._unreachable.add(url)
+
+
+M = TypeVar("M", bound=Message)
+TIMEOUT_SECONDS: Final = 30.0
+CONNECT_SECONDS_MAX: Final = 10.0
+WAIT_MARGIN_SECONDS: Final = 10.0
+"""A long poll that the hub has not answered so long after its time is given up."""
+SPEED_MIN_BYTES: Final = 4096
+"""A body may take its time-out, and beyond it as long as so many bytes come each second."""
+CONNECTIONS_MAX: Final = 8
+CHUNK_BYTES: Final = 1 << 16
+WHOLE_BYTES_MAX: Final = 1 << 20
+"""Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own time-out."""
+BUFFERED_BYTES_MAX: Final = 2 << 20
+BUFFERED_SPEED_MIN: Final = 8192
+"""So much of a body may wait in the socket when all of it is sent, and leave it at this speed, before its answer can come."""
+UNACKNOWLEDGED_SECONDS_MAX: Final = 60.0
+"""A line on which nothing arrives for so long is dead, however much is still to be sent."""
+RETRY_AFTER_SECONDS_MAX: Final = 3600.0
+MISSING_DIGESTS_MAX: Final = 10_000
+"""Asked about in one call."""
+_AWAY: Final = frozenset({408, 425, 429})
+_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
+
+
+class HubClient:
+    """One hub, as one holder of a token sees it."""
+
+    def __init__(self, address: HubAddress, *, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._direct = DirectBlobs()
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": "fordstone"}
+        if address.token is not None:
+            self._headers["Authorization"] = f"Bearer {address.token}"
+        options: dict[str, Any] = {"ssl_context": _tls(address.ca)} if address.url.startswith("https:") else {}
+        self._pool = urllib3.PoolManager(
+            num_pools=1,
+            maxsize=CONNECTIONS_MAX,
+            retries=False,
+            blocksize=CHUNK_BYTES,
+            socket_options=_socket_options(),
+            **options,
+        )
+
+    def close(self) -> None:
+        """Let go of idle connections."""
+        self._pool.clear()
+
+    # Blobs.
+
+    def put_blob(self, digest: str, data: bytes) -> None:
+        """Store a blob under its digest; it may be there already. It is durable on return."""
+        self._call("PUT", f"{API}/blobs/{_digest(digest)}", body=data, kind="application/octet-stream")
+
+    def get_blob(self, digest: str) -> bytes:
+        """A blob, through the hub; its digest is checked."""
+        data = self._call("GET", f"{API}/blobs/{_digest(digest)}", bytes_max=BLOB_BYTES_MAX)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DamagedError(
+                f"blob {digest[:12]} came from the hub at {self.address.url} with other bytes than its name says."
+            )
+        return data
+
+    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
+        """A blob from the store behind the hub where that can be reached from here, else through the hub; checked."""
+        if direct_url is not None:
+            data = self._direct.read(direct_url, ref)
+            if data is not None:
+                return data
+        data = self.get_blob(ref.digest)
+        if len(data) != ref.size_bytes:
+            raise DamagedError(f"blob {ref.digest[:12]} has {len(data)} bytes, what names it says {ref.size_bytes}.")
+        return data
+
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Which of these blobs the hub does not have."""
+        asked, found = list(dict.fromkeys(digests)), set[str]()
+        for start in range(0, len(asked), MISSING_DIGESTS_MAX):
+            some = Digests(digests=tuple(asked[start : start + MISSING_DIGESTS_MAX]))
+            found |= set(self._ask("POST", f"{API}/blobs/missing", Digests, body=some).digests)
+        return found & set(asked)
+
+    # A node's calls.
+
+    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
+        """Take or renew the right to commit."""
+        return self._ask("POST", f"{_node(pipeline, node)}/lease", Lease, body=request)
+
+    def head(self, pipeline: str, node: str) -> Head:
+        """Where the node stands at the hub; epoch 0 if the hub has never heard of it."""
+        return self._ask("GET", f"{_node(pipeline, node)}/head", Head)
+
+    def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
+        """The newest checkpoint that the hub has of a node."""
+        try:
+            return self._ask("GET", f"{_node(pipeline, node)}/checkpoint", Checkpoint)
+        except HubRefusedError as error:
+            if error.code == "not_found":
+                return None
+            raise
+
+    def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
+        """Commit a range of epochs at once."""
+        first, last = commit.epochs[0].epoch, commit.epochs[-1].epoch
+        return self._ask("POST", f"{_node(pipeline, node)}/epochs/{first}-{last}", Committed, body=commit)
+
+    def report_health(self, node: str, pipeline: str, health: Health) -> None:
+        """Say how a node is."""
+        self._call("PUT", f"{API}/nodes/{_part(node)}/health/{_part(pipeline)}", body=_ENCODER.encode(health))
+
+    # A center's calls.
+
+    def stream_page(
+        self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0, limit: int | None = None
+    ) -> StreamPage:
+        """What was committed to a stream after `after`; waits up to `wait_s` for it."""
+        path = f"{API}/pipelines/{_part(pipeline)}/streams/{_part(stream)}/epochs"
+        return self._ask("GET", path, StreamPage, query={"after": after, "limit": limit}, wait_s=wait_s)
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+        """Register a consumer, or say how far it has come: what every consumer has passed may go."""
+        self._call(
+            "PUT", f"{API}/pipelines/{_part(pipeline)}/consumers/{_part(consumer)}", body=_ENCODER.encode(position)
+        )
+
+    def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
+        """Publish a version of a control table; the same (owner, batch) again changes nothing."""
+        return self._ask("POST", f"{_control(pipeline, control)}", ControlVersion, body=version)
+
+    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
+        """The versions of a control table after `after`; waits up to `wait_s` for one."""
+        return self._ask("GET", _control(pipeline, control), ControlPage, query={"after": after}, wait_s=wait_s)
+
+    # What people ask.
+
+    def nodes(self) -> Nodes:
+        """Every pipeline on every node."""
+        return self._ask("GET", f"{API}/nodes", Nodes)
+
+    def streams(self) -> Streams:
+        """Every stream."""
+        return self._ask("GET", f"{API}/streams", Streams)
+
+    def epochs(self, *, pipeline: str | None = None, node: str | None = None, limit: int | None = None) -> Epochs:
+        """The newest epochs first."""
+        return self._ask("GET", f"{API}/epochs", Epochs, query={"pipeline": pipeline, "node": node, "limit": limit})
+
+    def healthz(self) -> bool:
+        """Whether the hub says that it is well; never raises."""
+        try:
+            self._call("GET", "/healthz")
+        except (HubAwayError, HubRefusedError):
+            return False
+        return True
+
+    # How.
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: Message | None = None,
+        query: Mapping[str, object] | None = None,
+        wait_s: float = 0.0,
+    ) -> M:
+        wait_s = min(max(wait_s, 0.0), WAIT_SECONDS_MAX)
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        if wait_s:
+            given["wait"] = f"{wait_s:g}"
+        target = f"{path}?{urlencode(given)}" if given else path
+        data = self._call(method, target, body=None if body is None else _ENCODER.encode(body), wait_s=wait_s)
+        try:
+            return msgspec.json.decode(data, type=answer)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._away(
+                f"answered {method} {path} with something else than a {answer.__name__} ({error})"
+            ) from error
+
+    def _call(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | None = None,
+        kind: str = "application/json",
+        bytes_max: int = BODY_BYTES_MAX,
+        wait_s: float = 0.0,
+    ) -> bytes:
+        headers = dict(self._headers)
+        sent: bytes | io.BytesIO | None = body
+        if body is not None:
+            headers |= {"Content-Type": kind, "Content-Length": str(len(body))}
+            sent = io.BytesIO(body) if len(body) > WHOLE_BYTES_MAX else body
+        read_s = max(wait_s + (WAIT_MARGIN_SECONDS if wait_s else 0.0), self._timeout_s)
+        # What was handed to the socket may still be on its way for long; that it is, TCP sees by itself (see `_socket_options`).
+        read_s += min(len(body or b""), BUFFERED_BYTES_MAX) / BUFFERED_SPEED_MIN
+        timeout = urllib3.Timeout(connect=min(self._timeout_s, CONNECT_SECONDS_MAX), read=read_s)
+        try:
+            response = self._pool.request(
+                method,
+                self.address.url + target,
+                body=sent,
+                headers=headers,
+                timeout=timeout,
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+            )
+            try:
+                data = self._read(response, bytes_max)
+            except BaseException:
+                response.close()
+                raise
+            response.release_conn()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._away(f"does not answer {method} {target.partition('?')[0]} ({_told(error)})") from error
+        if 200 <= response.status < 300:  # noqa: PLR2004 - what HTTP calls success
+            return data
+        raise self._refused(method, target.partition("?")[0], response, data)
+
+    def _read(self, response: urllib3.BaseHTTPResponse, bytes_max: int) -> bytes:
+        """The body, within its bounds. `read1` gives what has come, so that a trickle is noticed."""
+        began, size_bytes = time.monotonic(), 0
+        parts: list[bytes] = []
+        while True:
+            data = response.read1(CHUNK_BYTES)
+            if not data:
+                return b"".join(parts)
+            parts.append(data)
+            size_bytes += len(data)
+            if size_bytes > bytes_max:
+                raise self._away(f"gave an answer of more than {bytes_max} bytes")
+            if time.monotonic() - began > self._timeout_s + size_bytes / SPEED_MIN_BYTES:
+                raise self._away(f"answers too slowly: {size_bytes} bytes in {time.monotonic() - began:.0f} s")
+
+    def _refused(
+        self, method: str, path: str, response: urllib3.BaseHTTPResponse, data: bytes
+    ) -> HubAwayError | HubRefusedError:
+        refusal: Refusal | None
+        try:
+            refusal = msgspec.json.decode(data, type=Refusal)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            refusal = None
+        if refusal is None or response.status >= 500 or response.status in _AWAY:  # noqa: PLR2004 - the server's own trouble
+            told = f": {refusal.message.removesuffix('.')}" if refusal is not None else ""
+            retry_after_s = _retry_after(response.headers.get("Retry-After"))
+            return self._away(f"answered {method} {path} with status {response.status}{told}", retry_after_s)
+        return HubRefusedError(
+            f"the hub at {self.address.url} refused {method} {path}: {refusal.message}",
+            status=response.status,
+            code=refusal.error,
+            refusal=refusal,
+        )
+
+    def _away(self, what: str, retry_after_s: float | None = None) -> HubAwayError:
+        return HubAwayError(f"the hub at {self.address.url} {what}.", retry_after_s=retry_after_s)
+
+
+def _socket_options() -> list[tuple[int, int, int | bytes]]:
+    options = list(urllib3.connection.HTTPConnection.default_socket_options)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Only Linux has it. Elsewhere a dead line is noticed when the answer's time is over.
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS_MAX * 1000)))
+    return options
+
+
+def _tls(ca: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificates in {ca} cannot be read: {error}. Give a PEM file.") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _told(error: Exception) -> str:
+    """The innermost reason in a few words, without object addresses."""
+    while isinstance(reason := getattr(error, "reason", None) or error.__cause__ or error.__context__, Exception):
+        error = reason
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Only the form in seconds; a date would need both clocks to agree."""
+    if value is None or not (value.isascii() and value.isdigit()):
+        return None
+    return min(float(value[:6]), RETRY_AFTER_SECONDS_MAX)
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _node(pipeline: str, node: str) -> str:
+    return f"{API}/pipelines/{_part(pipeline)}/nodes/{_part(node)}"
+
+
+def _control(pipeline: str, control: str) -> str:
+    return f"{API}/pipelines/{_part(pipeline)}/control/{_part(control)}"
+
+
+def _digest(digest: str) -> str:
+    if not is_digest(digest):
+        raise ValueError(f"{digest[:80]!r} is no digest")
+    return digest

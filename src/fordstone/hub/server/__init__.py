@@ -1,0 +1,1 @@
+"""The HTTP server of a hub: routes, authentication, limits, metrics."""

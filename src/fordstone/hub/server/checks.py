@@ -1,0 +1,166 @@
+"""What a body must be beyond its types: names, digests and numbers within their bounds.
+
+Nothing that passes here can leave a directory, overflow a column of the log or make a page of it unreadable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import msgspec
+
+from fordstone.errors import PipelineError
+from fordstone.hub.messages import (
+    BLOB_BYTES_MAX,
+    EPOCHS_A_COMMIT_MAX,
+    RUNS_A_COMMIT_MAX,
+    Checkpoint,
+    Commit,
+    EpochEntry,
+    Generation,
+)
+from fordstone.hub.refused import Refused
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan.ids import checked_name
+from fordstone.state.base import RunRef
+
+NUMBER_MAX: Final = 2**63 - 1
+NAMES_MAX: Final = 1_000
+"""So many streams, or control tables, are in one epoch at most."""
+HOLDER_CHARS_MAX: Final = 200
+SEGMENTS_A_COMMIT_MAX: Final = 20_000
+"""Each costs the only thread that writes some rows, even if it names no run."""
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
+_HOLDER: Final = re.compile(r"[!-~]{1,200}")
+
+T = TypeVar("T")
+
+
+def name_in(value: str, what: str) -> str:
+    """A name that may stand in a path and a log line, or a refusal."""
+    try:
+        return checked_name(value, what)
+    except PipelineError as error:
+        raise Refused("bad_name", str(error)) from error
+
+
+def digest_in(value: str) -> str:
+    """A sha256 in hex, or a refusal."""
+    if _DIGEST.fullmatch(value) is None:
+        raise Refused("bad_name", f"a digest is 64 hex digits in lower case, not {value[:80]!r}.")
+    return value
+
+
+def holder_in(value: str, what: str) -> str:
+    """A random word that tells one owner from another, or a refusal."""
+    if _HOLDER.fullmatch(value) is None:
+        raise Refused(
+            "bad_request", f"{what} must be 1 to {HOLDER_CHARS_MAX} printable ASCII characters without spaces."
+        )
+    return value
+
+
+def range_in(value: str) -> tuple[int, int]:
+    """`a-b` as numbers, or a refusal."""
+    match = _RANGE.fullmatch(value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise Refused("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
+    return int(match[1]), int(match[2])
+
+
+def number_in(value: int, what: str, *, least: int = 0, most: int = NUMBER_MAX) -> int:
+    """A number within its bounds, or a refusal."""
+    if not least <= value <= most:
+        raise Refused("bad_request", f"{what} is {value}; it must be from {least} to {most}.")
+    return value
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """A JSON body as what it should be, or a refusal."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refused("bad_request", f"the body is no {kind.__name__}: {error}.") from error
+
+
+def check_run(run: RunRef) -> None:
+    """Refuse a reference that no blob could have."""
+    digest_in(run.digest)
+    number_in(run.size_bytes, f"size_bytes of {run.digest}", most=BLOB_BYTES_MAX)
+    number_in(run.rows, f"rows of {run.digest}")
+
+
+def check_generation(generation: Generation) -> None:
+    """Refuse numbers that the log could not hold."""
+    number_in(generation.hub, "generation.hub")
+    number_in(generation.local, "generation.local")
+
+
+def check_time(value: int, what: str) -> None:
+    """Refuse a time that the log could not hold."""
+    number_in(value, what, least=TIME_MIN_US, most=TIME_MAX_US)
+
+
+def check_commit(commit: Commit, first: int, last: int) -> None:
+    """Refuse a commit that does not say what its address says, or has names and numbers out of bounds."""
+    check_generation(commit.generation)
+    if len(commit.epochs) > EPOCHS_A_COMMIT_MAX:
+        raise Refused(
+            "bad_request", f"a commit has at most {EPOCHS_A_COMMIT_MAX} epochs, this one {len(commit.epochs)}."
+        )
+    if last - first >= EPOCHS_A_COMMIT_MAX or [entry.epoch for entry in commit.epochs] != [*range(first, last + 1)]:
+        raise Refused(
+            "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
+        )
+    segments = sum(len(entry.streams) for entry in commit.epochs)
+    if segments > SEGMENTS_A_COMMIT_MAX:
+        raise Refused(
+            "bad_request",
+            f"a commit has at most {SEGMENTS_A_COMMIT_MAX} segments, this one {segments}: commit fewer epochs.",
+        )
+    runs = sum(check_entry(entry) for entry in commit.epochs)
+    if commit.checkpoint is not None:
+        runs += check_checkpoint(commit.checkpoint, last)
+    if runs > RUNS_A_COMMIT_MAX:
+        raise Refused(
+            "bad_request", f"a commit names at most {RUNS_A_COMMIT_MAX} runs, this one {runs}: commit fewer epochs."
+        )
+
+
+def check_entry(entry: EpochEntry) -> int:
+    """Refuse an epoch that is out of bounds; give how many runs it names."""
+    check_time(entry.created_us, "created_us")
+    check_names(entry.streams, "stream")
+    check_names(entry.controls, "control table")
+    runs = 0
+    for segment in entry.streams.values():
+        check_time(segment.watermark_us, "watermark_us")
+        for run in segment.runs:
+            check_run(run)
+        runs += len(segment.runs)
+    for version in entry.controls.values():
+        number_in(version, "the version of a control table")
+    return runs
+
+
+def check_checkpoint(checkpoint: Checkpoint, last: int) -> int:
+    """Refuse a checkpoint that does not belong to the last epoch; give how many runs it names."""
+    if checkpoint.epoch != last:
+        raise Refused(
+            "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
+        )
+    check_run(checkpoint.manifest)
+    for run in checkpoint.state:
+        check_run(run)
+    return 1 + len(checkpoint.state)
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse what may not stand in a path, and too many."""
+    for index, name in enumerate(names):
+        if index >= NAMES_MAX:
+            raise Refused("bad_request", f"more than {NAMES_MAX} times a {what} in one body.")
+        name_in(name, what)

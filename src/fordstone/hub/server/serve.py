@@ -1,0 +1,365 @@
+"""Run a hub: the data directory, the socket, TLS, and the server that ties guard and app together, until a signal.
+
+One process, one event loop. What is refused before anything listens: a data directory that another hub has, an address
+beyond this machine without TLS or without a token. There is no switch that turns this off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+
+from fordstone.errors import ConfigError, StorageError
+from fordstone.hub.server.connection import Connection
+from fordstone.hub.server.guard import Guard
+from fordstone.hub.server.inside import Inside
+from fordstone.hub.server.limits import Limits
+from fordstone.hub.server.metrics import Looked, Metrics
+from fordstone.hub.server.tokens import TokenFile, Tokens
+from fordstone.hub.store.retention import Keeping
+from fordstone.storage.disk import OsDisk
+from fordstone.storage.failpoint import parse_failpoints
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S: Final = 75
+"""Longer than nodes are silent, so that they need no new TLS handshake each time."""
+STOP_SECONDS_MAX: Final = 10
+"""So long may requests take to end once the hub was told to stop."""
+HANDSHAKE_SECONDS_MAX: Final = 10.0
+"""Of TLS. Until it is over nobody counts the connection, which is an open file all the same."""
+LOOK_EVERY_S: Final = 5.0
+"""Metrics that must be looked up are this old at most; asking more often costs nothing."""
+TICK_S: Final = 5.0
+FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
+_BACKLOG: Final = 2_048
+_FILES_WANTED: Final = 65_536
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+"""glibc's numbers of these settings."""
+_KEPT_BYTES: Final = 32 << 20
+_HEAP_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubOptions:
+    """How a hub is run."""
+
+    listen: str = "127.0.0.1:7411"
+    data: Path = Path("hub")
+    blobs: str | None = None
+    """Any fsspec URL; None: below `data`."""
+    blobs_direct: bool | None = None
+    """Whether readers are told where blobs lie, to read them there. None: unless the URL has a password in it."""
+    keep_unread_us: int | None = None
+    """Epochs that came longer ago go even if nobody has read them; None: never."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ready_file: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGINT or SIGTERM; the second one stops at once. `on_ready` gets the URL once requests are answered.
+
+    `ConfigError`, `StoreLockedError` or `StorageError` before that, if it cannot be.
+    """
+    host, port = parse_listen(options.listen)
+    context = tls_context(options.tls_cert, options.tls_key)
+    disk = OsDisk(options.data)
+    try:
+        disk.lock()
+        if options.ready_file is not None:
+            # One that a killed hub has left would send people to an address where nobody is.
+            options.ready_file.unlink(missing_ok=True)
+        tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=now_us)
+        with contextlib.closing(bound(host, port)) as sock:
+            check_exposure(sock, tls=context is not None, tokens=tokens.holding, options=options)
+            _raise_file_limit()
+            _keep_buffers()
+            with contextlib.closing(_inside(options)) as inside, asyncio.Runner(loop_factory=Loop) as runner:
+                runner.run(_run(options, sock, context, tokens, inside, on_ready))
+            tokens.write_used()
+    finally:
+        disk.close()
+
+
+def _inside(options: HubOptions) -> Inside:
+    return Inside(
+        options.data,
+        blobs=options.blobs,
+        direct=options.blobs_direct,
+        keeping=Keeping(unread_us=options.keep_unread_us),
+        clock_us=now_us,
+        failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
+    )
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """`host:port`, or `[v6]:port`, as two."""
+    host, colon, port = text.strip().rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or ("[" in host) != (":" in bare) or not (port.isascii() and port.isdigit()):
+        raise ConfigError(f"--listen {text!r} is not HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411.")
+    if int(port[:6]) > 65_535:  # noqa: PLR2004 - the largest port
+        raise ConfigError(f"--listen {text!r}: ports go up to 65535; 0 takes one that is free.")
+    return bare, int(port)
+
+
+def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """TLS 1.2 and later with this certificate; None if there is none."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigError("TLS needs a certificate and its key: give both --tls-cert and --tls-key.")
+    for what, path in (("--tls-cert", cert), ("--tls-key", key)):
+        if not path.is_file():
+            raise ConfigError(f"{what}: there is no file {path}.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+
+    def no_password() -> str:
+        raise ConfigError(f"the key {key} is locked with a password. Unlock it: openssl pkey -in {key} -out open.key")
+
+    try:
+        context.load_cert_chain(cert, key, password=no_password)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{cert} and {key} are not a certificate and its key in PEM form: {error.strerror or error}."
+        ) from error
+    return context
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has its address and does not listen yet; port 0 takes a free one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # With the protocol named, asyncio sends at once; without, every answer waits 40 ms for an acknowledgement.
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.setblocking(False)  # noqa: FBT003 - the name of the argument is `flag`
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another address with --listen; port 0 takes a free one."
+        ) from error
+    return sock
+
+
+def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubOptions) -> None:
+    """Refuse an address that other machines reach, unless there is TLS and a token."""
+    host = sock.getsockname()[0]
+    if ipaddress.ip_address(host.partition("%")[0]).is_loopback or (tls and tokens):
+        return
+    missing = []
+    if not tls:
+        missing.append(
+            "TLS is missing. Give --tls-cert and --tls-key; a certificate for a test is made by\n"
+            "    openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=HOST -addext subjectAltName=DNS:HOST "
+            "-addext keyUsage=critical,digitalSignature,keyCertSign -keyout hub.key -out hub.crt"
+        )
+    if not tokens:
+        missing.append(
+            "There is no token. Make one for each node, and one for the center:\n"
+            f"    fordstone hub token add NAME --node ID --data {options.data}\n"
+            f"    fordstone hub token add center --center --data {options.data}"
+        )
+    raise ConfigError(
+        f"{options.listen} can be reached from other machines, so the hub asks for TLS and tokens.\n"
+        + "\n".join(missing)
+    )
+
+
+def now_us() -> int:
+    """The hub's clock."""
+    return time.time_ns() // 1_000
+
+
+async def _run(
+    options: HubOptions,
+    sock: socket.socket,
+    context: ssl.SSLContext | None,
+    tokens: Tokens,
+    inside: Inside,
+    on_ready: Callable[[str], None],
+) -> None:
+    url = _url(sock, tls=context is not None)
+
+    def ready() -> None:
+        if options.ready_file is not None:
+            _write_ready(options.ready_file, url)
+        on_ready(url)
+
+    metrics = Metrics()
+    guard = Guard(inside.app, tokens=tokens, limits=options.limits, metrics=metrics, look=_Looking(inside).look)
+    config = uvicorn.Config(
+        guard,
+        loop="asyncio",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        backlog=_BACKLOG,
+    )
+    config.load()
+    config.ssl = context
+    connection = functools.partial(Connection, connections_max=options.limits.connections_max)
+    config.http_protocol_class = connection  # type: ignore[assignment]  # it is only called
+    ticking = asyncio.create_task(_tick(tokens))
+    try:
+        await _Server(config, ready=ready, stop=inside.stop).serve(sockets=[sock])
+    finally:
+        ticking.cancel()
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)
+    log.info("hub stopped")
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """The usual event loop, but for servers that do not wait a minute for each TLS handshake."""
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
+        """As usual."""
+        if kwargs.get("ssl") is not None:
+            kwargs.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS_MAX)
+        return await super().create_server(*args, **kwargs)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, with our signals: the first ends polls at once and lets the rest finish, the second ends all."""
+
+    def __init__(self, config: uvicorn.Config, *, ready: Callable[[], None], stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._stop = stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say so when requests are answered."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nobody waits for news any more."""
+        self._stop()
+        await super().shutdown(sockets=sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A signal ends the server, not the process: what follows (closing the log) must happen."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; on the second signal, at once."""
+        del sig, frame
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class _Looking:
+    """Looks into log and store for metrics, in a thread, at most every few seconds."""
+
+    def __init__(self, inside: Inside) -> None:
+        self._inside = inside
+        self._looked: Looked | None = None
+        self._at_s = float("-inf")
+        self._now: asyncio.Task[None] | None = None
+
+    async def look(self) -> Looked | None:
+        """What was found a few seconds ago at most; None if it cannot be looked at."""
+        if time.monotonic() - self._at_s >= LOOK_EVERY_S:
+            if self._now is None:
+                self._now = asyncio.create_task(self._look())
+            await asyncio.shield(self._now)
+        return self._looked
+
+    async def _look(self) -> None:
+        try:
+            self._looked = await asyncio.to_thread(self._inside.look)
+        except Exception:
+            log.exception("log not looked at")
+            self._looked = None
+        finally:
+            self._at_s, self._now = time.monotonic(), None
+
+
+async def _tick(tokens: Tokens) -> None:
+    """What is done now and then."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        if tokens.due():
+            await asyncio.to_thread(tokens.write_used)
+
+
+def _url(sock: socket.socket, *, tls: bool) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _write_ready(path: Path, url: str) -> None:
+    """Whoever sees the file sees all of it."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        fresh.write_text(f"{url}\n")
+        fresh.replace(path)
+    except OSError as error:
+        raise StorageError(f"--ready-file {path} cannot be written: {error.strerror}.") from error
+
+
+def _raise_file_limit() -> None:
+    """Every connection is an open file, and the usual limit is a thousand."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _keep_buffers() -> None:
+    """Have the allocator keep what the pieces of bodies were in, instead of asking the system for fresh pages for each of them.
+
+    That was half of the time that the kernel spent on a large blob.
+    """
+    try:
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
+        allocator.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    except (AttributeError, OSError):
+        # Not glibc: its allocator has ways of its own.
+        return

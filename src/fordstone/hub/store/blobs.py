@@ -1,0 +1,399 @@
+"""Where blobs lie: any fsspec URL, as `<digest[:2]>/<digest>`.
+
+What names a blob, and when it may go, is the log's and `retention`'s business.
+
+Invariants: a blob appears under its name only whole, verified and (on a disk) durable. An upload that ends otherwise leaves
+nothing under a name; what a crash leaves beside is cleared at the next start. A body is never in memory as a whole unless it
+is small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+from urllib.parse import unquote
+
+from fordstone.errors import ConfigError, StorageError
+from fordstone.hub.refused import Refused
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+CHUNK_BYTES: Final = 1 << 20
+SMALL_BYTES: Final = 1 << 20
+"""An upload stays in memory up to this size."""
+TEMP_SUFFIX: Final = ".part"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class BlobStore(ABC):
+    """Called from many threads. Every method may raise `Refused` with `storage`."""
+
+    @abstractmethod
+    def put(self, digest: str, upload: Upload) -> None:
+        """Store verified bytes under their name. Durable on return; on failure nothing is under the name.
+
+        May take the upload's file away with it.
+        """
+
+    @abstractmethod
+    def size(self, digest: str) -> int | None:
+        """How many bytes are under the name; None: there is none."""
+
+    @abstractmethod
+    def open(self, digest: str) -> IO[bytes]:
+        """Read one; `Refused` with `not_found` if there is none. What was opened can be read to its end."""
+
+    @abstractmethod
+    def remove(self, digest: str) -> None:
+        """Take one away; it may be gone already."""
+
+    @abstractmethod
+    def names(self, prefix: str) -> list[tuple[str, int]]:
+        """Digests and sizes of what is there with these first two hex digits."""
+
+    @abstractmethod
+    def beside(self) -> Path:
+        """A directory for uploads that are not small."""
+
+
+class DiskBlobs(BlobStore):
+    """A directory. The temporary files of an earlier process are removed when it is opened: one process owns it."""
+
+    def __init__(self, root: Path, *, failpoints: Failpoints | None = None) -> None:
+        self.root = root
+        self._failpoints = failpoints or NoFailpoints()
+        self._incoming = root / "incoming"
+        self._settled: set[str] = set()
+        _clear(self._incoming)
+
+    def put(self, digest: str, upload: Upload) -> None:
+        """Write beside, sync, rename, sync the directory. What is beside already is only synced and renamed."""
+        final, now = self._at(digest), str(upload.path or self._incoming / f"{digest}.{secrets.token_hex(8)}")
+        try:
+            with _storage("write", now):
+                fd = os.open(now, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                try:
+                    _write_whole(fd, upload.data)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                self._settle(digest[:2])
+                self._failpoints.hit("hub.blob-written")
+                os.rename(now, final)  # noqa: PTH104 - called for every blob, and twice as quick
+                now = final
+                self._failpoints.hit("hub.blob-renamed")
+                _sync_dir(self._folder(digest[:2]))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(now)  # noqa: PTH108 - as above
+            raise
+
+    def size(self, digest: str) -> int | None:
+        """Ask the file system."""
+        with _storage("look at", self._at(digest)):
+            try:
+                size_bytes = os.stat(self._at(digest)).st_size  # noqa: PTH116 - called for every blob, and twice as quick
+            except FileNotFoundError:
+                return None
+            self._settle(digest[:2])
+            return size_bytes
+
+    def open(self, digest: str) -> IO[bytes]:
+        """Open the file; it can be read to its end even when it is removed meanwhile."""
+        with _storage("read", self._at(digest)):
+            try:
+                return Path(self._at(digest)).open("rb")
+            except FileNotFoundError:
+                raise _no_such(digest) from None
+
+    def remove(self, digest: str) -> None:
+        """Unlink; a name that a power cut brings back is found by the sweep."""
+        with _storage("remove", self._at(digest)):
+            Path(self._at(digest)).unlink(missing_ok=True)
+
+    def names(self, prefix: str) -> list[tuple[str, int]]:
+        """List one of the 256 directories."""
+        names: list[tuple[str, int]] = []
+        with _storage("list", self.root / prefix):
+            try:
+                found = list((self.root / prefix).iterdir())
+            except FileNotFoundError:
+                return names
+            self._settle(prefix)
+            for path in found:
+                with contextlib.suppress(FileNotFoundError):
+                    names.append((path.name, path.stat().st_size))
+        return names
+
+    def beside(self) -> Path:
+        """On the same disk, so that a file becomes a blob by its name."""
+        return self._incoming
+
+    def _settle(self, prefix: str) -> None:
+        """Make the names of one directory durable, once: a process that was killed may have left some that are not."""
+        if prefix in self._settled:
+            return
+        folder = self._folder(prefix)
+        Path(folder).mkdir(exist_ok=True)
+        _sync_dir(folder)
+        _sync_dir(str(self.root))
+        self._settled.add(prefix)
+
+    def _folder(self, prefix: str) -> str:
+        return f"{self.root}/{prefix}"
+
+    def _at(self, digest: str) -> str:
+        return f"{self.root}/{digest[:2]}/{digest}"
+
+
+class FsspecBlobs(BlobStore):
+    """Whatever fsspec can open. Blobs are put whole: an object store shows them then or not at all."""
+
+    def __init__(self, filesystem: Any, root: str, beside: Path, *, failpoints: Failpoints | None = None) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self._beside = beside
+        _clear(beside)
+        self._failpoints = failpoints or NoFailpoints()
+
+    def put(self, digest: str, upload: Upload) -> None:
+        """Put it under its name and look whether all of it arrived."""
+        path = self._at(digest)
+        try:
+            with _storage("write", path):
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                if upload.path is None:
+                    self._fs.pipe_file(path, bytes(upload.data))
+                else:
+                    with upload.path.open("rb") as data, self._fs.open(path, "wb") as file:
+                        shutil.copyfileobj(data, file, CHUNK_BYTES)
+                self._failpoints.hit("hub.blob-written")
+                self._fs.invalidate_cache()
+                arrived = int(self._fs.info(path)["size"])
+                if arrived != upload.size_bytes:
+                    raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - told as the store's other errors are
+            self._failpoints.hit("hub.blob-renamed")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(path)
+            raise
+
+    def size(self, digest: str) -> int | None:
+        """Ask the store."""
+        with _storage("look at", self._at(digest)):
+            try:
+                return int(self._fs.info(self._at(digest))["size"])
+            except FileNotFoundError:
+                return None
+
+    def open(self, digest: str) -> IO[bytes]:
+        """Open it in the store."""
+        with _storage("read", self._at(digest)):
+            try:
+                file: IO[bytes] = self._fs.open(self._at(digest), "rb")
+            except FileNotFoundError:
+                raise _no_such(digest) from None
+            return file
+
+    def remove(self, digest: str) -> None:
+        """Delete it."""
+        with _storage("remove", self._at(digest)), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(digest))
+
+    def names(self, prefix: str) -> list[tuple[str, int]]:
+        """List below one prefix, past any cache of listings."""
+        with _storage("list", f"{self._root}/{prefix}"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(f"{self._root}/{prefix}", detail=True)
+            except FileNotFoundError:
+                return []
+            return [
+                (entry["name"].rpartition("/")[2], int(entry["size"] or 0))
+                for entry in found
+                if entry["type"] == "file"
+            ]
+
+    def beside(self) -> Path:
+        """On this machine, in a directory of this hub's own."""
+        return self._beside
+
+    def _at(self, digest: str) -> str:
+        return f"{self._root}/{digest[:2]}/{digest}"
+
+
+class Upload:
+    """One body on its way in: hashed as it comes, small in memory, else in a file beside the blobs.
+
+    Used by one thread at a time. `close` is always called; what was not stored is then gone.
+    """
+
+    def __init__(self, beside: Path) -> None:
+        self.size_bytes = 0
+        self.data = bytearray()
+        """What is not in the file."""
+        self.path: Path | None = None
+        self._hash = hashlib.sha256()
+        self._beside = beside
+        self._fd = -1
+
+    def write(self, *parts: bytes | bytearray) -> None:
+        """Add what came. What goes to the file is not copied on its way."""
+        for part in parts:
+            self._hash.update(part)
+            self.size_bytes += len(part)
+            if self.size_bytes <= SMALL_BYTES:
+                self.data += part
+                continue
+            with _storage("write", "an upload"):
+                self._spill()
+                _write_whole(self._fd, part)
+
+    def store(self, blobs: BlobStore, digest: str) -> bool:
+        """Verify, then put it under its name; False if it was there, with this size, already."""
+        self.verify(digest)
+        if blobs.size(digest) == self.size_bytes:
+            return False
+        blobs.put(digest, self)
+        return True
+
+    def verify(self, digest: str) -> None:
+        """Refuse what is not what its name says."""
+        found = self._hash.hexdigest()
+        if found != digest:
+            raise Refused(
+                "wrong_digest",
+                f"the {self.size_bytes} bytes that came have digest {found}, not {digest}: they were changed on the way. "
+                "Send again.",
+            )
+
+    def close(self) -> None:
+        """Let go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+    def _spill(self) -> None:
+        if self.path is None:
+            self.path = self._beside / f"upload.{secrets.token_hex(16)}{TEMP_SUFFIX}"
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if self.data:
+            _write_whole(self._fd, self.data)
+            self.data.clear()
+
+
+class Gate:
+    """One at a time has a blob in hand, to store it or to remove it.
+
+    Else one upload might take for durable what another has only just named, or a removal take away what has come again.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._in_hand: set[str] = set()
+
+    @contextlib.contextmanager
+    def arrival(self, digest: str) -> Iterator[None]:
+        """Wait until nobody has this one in hand; nobody will until it is over."""
+        with self._changed:
+            while digest in self._in_hand:
+                self._changed.wait()
+            self._in_hand.add(digest)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_hand.discard(digest)
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def removal(self, digests: list[str]) -> Iterator[list[str]]:
+        """Those of them that nobody has in hand; nobody will until it is over."""
+        with self._changed:
+            free = [digest for digest in digests if digest not in self._in_hand]
+            self._in_hand.update(free)
+        try:
+            yield free
+        finally:
+            with self._changed:
+                self._in_hand.difference_update(free)
+                self._changed.notify_all()
+
+
+def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
+    """The store that a URL or path names. `beside`: where uploads to a store that is no disk of ours wait; None: somewhere."""
+    text = str(url)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return DiskBlobs(Path(text), failpoints=failpoints)
+    if scheme in {"file", "local"}:
+        return DiskBlobs(Path(unquote(rest)), failpoints=failpoints)
+    try:
+        from fsspec.core import url_to_fs  # noqa: PLC0415 - a hub on a disk does not pay for it
+
+        filesystem, root = url_to_fs(text)
+    except OSError as error:
+        raise StorageError(f"blob store {text!r} cannot be reached: {error}.") from error
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"blob store {text!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
+        ) from error
+    return FsspecBlobs(
+        filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints
+    )
+
+
+def _clear(incoming: Path) -> None:
+    """Make the directory for uploads, without those that a killed process has left: one process owns it."""
+    with _storage("make the directory", incoming):
+        incoming.mkdir(parents=True, exist_ok=True)
+        for left in incoming.iterdir():
+            left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _storage(what: str, where: object) -> Iterator[None]:
+    """Turn what a disk or a backend raises into a refusal; each backend has exceptions of its own."""
+    try:
+        yield
+    except (Refused, FileNotFoundError):
+        raise
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in _FULL
+        reason = "it is full. Make room, or let consumers read on" if full else str(error)
+        raise Refused(
+            "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
+        ) from error
+
+
+def _write_whole(fd: int, data: bytes | bytearray) -> None:
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    finally:
+        left.release()
+
+
+def _sync_dir(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _no_such(digest: str) -> Refused:
+    return Refused("not_found", f"the hub has no blob {digest}.")

@@ -1,0 +1,436 @@
+"""Aggregate expressions: calls that state is kept for, and what is worked out of their results.
+
+`sum(x) / count(*)` is two calls and a finish, `__a0 / __a1`. The window operators keep and merge the calls, each on its
+own; `finish` runs once per result row. Adding an aggregate is a row in `model.aggregate_functions` and what is kept for
+it in `operators.kinds`. A user's own aggregate is a call of its import path (`user_aggregate`).
+
+The table of aggregates: what each takes, what comes out, what may be done with its parts, and a line for the docs.
+
+This is the one place where an aggregate is declared; what is kept for it stands in `operators.kinds` under the same
+name.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlglot import exp
+
+from fordstone.errors import ExpressionError
+from fordstone.lang.check import Checker
+from fordstone.lang.coercion import BIGINT, DOUBLE, NULL, ClashError
+from fordstone.lang.dialect import DIALECT, offset_of, quoted_name, read
+from fordstone.lang.expression import Expression, expression_of, parse, split_alias, with_own_functions
+from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType, Schema
+from fordstone.lang.term import Call, Column, Literal, Term, render
+
+Invertible = typing.Literal["always", "exact", "never"]
+"""Whether rows can be taken out again by subtraction: always, for integers and decimals, or never."""
+HLL_LG_K: Final = 12
+KLL_K: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A constant number behind an aggregate's argument."""
+
+    name: str
+    check: Callable[[float], str | None]
+    """What is wrong with a value, as the end of a sentence that begins with the value; None: nothing."""
+    default: float | None = None
+    """None: it must be given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateFunction:
+    """One aggregate: `accepts` gives the argument as it is kept and the result type, or raises `ClashError`."""
+
+    name: str
+    signature: str
+    about: str
+    example: str
+    accepts: Callable[[Term], tuple[Term, DataType]]
+    mergeable: bool = True
+    """Parts of the rows, made anywhere and merged in any order, give the result of all the rows."""
+    invertible: Invertible = "never"
+    star: bool = False
+    options: tuple[Option, ...] = ()
+    needs_time: bool = False
+    """Which value is first or last is a question of event time."""
+    native: bool = True
+    """Spark has an aggregate of this name that means the same."""
+    repeats: bool = True
+    """The same rows give the same result however they were batched, floats within rounding; else within a stated error."""
+
+
+def inverts(function: AggregateFunction, kind: DataType | None) -> bool:
+    """Whether an aggregate over an argument of this type can give rows back. None: there is no argument."""
+    if function.invertible == "exact":
+        return kind is not None and (kind.is_integer or kind.name == "decimal")
+    return function.invertible == "always"
+
+
+def _count(argument: Term) -> tuple[Term, DataType]:
+    return argument, BIGINT
+
+
+def _sum(argument: Term) -> tuple[Term, DataType]:
+    kind = argument.type
+    if kind == NULL:
+        return Call("cast", (argument,), DOUBLE), DOUBLE
+    _needs_number(kind)
+    if kind.name == "decimal":
+        return argument, DataType("decimal", precision=min(kind.precision + 10, DECIMAL_DIGITS_MAX), scale=kind.scale)
+    return argument, BIGINT if kind.is_integer else DOUBLE
+
+
+def _mean(argument: Term) -> tuple[Term, DataType]:
+    if argument.type != NULL:
+        _needs_number(argument.type)
+    # The cast is written, so that Spark, too, takes the mean of doubles.
+    return (Call("cast", (argument,), DOUBLE) if argument.type.name in {"decimal", "null"} else argument), DOUBLE
+
+
+def _double(argument: Term) -> tuple[Term, DataType]:
+    if argument.type != NULL:
+        _needs_number(argument.type)
+    return (argument if argument.type == DOUBLE else Call("cast", (argument,), DOUBLE)), DOUBLE
+
+
+def _extreme(argument: Term) -> tuple[Term, DataType]:
+    if argument.type.element is not None:
+        raise ClashError("arrays have no least or greatest.")
+    return argument, argument.type
+
+
+def _ordered(argument: Term) -> tuple[Term, DataType]:
+    if argument.type.element is not None:
+        raise ClashError("arrays cannot be put in order here; take an element, or join them to a text.")
+    return argument, argument.type
+
+
+def _collected(argument: Term) -> tuple[Term, DataType]:
+    kind = _ordered(argument)[1]
+    return argument, DataType("array", element=kind)
+
+
+def _distinct(argument: Term) -> tuple[Term, DataType]:
+    if argument.type.element is not None:
+        raise ClashError("arrays cannot be counted as values; take an element, or join them to a text.")
+    return argument, BIGINT
+
+
+def _truth(argument: Term) -> tuple[Term, DataType]:
+    if argument.type == NULL:
+        return Call("cast", (argument,), DataType("boolean")), DOUBLE
+    if argument.type.name != "boolean":
+        raise ClashError(
+            f"a condition is needed here, but this is {argument.type}; write what makes it a success, as in x > 0."
+        )
+    return argument, DOUBLE
+
+
+def _needs_number(kind: DataType) -> None:
+    if not kind.is_numeric:
+        raise ClashError(f"a number is needed here, but this is {kind}.")
+
+
+def between(low: float, high: float) -> Callable[[float], str | None]:
+    """A check for a number from low to high, both included."""
+    return lambda value: None if low <= value <= high else f"does not lie between {low:g} and {high:g}"
+
+
+def inside(low: float, high: float) -> Callable[[float], str | None]:
+    """A check for a number between low and high, neither included."""
+    return lambda value: None if low < value < high else f"is not above {low:g} and below {high:g}"
+
+
+def whole(low: int, high: int) -> Callable[[float], str | None]:
+    """A check for a whole number from low to high, both included."""
+    return lambda value: (
+        None if low <= value <= high and value == int(value) else f"is no whole number from {low} to {high}"
+    )
+
+
+_LG_K: Final = Option(name="lgk", check=whole(7, 21), default=HLL_LG_K)
+_K: Final = Option(name="k", check=whole(8, 65535), default=KLL_K)
+_PRIOR_MAX: Final = 1e15
+_LEVEL: Final = Option(name="level", check=inside(0, 1))
+_PRIOR: Final = (
+    Option(name="a", check=inside(0, _PRIOR_MAX), default=1),
+    Option(name="b", check=inside(0, _PRIOR_MAX), default=1),
+)
+
+AGGREGATES: Final[dict[str, AggregateFunction]] = {
+    function.name: function
+    for function in (
+        AggregateFunction(
+            name="count", signature="count(*) or count(x)", about="The number of rows, or of those where x is not null.",
+            example="count(*)", accepts=_count, star=True, invertible="always",
+        ),
+        AggregateFunction(
+            name="sum", signature="sum(x)", accepts=_sum, example="sum(1)", invertible="exact",
+            about="The sum; null if all are null. Integers sum to a bigint and wrap, decimals gain ten digits.",
+        ),
+        AggregateFunction(
+            name="mean", signature="avg(x)", accepts=_mean, example="avg(1)",
+            about="The mean, a double (also of decimals, where Spark has a decimal). Also mean(x).",
+        ),
+        AggregateFunction(
+            name="min", signature="min(x)", about="The least; NaN is greater than any number.", example="min(1)",
+            accepts=_extreme,
+        ),
+        AggregateFunction(
+            name="max", signature="max(x)", about="The greatest; NaN is greater than any number.", example="max(1)",
+            accepts=_extreme,
+        ),
+        AggregateFunction(
+            name="first", signature="first(x)", example="first(1)", accepts=_ordered, needs_time=True, native=False,
+            about="The value of the row with the least time, which may be null; of several such rows, the least value (null is less than any).",
+        ),
+        AggregateFunction(
+            name="last", signature="last(x)", example="last(1)", accepts=_ordered, needs_time=True, native=False,
+            about="The value of the row with the greatest time, which may be null; of several such rows, the greatest value.",
+        ),
+        AggregateFunction(
+            name="var_samp", signature="variance(x)", example="variance(1)", accepts=_double,
+            about="The variance of a sample, a double; null of fewer than two values. Also var_samp(x).",
+        ),
+        AggregateFunction(
+            name="var_pop", signature="var_pop(x)", example="var_pop(1)", accepts=_double,
+            about="The variance of the whole; 0 of a single value, null of none.",
+        ),
+        AggregateFunction(
+            name="stddev_samp", signature="stddev(x)", example="stddev(1)", accepts=_double,
+            about="The standard deviation of a sample: the square root of variance(x). Also stddev_samp(x), std(x).",
+        ),
+        AggregateFunction(
+            name="stddev_pop", signature="stddev_pop(x)", example="stddev_pop(1)", accepts=_double,
+            about="The standard deviation of the whole: the square root of var_pop(x).",
+        ),
+        AggregateFunction(
+            name="count_distinct", signature="count_distinct(x[, lgk])", example="count_distinct(1)", accepts=_distinct,
+            options=(_LG_K,), native=False,
+            about="About how many different values there are, nulls not counted: HyperLogLog with 2 to the power of lgk (7 to 21, 12 unless told) registers.",
+        ),
+        AggregateFunction(
+            name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double, native=False,
+            options=(Option(name="q", check=between(0, 1)), _K), repeats=False,
+            about="About the least value that at least the share q (0 to 1) of all do not exceed, a double; nulls and NaN are not counted. Exact for up to k values (8 to 65535, 200 unless told), else a KLL sketch. median(x) is quantile(x, 0.5).",
+        ),
+        AggregateFunction(
+            name="collect", signature="collect(x)", example="collect(1)", accepts=_collected, native=False,
+            about="All values but nulls, an array in order of time and then of value; it grows with the window. Also collect_list(x).",
+        ),
+        AggregateFunction(
+            name="beta_mean", signature="beta_mean(ok[, a, b])", example="beta_mean(1 < 2)", accepts=_truth, native=False,
+            options=_PRIOR, invertible="always",
+            about="The expected rate at which ok is true, a double, nulls not counted: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 unless told), counts as so many rows seen before.",
+        ),
+        AggregateFunction(
+            name="beta_low", signature="beta_low(ok, level[, a, b])", example="beta_low(1 < 2, 0.95)", accepts=_truth,
+            native=False, options=(_LEVEL, *_PRIOR), invertible="always",
+            about="The lower end of the interval in which that rate lies with the probability level (above 0, below 1), as likely below it as above.",
+        ),
+        AggregateFunction(
+            name="beta_high", signature="beta_high(ok, level[, a, b])", example="beta_high(1 < 2, 0.95)", accepts=_truth,
+            native=False, options=(_LEVEL, *_PRIOR), invertible="always",
+            about="The upper end of that interval.",
+        ),
+    )
+}  # fmt: skip
+AGGREGATE_ALIASES: Final = {
+    "avg": "mean",
+    "variance": "var_samp",
+    "stddev": "stddev_samp",
+    "std": "stddev_samp",
+    "collect_list": "collect",
+    "median": "quantile",
+}
+IMPLIED: Final = {"median": "0.5"}
+"""Names that stand for another with this option already given."""
+AGGREGATE_NAMES: Final = frozenset({*AGGREGATES, *AGGREGATE_ALIASES})
+
+
+RESULT_PREFIX: Final = "__a"
+"""`finish` reads the result of call i as the column `__a<i>`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateCall:
+    """One call that state is kept for. There are no `arguments` for count(*); only a user's own aggregate takes several."""
+
+    function: str
+    """Its name in `AGGREGATES`; or, with a colon in it, the import path of a user's own."""
+    arguments: tuple[Expression, ...]
+    options: tuple[float, ...] = ()
+    """The constants behind the argument, as `AggregateFunction.options` names them, all of them."""
+    state: tuple[tuple[str, DataType], ...] = ()
+    """What a user's own keeps."""
+    type: DataType
+
+    @property
+    def argument(self) -> Expression | None:
+        """The only argument, or the first."""
+        return self.arguments[0] if self.arguments else None
+
+    @property
+    def declared(self) -> AggregateFunction | None:
+        """What the table says of it; None for a user's own."""
+        return AGGREGATES.get(self.function)
+
+    @property
+    def sql(self) -> str:
+        """The call as it is written, options left out."""
+        return f"{self.function}({', '.join(argument.sql for argument in self.arguments) or '*'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """An aggregate column. `finish` is over the columns `__a0`, `__a1`, ... and has this aggregate's name.
+
+    `sql` is canonical: `parse_aggregate(a.sql, schema, a.name) == a`.
+    """
+
+    name: str
+    sql: str
+    type: DataType
+    calls: tuple[AggregateCall, ...]
+    finish: Expression
+    tree: exp.Expr = field(compare=False, repr=False)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The input columns that the calls read, each once."""
+        found = (argument for call in self.calls for argument in call.arguments)
+        return tuple(dict.fromkeys(name for argument in found for name in argument.columns))
+
+    @property
+    def results(self) -> Schema:
+        """The columns that `finish` reads."""
+        return Schema(tuple((f"{RESULT_PREFIX}{at}", call.type) for at, call in enumerate(self.calls)))
+
+
+def parse_aggregate(
+    source: str | exp.Expr, schema: Schema, name: str | None = None, *, text: str | None = None
+) -> Aggregate:
+    """Check an aggregate expression; called once for each argument of `agg(...)`.
+
+    `name` is what the column is called; without it, what AS says, or else the text. `text`: what a tree was read from.
+
+    Raises:
+        ExpressionError: with the text and the place of what is wrong.
+    """
+    if isinstance(source, str):
+        return _parse_tree(read(source), schema, name, source)
+    if text is not None:
+        return _parse_tree(source, schema, name, text)
+    tree = with_own_functions(source)
+    text = tree.sql(dialect=DIALECT, normalize_functions=False)
+    try:
+        return _parse_tree(tree, schema, name, text)
+    except ExpressionError:
+        _parse_tree(read(text), schema, name, text)  # the text has places for the caret, a built tree has none
+        raise
+
+
+def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> Aggregate:
+    body, alias = split_alias(tree)
+    if name is not None and alias is not None and alias != name:
+        raise ExpressionError(f"the column is called {name!r} and also AS {alias}; drop one.", text=text)
+    calls: list[tuple[Call, AggregateCall]] = []
+    rows = Checker(text=text, schema=schema)
+
+    def keep(node: exp.Anonymous) -> Term:
+        call, kept = _call(node, rows)
+        if all(call != known for known, _ in calls):
+            calls.append((call, kept))
+        at = next(at for at, (known, _) in enumerate(calls) if known == call)
+        return Column(f"{RESULT_PREFIX}{at}", kept.type)
+
+    checker = Checker(text=text, schema=schema, aggregate=keep, aggregate_names=AGGREGATE_NAMES)
+    term = checker.check(body)
+    if not calls:
+        known = ", ".join(function.signature for function in AGGREGATES.values())
+        raise ExpressionError(f"this is not an aggregate; there are {known}.", text=text, offset=offset_of(body) or 0)
+    if term.type.name.startswith("interval"):
+        raise checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
+    written = render(_written_out(term, [call for call, _ in calls]))
+    found = name or alias or written
+    return Aggregate(
+        name=found,
+        sql=written if found == written else f"{written} AS {quoted_name(found)}",
+        type=term.type,
+        calls=tuple(kept for _, kept in calls),
+        finish=expression_of(term, tree, found),
+        tree=tree,
+    )
+
+
+def user_aggregate(
+    name: str,
+    path: str,
+    arguments: Sequence[str | exp.Expr],
+    schema: Schema,
+    *,
+    kind: DataType,
+    state: tuple[tuple[str, DataType], ...],
+) -> Aggregate:
+    """A user's own aggregate: the class at an import path, over expressions. Raises as `parse_aggregate` does."""
+    found = tuple(parse(argument, schema) for argument in arguments)
+    call = AggregateCall(function=path, arguments=found, state=state, type=kind)
+    result = exp.column(f"{RESULT_PREFIX}0")
+    finish = expression_of(Column(f"{RESULT_PREFIX}0", kind), result, name)
+    return Aggregate(name=name, sql=call.sql, type=kind, calls=(call,), finish=finish, tree=result)
+
+
+def _call(node: exp.Anonymous, rows: Checker) -> tuple[Call, AggregateCall]:
+    written = str(node.args["this"]).lower()
+    name = AGGREGATE_ALIASES.get(written, written)
+    function, args = AGGREGATES[name], list(node.args.get("expressions") or [])
+    given = len(args)
+    if written in IMPLIED and args:
+        args.insert(1, exp.Literal.number(IMPLIED[written]))
+    if (function.star and not args) or (function.star and len(args) == 1 and isinstance(args[0], exp.Star)):
+        return Call(name, (), BIGINT), AggregateCall(function=name, arguments=(), type=BIGINT)
+    fewest = 1 + sum(option.default is None for option in function.options)
+    if not fewest <= len(args) <= 1 + len(function.options):
+        raise rows.fail(f"{written} is called with {given} arguments; it is written {function.signature}.", node)
+    if isinstance(args[0], exp.Distinct):
+        raise rows.fail(f"{written}(DISTINCT ...) is not supported; there is count_distinct(x).", args[0])
+    try:
+        argument, kind = function.accepts(rows.check(args[0]))
+    except ClashError as clash:
+        raise rows.fail(clash.message, args[0]) from None
+    constants = [_constant(node, written, at, function, rows) for at, node in enumerate(args[1:])]
+    values = [float(constant.value) for constant in constants]  # type: ignore[arg-type]  # a number, checked
+    left = function.options[len(values) :]
+    kept = AggregateCall(
+        function=name,
+        arguments=(expression_of(argument, args[0], None),),
+        options=(*values, *(option.default for option in left if option.default is not None)),
+        type=kind,
+    )
+    return Call(name, (argument, *constants), kind), kept
+
+
+def _constant(node: exp.Expr, written: str, at: int, function: AggregateFunction, rows: Checker) -> Literal:
+    option, term = function.options[at], rows.check(node)
+    if not isinstance(term, Literal) or not term.type.is_numeric or term.value is None:
+        raise rows.fail(f"{option.name} of {function.signature} is a number written out, the same for all rows.", node)
+    wrong = option.check(float(term.value))
+    if wrong is not None:
+        raise rows.fail(f"{option.name} of {written} {wrong}.", node)
+    return term
+
+
+def _written_out(term: Term, calls: list[Call]) -> Term:
+    """The term with the calls in the place of their results."""
+    if isinstance(term, Column):
+        return calls[int(term.name.removeprefix(RESULT_PREFIX))]
+    if isinstance(term, Call):
+        return Call(term.function, tuple(_written_out(arg, calls) for arg in term.args), term.type, term.implicit)
+    return term

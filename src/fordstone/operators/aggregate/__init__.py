@@ -1,0 +1,1 @@
+"""Mergeable partial aggregates, the running aggregate, and the combiner below the cut."""

@@ -1,0 +1,280 @@
+"""The seam of parts: what is kept of an aggregate's argument, so that parts of the rows can be merged and finished.
+
+A part is a few columns of a partial row. Each kind of part is declared once, here and in the modules named after what
+they keep (`order_parts`, `sketch_parts`, `user_part`): how it is made of rows, how it merges, and whether rows can be
+taken out of it again. Which parts an aggregate needs, and how its result is worked out of them, stands in `kinds`.
+
+Invariant: parts of rows, merged in any order and grouping, mean the same as the part of all the rows (rule 10: exact, but
+for sums of floats and for sketches).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import polars as pl
+
+from fordstone.lang.schema import DataType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """The argument of a call: in which columns of a batch its values stand. Only a user's own aggregate has several."""
+
+    index: int
+    names: tuple[str, ...]
+    types: tuple[DataType, ...]
+    time: str | None
+    """The column with the rows' event time, if they have one."""
+
+    @property
+    def value(self) -> pl.Expr:
+        """The only column, or the first."""
+        return pl.col(self.names[0])
+
+    @property
+    def type(self) -> DataType:
+        """The type of the only column, or of the first."""
+        return self.types[0]
+
+
+class Part(ABC):
+    """One kind of part; equal parts of one argument are kept once. Pure, and called on any thread.
+
+    Expressions are evaluated within a `group_by`, one for each of `columns`, named so.
+    """
+
+    __slots__ = ()
+    order: ClassVar[int]
+    """Where its columns stand among those of other parts."""
+    streams: ClassVar[bool] = True
+    """Its expressions may be evaluated by the streaming engine, which does not keep the order of rows."""
+    single: ClassVar[bool] = True
+    """There is a `of_row`."""
+
+    @abstractmethod
+    def columns(self, values: Values) -> tuple[str, ...]:
+        """The names of its columns."""
+
+    @abstractmethod
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
+        """The part of each group of rows. `rows` are all of them: to look at, for a quicker way."""
+
+    @abstractmethod
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        """The part of each row alone: cheaper, where few rows share a key. Not in a group."""
+
+    @abstractmethod
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
+        """The part of each group of partial rows. `partials` are all of them."""
+
+    def settle(self, values: Values, made: pl.DataFrame) -> list[pl.Series]:  # noqa: ARG002 - most parts are done by then
+        """What `of_rows` or `merged` gave, brought to its final form by a function of whole columns, such as a sketch's."""
+        return []
+
+    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - most parts are not, whatever the type
+        """Whether the part of rows that leave can be subtracted: the columns are numbers that merge by adding, exactly."""
+        return False
+
+
+class _OneColumn(Part):
+    """A part of one column."""
+
+    __slots__ = ()
+    letter: ClassVar[str]
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        """Just one."""
+        return (self.column(values),)
+
+    def column(self, values: Values) -> str:
+        """Its name."""
+        return f"__{self.letter}{values.index}"
+
+
+class _Added(_OneColumn):
+    """A number that merges by adding."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def summand(self, values: Values) -> pl.Expr:
+        """What a row adds; null counts as nothing."""
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """Add up."""
+        return [self.summand(values).sum().alias(self.column(values))]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        """Nothing, where it is null."""
+        return [self.summand(values).fill_null(0).alias(self.column(values))]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """Add up."""
+        return [pl.col(self.column(values)).sum()]
+
+
+@dataclass(frozen=True, slots=True)
+class Count(_Added):
+    """How many are not null."""
+
+    order = 0
+    letter = "n"
+
+    def summand(self, values: Values) -> pl.Expr:
+        """One, unless it is null."""
+        return values.value.is_not_null().cast(pl.Int64)
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
+        """Count."""
+        # Without nulls the count is the number of rows, which costs nothing.
+        nulls = rows.get_column(values.names[0]).null_count() > 0
+        return [(values.value.count() if nulls else pl.len()).cast(pl.Int64).alias(self.column(values))]
+
+    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - whatever is counted
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CountTrue(_Added):
+    """How many are true, of booleans."""
+
+    order = 1
+    letter = "t"
+
+    def summand(self, values: Values) -> pl.Expr:
+        """One, if it is true."""
+        return values.value.cast(pl.Int64)
+
+    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - a count
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_Added):
+    """The sum: of integers in 64 bits, which wraps, of decimals with all 38 digits, of floats in doubles."""
+
+    order = 2
+    letter = "s"
+
+    def summand(self, values: Values) -> pl.Expr:
+        """The value, with room for sums."""
+        kind = values.type
+        if kind.name in {"bigint", "double"}:
+            return values.value
+        if kind.is_integer:
+            return values.value.cast(pl.Int64)
+        if kind.name == "decimal":
+            return values.value.cast(pl.Decimal(38, kind.scale))
+        return values.value.cast(pl.Float64)
+
+    def invertible(self, values: Values) -> bool:
+        """Only where sums are exact."""
+        # A float that was added leaves an error behind when it is subtracted, and NaN stays for good.
+        return values.type.is_integer or values.type.name == "decimal"
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleSum(_Added):
+    """The sum of integers as doubles, which does not wrap: for their mean."""
+
+    order = 3
+    letter = "f"
+
+    def summand(self, values: Values) -> pl.Expr:
+        """The value as a double."""
+        return values.value.cast(pl.Float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Least(_OneColumn):
+    """The least; NaN is greater than any number."""
+
+    order = 4
+    letter = "lo"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """The least."""
+        return [values.value.min().alias(self.column(values))]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        """The value itself."""
+        return [values.value.alias(self.column(values))]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """The least."""
+        return [pl.col(self.column(values)).min()]
+
+
+@dataclass(frozen=True, slots=True)
+class Greatest(_OneColumn):
+    """The greatest; NaN is greater than any number."""
+
+    order = 5
+    letter = "hi"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
+        """The greatest."""
+        return [_greatest(values.value, rows.get_column(values.names[0])).alias(self.column(values))]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        """The value itself."""
+        return [values.value.alias(self.column(values))]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
+        """The greatest."""
+        name = self.column(values)
+        return [_greatest(pl.col(name), partials.get_column(name))]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Part):
+    """The mean and the sum of squared distances from it, which merge without losing digits. Needs `Count` beside it."""
+
+    order = 6
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        """The mean, and the sum of squares."""
+        return f"__mean{values.index}", f"__m2{values.index}"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """Of the values that are not null; both null if there are none."""
+        mean, squares = self.columns(values)
+        value = values.value
+        return [value.mean().alias(mean), (value.var(ddof=0) * value.count()).alias(squares)]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        """The value is the mean."""
+        mean, squares = self.columns(values)
+        # Not simply 0: of NaN and of the infinities it is NaN.
+        return [values.value.alias(mean), (values.value - values.value).alias(squares)]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        """The squares of each part, and those of its mean's distance from the mean of all."""
+        mean, squares = map(pl.col, self.columns(values))
+        count = pl.col(COUNT.column(values))
+        total = pl.when(count.sum() > 0).then((count * mean).sum() / count.sum())
+        return [total.alias(self.columns(values)[0]), squares.sum() + (count * (mean - total).pow(2)).sum()]
+
+
+COUNT: Final = Count()
+COUNT_TRUE: Final = CountTrue()
+SUM: Final = Sum()
+DOUBLE_SUM: Final = DoubleSum()
+LEAST: Final = Least()
+GREATEST: Final = Greatest()
+SPREAD: Final = Spread()
+
+
+def _greatest(value: pl.Expr, values: pl.Series) -> pl.Expr:
+    return value.nan_max() if _has_nan(values) else value.max()
+
+
+def _has_nan(values: pl.Series) -> bool:
+    # A sum with NaN in it is NaN, and summing is quicker than looking at each; opposite infinities are looked at again.
+    return values.dtype.is_float() and math.isnan(values.sum() or 0.0) and bool(values.is_nan().any())

@@ -1,0 +1,284 @@
+"""Partial aggregates: what is kept of many rows so that parts can be merged and finished.
+
+A partial row is the key, the end of its window, how many rows, and the columns of the parts that the aggregates need of
+each argument (`part` says what a part is, `kinds` which are needed). Partial rows of equal key and window merge, and any
+number of them, in any order, means the same (rule 10).
+
+Meaning is Spark's: a sum of nulls alone is null, integer sums wrap at 64 bits, NaN is greater than any number and equal to
+itself, 0.0 and -0.0 are one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from fordstone.lang.aggregates import Aggregate, AggregateCall
+from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.check import PARTIAL_ROWS, WINDOW_END, WINDOW_START
+from fordstone.operators.aggregate.kinds import kind_of
+from fordstone.operators.aggregate.part import Part, Values
+from fordstone.operators.base import ROW_ID, Functions
+from fordstone.plan.stream_type import EventTime
+from fordstone.plan.windows import Tumbling
+
+END: Final = "__end"
+"""The end of a partial row's window, Int64 microseconds."""
+ROWS: Final = PARTIAL_ROWS
+ONE: Final = "__all"
+"""Stands for the key where there is none: all rows belong together."""
+STREAMING_ROWS: Final = 200_000
+SPLIT_ROWS: Final = 50_000
+SPLIT_WINDOWS: Final = 8
+_TIMESTAMP: Final = pl.Datetime("us", "UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    """One distinct argument, and which parts of it are kept, in the order of their columns."""
+
+    values: Values
+    computed: tuple[pl.Expr, ...]
+    """What is worked out before the parts are made; an argument that is just a column is not."""
+    parts: tuple[Part, ...]
+
+
+class Partials:
+    """How one aggregate step makes, merges and finishes partial rows. Pure; may be used by any thread."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        aggregates: Sequence[Aggregate],
+        schema: Schema,
+        *,
+        window: Tumbling | None = None,
+        time: EventTime | None = None,
+        step: str = "",
+        with_id: bool = False,
+        functions: Functions | None = None,
+        meaning: str = "",
+    ) -> None:
+        """`functions`: the classes of users' own aggregates, as this process knows them; others are imported.
+
+        `meaning`: a digest of what partial rows say; columns are named alike whatever stands in them.
+        """
+        self.keys = tuple(keys)
+        self.meaning = meaning
+        self.state_key = self.keys or (ONE,)
+        """What partial rows belong together by, the window apart: never empty."""
+        self._group = (*self.state_key, END) if window is not None else self.state_key
+        self._step = step
+        self._with_id = with_id
+        self._window = window
+        self._aggregates = tuple(aggregates)
+        calls = dict.fromkeys(call for aggregate in aggregates for call in aggregate.calls)
+        self._kinds = {call: kind_of(call, {} if functions is None else functions) for call in calls if call.arguments}
+        self._time = time
+        self._arguments = self._distinct_arguments(schema)
+        self._key_columns = [normalised_key(name, schema[name]) for name in self.keys] or [
+            pl.lit(0, dtype=pl.Int8).alias(ONE)
+        ]
+        self._computed = [computed for argument in self._arguments.values() for computed in argument.computed]
+        self._parts = [(part, argument.values) for argument in self._arguments.values() for part in argument.parts]
+        self._streams = all(part.streams for part, _ in self._parts)
+        self._single = all(part.single for part, _ in self._parts)
+        self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
+        self._plain = [
+            results[0].alias(aggregate.name)
+            for aggregate, (results, _) in zip(self._aggregates, self._finish, strict=True)
+            if aggregate.finish.is_column
+        ]
+        """Calls that are results as they are: worked out together, which is quicker."""
+        self.schema = self.of_rows(schema.empty()).schema
+        """The columns of partial rows."""
+
+    def ends(self, frame: pl.DataFrame) -> pl.Series:
+        """The end of each row's window."""
+        return frame.select(self._end_column()).to_series()
+
+    def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Partial rows of a batch, one for each key and window in it."""
+        rows = self._prepared(frame)
+        exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
+        for part, values in self._parts:
+            exprs += part.of_rows(values, rows)
+        return self._settled(self._grouped(rows, self._key_columns, self._only_end(rows), exprs))
+
+    def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
+        if not self._single:
+            return self.of_rows(frame)
+        rows = self._prepared(frame)
+        columns = list(self._key_columns)
+        if self._window is not None:
+            only = self._only_end(rows)
+            columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
+        columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
+        for part, values in self._parts:
+            columns += part.of_row(values)
+        return rows.select(columns)
+
+    def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """One partial row for each key and window."""
+        exprs = [pl.col(ROWS).sum()]
+        for part, values in self._parts:
+            exprs += part.merged(values, partials)
+        by = [pl.col(name) for name in self.state_key]
+        return self._settled(self._merged(partials, by, exprs))
+
+    def _merged(self, partials: pl.DataFrame, by: list[pl.Expr], exprs: list[pl.Expr]) -> pl.DataFrame:
+        if self._window is None or partials.height == 0:
+            return self._grouped(partials, by, None, exprs)
+        ends = partials.get_column(END)
+        low, high = ends.min(), ends.max()
+        if low == high:
+            return self._grouped(partials, by, low, exprs)  # type: ignore[arg-type]  # an Int64 without nulls
+        if partials.height >= SPLIT_ROWS and (high - low) // self._window.size_us < SPLIT_WINDOWS:  # type: ignore[operator]  # as above
+            # Grouping by the key alone, window by window, takes half the time of grouping by both.
+            parts = partials.partition_by(END, maintain_order=False)
+            return pl.concat([self._grouped(part, by, part.get_column(END)[0], exprs) for part in parts])
+        return self._grouped(partials, by, None, exprs, ends=pl.col(END))
+
+    def _settled(self, made: pl.DataFrame) -> pl.DataFrame:
+        settled = [series for part, values in self._parts for series in part.settle(values, made)]
+        return made.with_columns(settled) if settled else made
+
+    def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns(self._computed) if self._computed else frame
+
+    def _end_column(self) -> pl.Expr:
+        if self._window is None or self._time is None:
+            raise TypeError(f"step {self._step} has no windows")
+        size_us, offset_us = self._window.size_us, self._window.offset_us
+        at = pl.col(self._time.column).to_physical() + (self._time.shift_us - offset_us)
+        return (at // size_us * size_us + (offset_us + size_us)).alias(END)
+
+    def _only_end(self, rows: pl.DataFrame) -> int | None:
+        """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
+        if self._window is None or self._time is None or rows.height == 0:
+            return None
+        times = microseconds(rows.get_column(self._time.column))
+        ends = []
+        for time in (times.min(), times.max()):
+            at = int(time) + self._time.shift_us - self._window.offset_us  # type: ignore[arg-type]  # an Int64 without nulls
+            ends.append(
+                at // self._window.size_us * self._window.size_us + self._window.offset_us + self._window.size_us
+            )
+        return ends[0] if ends[0] == ends[1] else None
+
+    def _grouped(
+        self,
+        frame: pl.DataFrame,
+        by: list[pl.Expr],
+        only_end: int | None,
+        exprs: list[pl.Expr],
+        ends: pl.Expr | None = None,
+    ) -> pl.DataFrame:
+        if self._window is not None and only_end is not None:
+            exprs = [pl.lit(only_end, dtype=pl.Int64).alias(END), *exprs]
+        elif self._window is not None:
+            by = [*by, self._end_column() if ends is None else ends]
+        if frame.height >= STREAMING_ROWS and self._streams:
+            # On many rows the streaming engine takes half the time, on few it takes longer.
+            return frame.lazy().group_by(by).agg(exprs).collect(engine="streaming")
+        return frame.group_by(by).agg(exprs)
+
+    def columns(self) -> list[str]:
+        """The columns of a partial row, in order."""
+        return [*self._group, ROWS, *(name for part, values in self._parts for name in part.columns(values))]
+
+    @property
+    def invertible_columns(self) -> frozenset[str]:
+        """The columns that rows can be taken out of again, exactly, by subtraction: numbers that merge by adding."""
+        parts = [part.columns(values) for part, values in self._parts if part.invertible(values)]
+        return frozenset([ROWS, *(name for names in parts for name in names)])
+
+    def value_columns(self) -> list[str]:
+        """The columns that are not the key."""
+        return [name for name in self.columns() if name not in self._group]
+
+    def finish(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """The result rows of merged partial rows."""
+        found = [partials.get_column(name) for name in self.keys]
+        if self._window is not None:
+            ends = partials.get_column(END)
+            starts = (ends - self._window.size_us).cast(_TIMESTAMP)
+            found += [starts.alias(WINDOW_START), ends.cast(_TIMESTAMP).alias(WINDOW_END)]
+        plain = partials.select(self._plain)
+        for aggregate, (results, finish) in zip(self._aggregates, self._finish, strict=True):
+            is_plain = aggregate.finish.is_column
+            found.append(
+                plain.get_column(aggregate.name) if is_plain else partials.select(results).select(finish).to_series()
+            )
+        rows = pl.DataFrame(found)
+        return rows.with_columns(self._ids(partials)) if self._with_id else rows
+
+    def _ids(self, partials: pl.DataFrame) -> pl.Series:
+        """Step, key and window: the same on every replay (rule 13), and different for different keys."""
+        parts = [pl.lit(self._step), *(spelt_key(partials.schema[name], pl.col(name)) for name in self.keys)]
+        return partials.select(
+            pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
+        ).to_series()
+
+    def timeless(self, frame: pl.DataFrame) -> pl.Series | None:
+        """Which rows have no time, if any: a user's function may have given them none."""
+        if self._time is None or not frame.get_column(self._time.column).null_count():
+            return None
+        return frame.get_column(self._time.column).is_null()
+
+    def _distinct_arguments(self, schema: Schema) -> dict[tuple[str, ...], _Argument]:
+        wanted: dict[tuple[str, ...], tuple[AggregateCall, set[Part]]] = {}
+        for call, kind in self._kinds.items():
+            _, parts = wanted.setdefault(_spelling(call), (call, set()))
+            parts.update(kind.parts(call))
+        found = {}
+        for index, (spelling, (call, parts)) in enumerate(wanted.items()):
+            names, computed = [], []
+            for at, argument in enumerate(call.arguments):
+                if argument.is_column:
+                    names.append(argument.columns[0])
+                else:
+                    names.append(f"__x{index}_{at}")
+                    computed.append(to_polars(argument, schema).alias(names[-1]))
+            types = tuple(argument.type for argument in call.arguments)
+            time = None if self._time is None else self._time.column
+            values = Values(index=index, names=tuple(names), types=types, time=time)
+            ordered = tuple(sorted(parts, key=lambda part: (part.order, part.columns(values))))
+            found[spelling] = _Argument(values=values, computed=tuple(computed), parts=ordered)
+        return found
+
+    def _finish_columns(self, aggregate: Aggregate) -> tuple[list[pl.Expr], pl.Expr]:
+        results = [
+            self._result(call).alias(name) for call, name in zip(aggregate.calls, aggregate.results, strict=True)
+        ]
+        return results, to_polars(aggregate.finish, aggregate.results).alias(aggregate.name)
+
+    def _result(self, call: AggregateCall) -> pl.Expr:
+        if not call.arguments:
+            return pl.col(ROWS)
+        return self._kinds[call].result(call, self._arguments[_spelling(call)].values)
+
+
+def _spelling(call: AggregateCall) -> tuple[str, ...]:
+    return tuple(argument.sql for argument in call.arguments)
+
+
+def normalised_key(name: str, kind: DataType) -> pl.Expr:
+    """A key column as it is grouped by: both zeros are one key, shown without a sign."""
+    # Adding 0.0 would say so too, but the optimiser takes that away.
+    if not kind.is_float:
+        return pl.col(name)
+    zero = pl.lit(0.0, dtype=kind.polars)
+    return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
+
+
+def spelt_key(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
+    """A key as text that no other key has: with its length before it, and a mark of its own for null."""
+    text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
+    return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")

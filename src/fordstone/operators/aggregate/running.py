@@ -1,0 +1,135 @@
+"""Aggregates: a combiner before the shuffle, and running results kept up to date. Windows are in `window` and `sliding`.
+
+The combiner makes partial rows of each batch where it was read, so that less is shuffled; the keyed step merges them.
+Running results are given out at barriers, one row for each key that changed (rule 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import polars as pl
+
+from fordstone.operators.aggregate.partial import Partials
+from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
+from fordstone.state.base import State
+from fordstone.state.table import FOUND, Table
+
+SHRINK_LEAST: Final = 0.5
+"""A combiner that leaves more than this share of the rows is not worth its work."""
+OPEN_ROWS_MIN: Final = 16 * 1024
+OPEN_RATIO: Final = 2
+"""A running aggregate merges partial rows within an epoch when there are so many times more of them than keys."""
+SPLIT_ROWS: Final = 16 * 1024
+"""Batches of fewer rows are not worth splitting by window."""
+TRY_AGAIN_EVERY: Final = 64
+"""After so many batches that were passed on as they are, the combiner tries again."""
+
+
+class Combine(Operator):
+    """Makes partial rows of each batch. Stateless: what it learns about its input only decides how, not what."""
+
+    def __init__(self, partials: Partials, *, drops_late: bool, counted: pl.Expr | None = None) -> None:
+        """`drops_late`: late rows leave on the late port, to be counted; running aggregates take them in.
+
+        `counted`: which rows count at all, where windows leave gaps; null for none.
+        """
+        self._counted = counted
+        self._partials = partials
+        self._drops_late = drops_late
+        self._skip = 0
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Partial rows, one a key and window; or one a row, where few rows share a key."""
+        if late and self._drops_late:
+            return [Emit(frame, port=LATE)]
+        timeless = self._partials.timeless(frame)
+        if timeless is not None:
+            in_time = frame.filter(~timeless)
+            lost = Emit(frame.filter(timeless), port=LATE)
+            return [lost, *self.on_batch(in_time, late=False)] if in_time.height else [lost]
+        if self._counted is not None:
+            frame = frame.filter(self._counted)
+            if not frame.height:
+                return []
+        if self._skip > 0:
+            self._skip -= 1
+            return [Emit(self._partials.of_rows_unmerged(frame))]
+        out = self._partial_rows(frame)
+        if out.height > SHRINK_LEAST * frame.height and frame.height > TRY_AGAIN_EVERY:
+            self._skip = TRY_AGAIN_EVERY
+        return [Emit(out)]
+
+    def _partial_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """One a key and window. Of rows of two windows, grouping by the key alone, twice, takes two thirds of the time."""
+        if not self._drops_late or frame.height < SPLIT_ROWS:
+            return self._partials.of_rows(frame)
+        ends = self._partials.ends(frame)
+        low, high = ends.min(), ends.max()
+        is_low = ends == low
+        if low == high or not (is_low | (ends == high)).all():
+            return self._partials.of_rows(frame)
+        return pl.concat([self._partials.of_rows(frame.filter(part)) for part in (is_low, ~is_low)])
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
+        """Nothing waits."""
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """Nothing is held."""
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """None."""
+        return {}
+
+
+class RunningAggregate(Operator):
+    """One row a key over all its rows so far, given out anew when it has changed."""
+
+    def __init__(self, partials: Partials, *, combined: bool, at_barriers: bool) -> None:
+        """`at_barriers`: results come once an epoch; else with every batch, for pipelines without exactly-once."""
+        self._partials = partials
+        self._combined = combined
+        self._at_barriers = at_barriers
+        self._table = Table(partials.state_key, schema=partials.schema)
+        self._open: list[pl.DataFrame] = []
+        self._open_rows = 0
+        """Since they were last merged."""
+        self._merged_rows = 0
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - without windows no row is late
+        """Take rows in; late ones too."""
+        partials = frame if self._combined else self._partials.of_rows(frame)
+        self._open.append(partials)
+        self._open_rows += partials.height
+        if self._open_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
+            # Before the barrier comes, which would have to wait for it.
+            merged = self._partials.merge(pl.concat(self._open))
+            self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
+        return [] if self._at_barriers else self._emit_changed()
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - results do not wait for time
+        """Nothing waits for time."""
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """One row for each key that changed in this epoch."""
+        return self._emit_changed()
+
+    def states(self) -> Mapping[str, State]:
+        """The partial row of each key."""
+        return {"totals": self._table}
+
+    def _emit_changed(self) -> Emits:
+        if not self._open:
+            return []
+        changed = self._partials.merge(pl.concat(self._open))
+        self._open, self._open_rows, self._merged_rows = [], 0, 0
+        known = self._table.get(changed.select(self._partials.state_key))
+        before = known.filter(pl.col(FOUND)).select(changed.columns)
+        if before.height:
+            changed = self._partials.merge(pl.concat([before, changed]))
+        self._table.put(changed)
+        return [Emit(self._partials.finish(changed).with_columns(pl.lit(UPSERT).alias(OP)))]

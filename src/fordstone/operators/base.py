@@ -1,0 +1,155 @@
+"""What beside a step itself decides how its operator is made.
+
+The seam of operators: columnar functions of batches, watermarks and their own state.
+
+An operator knows nothing of tasks, threads, files or engines: the same object runs in an edge task and inside Spark.
+One family is one file, with one contract suite.
+
+Invariants that every operator keeps: the rows given out up to a barrier are a function of the rows taken in up to it
+(as a multiset, whatever the batches), and of the watermark; state frozen at a barrier and loaded into a fresh operator
+makes it go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from fordstone.errors import PlanError
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import StreamType
+from fordstone.state.base import State
+
+MAIN: Final = "main"
+LATE: Final = "late"
+FINAL: Final = "final"
+"""Of windows with early results: the last word on each."""
+ROW_ID: Final = "__id"
+"""The id that a row carries on its way to a sink that releases at once: the same on every replay (rule 13)."""
+OP: Final = "__op"
+"""On streams whose rows replace each other by key: what a row does to the one before it."""
+UPSERT: Final = "upsert"
+DELETE: Final = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A batch that an operator gives out, on one of its ports. `late` rows are late for whatever comes next, too."""
+
+    frame: pl.DataFrame
+    port: str = MAIN
+    late: bool = False
+
+
+Emits = list[Emit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The time by the clock at a barrier: the same for all steps of a pipeline, and recorded, so that a replay sees it again.
+
+    Between barriers the clock stands still for operators. It never goes back.
+    """
+
+    now_us: int
+    before_us: int
+    """At the end of the epoch before; 0 in the first."""
+
+    def passes(self, period_us: int) -> bool:
+        """Whether a multiple of the period lies in this epoch: so, something is done about once a period."""
+        return self.now_us // period_us > self.before_us // period_us
+
+
+class Operator(ABC):
+    """One step on one subtask. Called by one thread at a time, in the order of the stream. Never called after `on_end`."""
+
+    @abstractmethod
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Take a non-empty batch with exactly the input schema's columns. `late`: the source judged its rows late."""
+
+    @abstractmethod
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """No row that is not late will have a time below this. Called only when it has grown; the last is `TIME_MAX_US`."""
+
+    @abstractmethod
+    def on_barrier(self, moment: Moment) -> Emits:
+        """An epoch ends here: give out what is due once per epoch, or by the clock. State is frozen right after."""
+
+    @abstractmethod
+    def states(self) -> Mapping[str, State]:
+        """The states by name, always the same objects; empty for a stateless operator."""
+
+
+class Stateless(Operator):
+    """An operator whose output for a batch depends on that batch alone."""
+
+    @abstractmethod
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Give the rows that come of these rows. May be called with late rows as well."""
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Apply, and drop what came out empty."""
+        out = self.apply(frame)
+        return [Emit(out, late=late)] if out.height else []
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
+        """Nothing waits."""
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nothing waits for the clock here
+        """Nothing is held."""
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """None."""
+        return {}
+
+
+Functions = Mapping[str, Callable[..., Any]]
+ReadTable = Callable[[p.ConnectorSpec, Schema], pl.DataFrame]
+"""Gives all rows that a connector has, as bounded input."""
+
+
+def no_tables(spec: p.ConnectorSpec, schema: Schema) -> pl.DataFrame:
+    """For those who look at operators and never run them."""
+    raise PlanError(f"nothing here can read {spec.kind} with columns {', '.join(schema)}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSetting:
+    """What beside the step itself decides how it runs."""
+
+    plan: p.Plan
+    types: Mapping[p.Input, StreamType]
+    functions: Functions = field(default_factory=dict)
+    read_table: ReadTable = no_tables
+    """How lookups read their tables: connectors stand above operators, so whoever runs the steps says it."""
+    with_ids: frozenset[str] = frozenset()
+    """Steps whose rows must carry ids, because a sink releases them at once."""
+
+
+def resolve_function(path: str, known: Functions) -> Callable[..., Any]:
+    """The function of that path: as this process knows it, or imported."""
+    if path in known:
+        return known[path]
+    if path.startswith(p.LOCAL_FUNCTION):
+        raise PlanError(
+            f"function {path.split(':')[1]} was written in place (a lambda, or inside another function or the main script), "
+            "so only the process that built the pipeline has it. Move it to the top level of a module to deploy it."
+        )
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(
+            f"function {path} cannot be imported: {error}. Put its module on the path of this process."
+        ) from error
+    if not callable(found):
+        raise PlanError(f"{path} is not a function.")
+    return found  # type: ignore[no-any-return]  # callable, checked above

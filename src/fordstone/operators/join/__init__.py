@@ -1,0 +1,1 @@
+"""Interval joins and look-ups."""

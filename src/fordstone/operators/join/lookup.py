@@ -1,0 +1,221 @@
+"""Lookups: rows with the columns of a table's row beside them, found by key.
+
+A static table is read when the first rows come, and never again: a lookup is then a function of each row. The table of a
+control stream holds the newest row of each key. It changes at barriers only, so that what a row meets depends on the epoch
+that it is in, and not on which of two streams was read first. A control table (`join_control`) is such a stream whose rows
+carry a version, by which they are ordered, and what they do: a delete takes the key's row away.
+
+Keys are compared as in a join (`join_side`): a null finds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import polars as pl
+
+from fordstone.errors import FordstoneError, SourceError
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import DELETE, OP, ROW_ID, Emit, Emits, Moment, Operator, OperatorSetting, Stateless
+from fordstone.operators.join.check import JoinColumns, join_columns, lookup_columns
+from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side
+from fordstone.operators.row_order import total_order
+from fordstone.plan import plan as p
+from fordstone.state.base import State
+from fordstone.state.table import FOUND, Table
+
+VERSION: Final = "__version"
+"""Of rows of a control table: which version brought them. Of one version, each key has one row."""
+
+
+class Beside:
+    """Puts the columns of a table's rows beside rows. The table has its rows as their side carries them."""
+
+    def __init__(self, columns: JoinColumns, left: Side, right: Side, *, inner: bool) -> None:
+        self._left, self._right = left, right
+        self._inner = inner
+        self._out = list(columns.schema)
+        self._new = list(columns.right.values())
+        payload = {name: columns.schema[name].polars for name in self._new if right.source(name) == name}
+        self.table_schema: dict[str, pl.DataType] = right.key_types | payload
+        """Of the table: key columns, then the others."""
+
+    def table(self) -> Table:
+        """A fresh table. Beside its columns it has the time of each row, or null."""
+        return Table(self._right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
+
+    def join(self, rows: pl.DataFrame, table: Table) -> pl.DataFrame:
+        """Rows, as their side carries them, as rows of the result."""
+        got = table.get(rows.select(self._left.keys))
+        found = got.get_column(FOUND)
+        columns = self._left.shown(rows)
+        nothing = pl.Series([None], dtype=pl.Boolean)
+        for name, series in self._right.shown(got, only=self._new).items():
+            # Of a key that was not found the table knows the key all the same.
+            columns[name] = series if found.all() else series.zip_with(found, nothing.cast(series.dtype))
+        out = pl.DataFrame([columns[name] for name in self._out])
+        if ROW_ID in rows.columns:
+            out = out.with_columns(rows.get_column(ROW_ID))
+        return out.filter(found) if self._inner else out
+
+
+class Lookup(Stateless):
+    """Looks rows up in a static table."""
+
+    def __init__(self, step: str, beside: Beside, left: Side, right: Side, read: Callable[[], pl.DataFrame]) -> None:
+        """`read` gives the table's rows; called once, when the first rows come."""
+        self._step = step
+        self._beside = beside
+        self._left, self._right = left, right
+        self._read = read
+        self._table: Table | None = None
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows with the columns of the table."""
+        if self._table is None:
+            self._table = self._filled()
+        rows = self._left.carried(frame)
+        return self._beside.join(
+            rows if ROW_ID not in frame.columns else rows.with_columns(frame.get_column(ROW_ID)), self._table
+        )
+
+    def _filled(self) -> Table:
+        try:
+            given = self._read()
+        except FordstoneError as error:
+            raise SourceError(f"step {self._step}: the table of the lookup cannot be read: {error}") from error
+        rows = self._right.carried(given).drop_nulls(list(self._right.keys))
+        double = rows.filter(pl.struct(self._right.keys).is_duplicated())
+        if double.height:
+            key = self._right.alone(double.head(1)).row(0, named=True)
+            named = ", ".join(f"{name}={key[name]!r}" for name in self._right.key_columns)
+            raise SourceError(
+                f"step {self._step}: the table of the lookup has more than one row for {named}. "
+                "Leave one row a key in it, or add a column to on= that tells them apart."
+            )
+        table = self._beside.table()
+        table.put(rows)
+        return table
+
+
+class LookupLatest(Operator):
+    """Looks rows up in the newest rows of a control stream. Takes both as their feeders give them."""
+
+    def __init__(self, beside: Beside, right: Side, order: list[pl.Expr], *, waits: bool) -> None:
+        """`order`: by what control rows of one key, epoch and time are ordered."""
+        self._beside = beside
+        self._keys = list(right.keys)
+        self._order = order
+        self._waits = waits
+        self._table = beside.table()
+        self._control: list[pl.DataFrame] = []
+        """Of this epoch. Neither these nor `_waiting` outlive a barrier: so they are no state."""
+        self._waiting: list[pl.DataFrame] = []
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Keep control rows for the barrier. Other rows wait for it too, or go on with what was known before."""
+        if RIGHT in frame.columns:
+            self._control.append(frame)
+            return []
+        if self._waits:
+            self._waiting.append(frame)
+            return []
+        return self._joined(frame, late=late)
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - the newest row is the newest at any time
+        """Nothing waits for time."""
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nor for the clock
+        """Take the epoch's control rows, and then give out the rows that waited."""
+        self._take_control()
+        if not self._waiting:
+            return []
+        waiting, self._waiting = self._waiting, []
+        return self._joined(pl.concat(waiting), late=False)
+
+    def states(self) -> Mapping[str, State]:
+        """The newest row of each key."""
+        return {"latest": self._table}
+
+    def _joined(self, rows: pl.DataFrame, *, late: bool) -> Emits:
+        out = self._beside.join(rows, self._table)
+        return [Emit(out, late=late)] if out.height else []
+
+    def _take_control(self) -> None:
+        if not self._control:
+            return
+        rows = pl.concat(self._control).drop_nulls(self._keys)
+        self._control = []
+        # Nulls come first: a row without a time is older than all with one.
+        newest = rows.sort(RIGHT, *self._order).unique(self._keys, keep="last", maintain_order=True)
+        if OP in newest.columns:
+            # Of a control table: versions only grow from epoch to epoch, so none of these is older than what is there.
+            goes = newest.get_column(OP) == DELETE
+            if goes.any():
+                self._table.delete(newest.filter(goes).select(self._keys))
+                newest = newest.filter(~goes)
+        before = self._table.get(newest.select(self._keys)).get_column(RIGHT)
+        newer = (newest.get_column(RIGHT) >= before).fill_null(value=False) | before.is_null()
+        self._table.put(newest.filter(newer).select([*self._beside.table_schema, RIGHT]))
+
+
+def make_lookup(step: p.Lookup, setting: OperatorSetting) -> Operator:
+    """The operator of a lookup in a static table."""
+    stream, schema = setting.types[step.input], Schema.of(step.schema)
+    columns = lookup_columns(step, stream.schema)
+    left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
+    right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
+    beside = Beside(columns, left, right, inner=step.how == "inner")
+    return Lookup(step.name, beside, left, right, lambda: setting.read_table(step.table, schema))
+
+
+def make_lookup_latest(step: p.LookupLatest, setting: OperatorSetting) -> Operator:
+    """The operator of a lookup in a control stream."""
+    columns, left, right = _latest_sides(step, setting)
+    beside = Beside(columns, left, right, inner=step.how == "inner")
+    payload = {name: columns.schema[name] for name in columns.right.values() if name in beside.table_schema}
+    order = total_order((), Schema.of(payload)) if payload else []
+    return LookupLatest(beside, right, order, waits=step.waits)
+
+
+def make_lookup_side(step: p.LookupLatest, index: int, setting: OperatorSetting) -> Operator:
+    """What brings the rows of one side into the form that the lookup takes."""
+    _, left, right = _latest_sides(step, setting)
+    if index == 0:
+        return _CarryBeside(left, ROW_ID) if step.name in setting.with_ids else Carry(left)
+    return _CarryVersions(right) if setting.types[step.control].table else Carry(right)
+
+
+class _CarryBeside(Stateless):
+    """As `Carry`, with a column more."""
+
+    def __init__(self, side: Side, column: str) -> None:
+        self._side = side
+        self._column = column
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows."""
+        return self._side.carried(frame).with_columns(frame.get_column(self._column))
+
+
+class _CarryVersions(Stateless):
+    """As `Carry`, of a control table: by version rather than by time, and with what rows do."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows."""
+        return self._side.carried(frame).with_columns(frame.get_column(VERSION).alias(RIGHT), frame.get_column(OP))
+
+
+def _latest_sides(step: p.LookupLatest, setting: OperatorSetting) -> tuple[JoinColumns, Side, Side]:
+    stream, control = setting.types[step.input], setting.types[step.control]
+    columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
+    return (
+        columns,
+        Side(columns, stream.schema, step.keys, mark=LEFT, time=None),
+        Side(columns, control.schema, step.control_keys, mark=RIGHT, time=control.time),
+    )

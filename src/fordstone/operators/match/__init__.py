@@ -1,0 +1,1 @@
+"""Patterns over the rows of one key (CEP)."""

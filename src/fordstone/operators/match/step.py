@@ -1,0 +1,291 @@
+"""Patterns: sequences of rows of a key that fulfil one condition after another.
+
+Rows wait until the watermark passes them, and are then gone through key by key, in order of time and of `row_order`. What the
+row alone decides is worked out for whole batches (`match_rows`); only rows that fulfil some condition are looked at one by
+one (`matching`), and where it does not matter what stands between them, the others are let go of as soon as they come.
+
+Open beginnings are kept as objects while the operator runs, and written into a table, as bytes a key, at each barrier.
+What was loaded is read back when its key has rows, or its time is over.
+
+Invariants: matches are a function of the rows taken in and of the watermark; a key without open beginnings has nothing kept
+(but for the number of its matches, where that is asked for).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from fordstone.errors import PlanError
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.polars.scalar import as_plain
+from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.term import columns_of
+from fordstone.operators.aggregate.partial import ONE
+from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.match.automaton import Row, compile_pattern
+from fordstone.operators.match.candidate import Going, Rules
+from fordstone.operators.match.check import Pattern, pattern_of
+from fordstone.operators.match.matcher import Found, KeyMatcher, matcher_of, walk
+from fordstone.operators.match.rows import Output, RowForms, column_of, numbered
+from fordstone.operators.match.state import decode, encode
+from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import StreamType
+from fordstone.state.base import State
+from fordstone.state.table import Table
+
+TIMEOUT: Final = "timeout"
+HELD: Final = "__held"
+_DEADLINE: Final = "__deadline"
+_NAN: Final = ("nan",)
+"""Stands for NaN in a key, which would not be equal to itself."""
+
+log = logging.getLogger(__name__)
+Key = tuple[Any, ...]
+
+
+class MatchRows(Operator):
+    """Finds a pattern in the rows of each key."""
+
+    def __init__(self, step: p.Match, stream: StreamType, *, timeouts: bool = True) -> None:
+        """`timeouts`: whether beginnings whose time ran out are given out."""
+        if stream.time is None:
+            raise PlanError(f"step {step.name}: a pattern needs event time, and {step.input} has none.")
+        pattern = pattern_of(step, stream.schema)
+        self._step = step
+        self._timeouts = timeouts and step.within_us is not None
+        self._forms = RowForms(step, pattern, stream.schema)
+        self._rules = _rules(step, self._forms)
+        self._going = Going(self._rules)
+        self._output = Output(step, pattern, stream.schema, self._forms)
+        self._numbered = numbered(pattern.measures)
+        read = _columns_read(step, pattern, stream.schema)
+        self._waiting = WaitingRows(step.keys, stream.schema, time=stream.time, read=(*step.order, *read))
+        self._key_kinds = {name: stream.schema[name] for name in step.keys} or {ONE: DataType("tinyint")}
+        self._table = Table(
+            self._waiting.key, schema=self._waiting.key_types | {_DEADLINE: pl.Int64(), HELD: pl.Binary()}
+        )
+        self._open: dict[Key, KeyMatcher] = {}
+        self._asleep: dict[Key, bytes] | None = None
+        """What was loaded and not yet read back; None: nobody has looked."""
+        self._changed: dict[Key, None] = {}
+        self._deadlines: list[tuple[int, int, Key]] = []
+        self._due: set[Key] = set()
+        """The keys in `_deadlines`: each is in there once, with a deadline that is not behind its own."""
+        self._pushed = 0
+        self._dropped = 0
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Let rows wait that may matter."""
+        keep = None if self._rules.automaton.adjacent else self._forms.candidates
+        return self._waiting.take(frame, late=late, keep=keep)
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """Go through the rows below it."""
+        rows = self._waiting.release(watermark_us)
+        found: list[tuple[Key, Found]] = []
+        if rows.height:
+            found += self._go_through(self._waiting.by_key(rows))
+        found += self._pass_time(watermark_us)
+        return list(self._emits(found))
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """Write down what changed; results come with time."""
+        keys = list(self._changed)
+        self._changed = {}
+        kept = [key for key in keys if self._is_kept(key)]
+        if kept:
+            self._table.put(
+                self._keys(kept).with_columns(
+                    pl.Series(_DEADLINE, [self._open[key].deadline_us for key in kept], dtype=pl.Int64),
+                    pl.Series(HELD, [encode(self._open[key]) for key in kept], dtype=pl.Binary),
+                )
+            )
+        gone = [key for key in keys if not self._is_kept(key)]
+        if gone:
+            self._table.delete(self._keys(gone))
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """The rows that wait, and the beginnings of each key."""
+        return {"waiting": self._waiting.state, "open": self._table}
+
+    def _is_kept(self, key: Key) -> bool:
+        matcher = self._open.get(key)
+        return matcher is not None and bool(matcher.starts or (self._numbered and matcher.matches))
+
+    def _go_through(self, keyed: KeyedRows) -> Iterator[tuple[Key, Found]]:
+        """Take released rows into the matchers of their keys."""
+        adjacent = self._rules.automaton.adjacent
+        # Where rows need not be adjacent, none but candidates were let wait.
+        picked = _picked(keyed, self._forms.candidates if adjacent else None)
+        firsts = np.cumsum(keyed.counts) - keyed.counts
+        places = picked - np.repeat(firsts, keyed.counts)[picked]
+        key_numbers = np.repeat(np.arange(keyed.counts.size), keyed.counts)[picked]
+        rows = keyed.rows[keyed.by_key[picked]]
+        every_time, times = self._waiting.times(keyed.rows), self._waiting.times(rows).tolist()
+        forms = rows.select(self._forms.bits, *self._forms.columns).rows()
+        starts, ends = _spans(key_numbers, keyed.counts.size)
+        keys = self._key_tuples(keyed.keys)
+        role = self._rules.automaton.role
+        for number, key in enumerate(keys):
+            start, end = starts[number], ends[number]
+            matcher = self._matcher(key)
+            if matcher is None:
+                start = next((at for at in range(start, end) if role(forms[at][0])[0]), end)
+            if start == end and not (adjacent and matcher is not None and matcher.starts):
+                continue
+            if matcher is None:
+                matcher = self._open[key] = matcher_of(self._rules, self._going)
+            base, first = matcher.places, int(firsts[number])
+            taken = [
+                Row(base + place, time_us, form[0], form[1:])
+                for place, time_us, form in zip(
+                    places[start:end].tolist(), times[start:end], forms[start:end], strict=True
+                )
+            ]
+
+            def time_at(place: int, base: int = base, first: int = first) -> int:
+                return int(every_time[keyed.by_key[first + place - base]])
+
+            walk(matcher, taken, base + int(keyed.counts[number]), time_at, adjacent=adjacent)
+            yield from self._after(key, matcher)
+
+    def _pass_time(self, watermark_us: int) -> Iterator[tuple[Key, Found]]:
+        """Give up what is too old; at the end, everything."""
+        asleep = self._wake()
+        while self._deadlines and self._deadlines[0][0] <= watermark_us:
+            key = heapq.heappop(self._deadlines)[2]
+            self._due.discard(key)
+            if (matcher := self._matcher(key)) is not None:
+                matcher.pass_time(watermark_us)
+                yield from self._after(key, matcher)
+        if watermark_us == TIME_MAX_US:
+            for key in [*self._open, *asleep]:
+                if (matcher := self._matcher(key)) is not None and matcher.starts:
+                    matcher.end()
+                    yield from self._after(key, matcher)
+
+    def _after(self, key: Key, matcher: KeyMatcher) -> Iterator[tuple[Key, Found]]:
+        """What a matcher found, once it has gone through rows or time."""
+        found, matcher.found = matcher.found, []
+        if matcher.dropped:
+            self._say_dropped(matcher)
+        self._changed[key] = None
+        deadline_us = matcher.deadline_us
+        if deadline_us is not None and key not in self._due:
+            self._pushed += 1
+            self._due.add(key)
+            heapq.heappush(self._deadlines, (deadline_us, self._pushed, key))
+        if not self._is_kept(key):
+            self._open.pop(key, None)
+        for one in found:
+            yield key, one
+
+    def _matcher(self, key: Key) -> KeyMatcher | None:
+        """The matcher of a key, if it has one."""
+        found = self._open.get(key)
+        if found is None and (held := self._wake().pop(key, None)) is not None:
+            found = self._open[key] = decode(held, self._rules, self._going)
+        return found
+
+    def _wake(self) -> dict[Key, bytes]:
+        """What was loaded and not yet read back."""
+        if self._asleep is None:
+            loaded = self._table.scan() if len(self._table) else None
+            self._asleep = {}
+            if loaded is not None:
+                keys = self._key_tuples(loaded.select(self._waiting.key))
+                self._asleep = dict(zip(keys, loaded.get_column(HELD).to_list(), strict=True))
+                due = zip(loaded.get_column(_DEADLINE).to_list(), range(len(keys)), keys, strict=True)
+                self._deadlines = [entry for entry in due if entry[0] is not None]
+                self._due = {key for _, _, key in self._deadlines}
+                heapq.heapify(self._deadlines)
+                self._pushed = len(keys)
+        return self._asleep
+
+    def _key_tuples(self, keys: pl.DataFrame) -> list[Key]:
+        """Keys in plain form, equal where they are one key."""
+        plain = keys.select(as_plain(pl.col(name), kind) for name, kind in self._key_kinds.items())
+        found = plain.rows()
+        if not any(kind.is_float for kind in self._key_kinds.values()):
+            return found
+        return [tuple(map(_one_of_its_kind, key)) for key in found]
+
+    def _keys(self, keys: Sequence[Key]) -> pl.DataFrame:
+        """Keys as columns."""
+        columns = {}
+        for at, (name, kind) in enumerate(self._key_kinds.items()):
+            columns[name] = column_of(name, [float("nan") if key[at] == _NAN else key[at] for key in keys], kind)
+        return pl.DataFrame(columns)
+
+    def _emits(self, found: Sequence[tuple[Key, Found]]) -> Iterator[Emit]:
+        matches = [(key, one) for key, one in found if not one.ran_out]
+        ran_out = [(key, one) for key, one in found if one.ran_out]
+        for make, port, some in ((self._output.matches, "main", matches), (self._output.timeouts, TIMEOUT, ran_out)):
+            if some and (port != TIMEOUT or self._timeouts):
+                yield Emit(make(self._keys([key for key, _ in some]), [one for _, one in some]), port=port)
+
+    def _say_dropped(self, matcher: KeyMatcher) -> None:
+        first, self._dropped = self._dropped == 0, self._dropped + matcher.dropped
+        matcher.dropped = 0
+        if first:
+            log.warning(
+                "beginnings of a pattern gave way",
+                extra={"step": self._step.name, "pattern": self._step.pattern, "limit": self._step.partial_matches_max},
+            )
+
+
+def make_match(step: p.Match, setting: OperatorSetting) -> Operator:
+    """The operator of a pattern."""
+    timeouts = any(stream.port == TIMEOUT for _, stream in setting.plan.consumers(step.name))
+    return MatchRows(step, setting.types[step.input], timeouts=timeouts)
+
+
+def _rules(step: p.Match, forms: RowForms) -> Rules:
+    names = [stage.name for stage in step.stages if not stage.negated]
+    return Rules(
+        automaton=compile_pattern(step, forms.tests, forms.untils, forms.slots),
+        within_us=step.within_us,
+        skip=step.skip,
+        skip_to=None if step.skip_to is None else names.index(step.skip_to),
+        preferred=step.choose == "preferred",
+        threads_max=step.partial_matches_max,
+    )
+
+
+def _columns_read(step: p.Match, pattern: Pattern, schema: Schema) -> list[str]:
+    """The columns that the pattern looks at, in the order of the schema."""
+    conditions = [*pattern.conditions, *(until for until in pattern.untils if until is not None)]
+    terms = [term for condition in conditions for term in (*condition.row, *condition.rest)]
+    terms += [slot.argument for slot in pattern.slots if slot.argument is not None]
+    terms += [measure.term for measure in pattern.measures]
+    read = {name for term in terms for name in columns_of(term)}
+    return [name for name in schema if name in read and name not in step.order]
+
+
+def _picked(keyed: KeyedRows, candidates: pl.Expr | None) -> Numbers:
+    """Which rows, by key, fulfil a condition."""
+    if candidates is None:
+        return np.arange(keyed.by_key.size)
+    fulfil = keyed.rows.select(candidates.alias("fulfil")).to_series().to_numpy()
+    return np.flatnonzero(fulfil[keyed.by_key])
+
+
+def _spans(key_numbers: Numbers, keys: int) -> tuple[list[int], list[int]]:
+    """Where the picked rows of each key begin and end."""
+    every = np.arange(keys)
+    return np.searchsorted(key_numbers, every, "left").tolist(), np.searchsorted(key_numbers, every, "right").tolist()
+
+
+def _one_of_its_kind(value: Any) -> Any:
+    """A part of a key, the same for both zeros and for every NaN."""
+    if not isinstance(value, float):
+        return value
+    return _NAN if value != value else value + 0.0  # noqa: PLR0124 - only NaN differs from itself

@@ -1,0 +1,1 @@
+"""Keyed functions of the user, with state and timers."""

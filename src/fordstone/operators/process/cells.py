@@ -1,0 +1,368 @@
+"""Cells: what a keyed function remembers of one key, as Python objects while it works on that key.
+
+A cell is what the user's function finds under the name of a state. `keyed_store` makes cells from columns and writes
+changed ones back. Lists and maps lie in chunks, so that a change to a large one writes a chunk and not all of it.
+
+Invariants: a function sees the same whether a cell has been in memory all along or was read back a moment ago (order of
+lists and maps included); what has outlived its ttl is not seen, whether or not it has gone from memory yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from fordstone.errors import SchemaError
+from fordstone.operators.process.values import Coercion
+
+CHUNK_ITEMS: Final = 64
+CHUNKS_FEW: Final = 4
+"""So many chunks are left alone, however empty they are."""
+NOT_YET_US: Final = -(2**63)
+"""When something was written by the clock, before the barrier has said what the clock is."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """Where a function is at the moment: which key, and when. One for all cells of an operator."""
+
+    key: Any = ()
+    now_us: int = NOT_YET_US
+    """Event time; `NOT_YET_US` on streams without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellKind:
+    """What the cells of one state have in common."""
+
+    step: str
+    name: str
+    kind: Literal["value", "list", "map"]
+    scene: Scene
+    coerce: Coercion
+    coerce_key: Coercion | None = None
+    ttl_us: int | None = None
+    by_clock: bool = False
+    """The ttl goes by the clock: then what is too old goes at barriers, and is seen until then."""
+    copies: bool = False
+    """Values can be changed in place: who reads one gets his own."""
+    hides_after_us: int | None = field(init=False)
+    """After how long a value is not seen any more, by event time."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hides_after_us", None if self.by_clock else self.ttl_us)
+
+    def value(self, given: Any) -> Any:
+        """A value in the form in which it is kept."""
+        try:
+            return self.coerce(given)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.wrong("value", error) from None
+
+    def map_key(self, given: Any) -> Any:
+        """A map's key in the form in which it is kept."""
+        try:
+            return given if self.coerce_key is None else self.coerce_key(given)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.wrong("key", error) from None
+
+    def wrong(self, what: str, error: Exception) -> SchemaError:
+        """The error for something that is not of the declared type."""
+        return SchemaError(
+            f"step {self.step}, key {self.scene.key!r}: the {what} given to state {self.name} is not of its declared "
+            f"type: {error}."
+        )
+
+
+class ValueCell:
+    """One value, or none."""
+
+    __slots__ = ("_kind", "at_us", "dirty", "held")
+
+    def __init__(self, kind: CellKind, held: Any = None, at_us: int = NOT_YET_US) -> None:
+        self._kind = kind
+        self.held = held
+        self.at_us = at_us
+        self.dirty = False
+
+    def get(self, default: Any = None) -> Any:
+        """The value, or `default` if there is none."""
+        held, kind = self.held, self._kind
+        if held is None:
+            return default
+        ttl_us = kind.hides_after_us
+        if ttl_us is not None and kind.scene.now_us >= self.at_us + ttl_us:
+            return default
+        return list(held) if kind.copies else held
+
+    def set(self, value: Any) -> None:
+        """Remember a value; None is none."""
+        kind = self._kind
+        if value is None:
+            self.clear()
+            return
+        try:
+            self.held = kind.coerce(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise kind.wrong("value", error) from None
+        self.at_us = kind.scene.now_us
+        self.dirty = True
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        if self.held is not None:
+            self.held = None
+            self.dirty = True
+
+    # What the store calls.
+
+    def settle(self, now_us: int) -> None:
+        """Say when that which was written since the last barrier was written."""
+        if self.at_us == NOT_YET_US:
+            self.at_us = now_us
+
+    def drop(self, until_us: int) -> None:
+        """Forget what was written so long ago."""
+        if self.at_us <= until_us:
+            self.clear()
+
+
+Item = tuple[Any, int]
+"""A value, and when it was written."""
+
+
+class _Chunked:
+    """What lists and maps have in common: chunks, read when they are first needed."""
+
+    __slots__ = ("_kind", "_read", "chunks", "dirty", "stored")
+
+    def __init__(self, kind: CellKind, read: Callable[[], list[Any]] | None = None) -> None:
+        self._kind = kind
+        self._read = read
+        self.chunks: list[Any] = []
+        self.dirty: set[int] = set()
+        """Numbers of chunks that changed."""
+        self.stored = 0
+        """How many chunks stand in the table."""
+
+    def _open(self) -> None:
+        if self._read is not None:
+            read, self._read = self._read, None
+            self.chunks = read()
+            self.stored = len(self.chunks)
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._open()
+        if self.chunks:
+            self.dirty.update(range(len(self.chunks)))
+            self.chunks = []
+
+    def _visible(self, item: Item) -> bool:
+        ttl_us = self._kind.hides_after_us
+        return ttl_us is None or self._kind.scene.now_us < item[1] + ttl_us
+
+    def _room(self, empty: Any) -> Any:
+        """The chunk that takes the next item."""
+        if not self.chunks or len(self.chunks[-1]) >= CHUNK_ITEMS:
+            self.chunks.append(empty)
+        self.dirty.add(len(self.chunks) - 1)
+        return self.chunks[-1]
+
+    def _is_sparse(self) -> bool:
+        count = len(self.chunks)
+        return count > CHUNKS_FEW and 2 * sum(map(len, self.chunks)) < CHUNK_ITEMS * count
+
+
+class ListCell(_Chunked):
+    """Values in the order in which they were appended."""
+
+    __slots__ = ()
+
+    def get(self) -> list[Any]:
+        """All values."""
+        self._open()
+        found = [item[0] for chunk in self.chunks for item in chunk if self._visible(item)]
+        return [list(value) for value in found] if self._kind.copies else found
+
+    def append(self, value: Any) -> None:
+        """Remember one more."""
+        kept = self._kind.value(value)
+        self._open()
+        self._room([]).append((kept, self._kind.scene.now_us))
+
+    def set(self, values: Iterable[Any]) -> None:
+        """Remember these instead."""
+        kept = [self._kind.value(value) for value in values]
+        self.clear()
+        for value in kept:
+            self._room([]).append((value, self._kind.scene.now_us))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __len__(self) -> int:
+        self._open()
+        if self._kind.hides_after_us is None:
+            return sum(map(len, self.chunks))
+        return sum(self._visible(item) for chunk in self.chunks for item in chunk)
+
+    # What the store calls.
+
+    def settle(self, now_us: int) -> None:
+        """Say when that which was written since the last barrier was written."""
+        for number in self.dirty:
+            if number < len(self.chunks):
+                self.chunks[number] = [
+                    (value, now_us if at_us == NOT_YET_US else at_us) for value, at_us in self.chunks[number]
+                ]
+
+    def drop(self, until_us: int) -> None:
+        """Forget what was written so long ago."""
+        self._open()
+        for number, chunk in enumerate(self.chunks):
+            kept = [item for item in chunk if item[1] > until_us]
+            if len(kept) < len(chunk):
+                self.chunks[number] = kept
+                self.dirty.add(number)
+
+    def tidy(self) -> None:
+        """Close up when most room is empty."""
+        if self._is_sparse():
+            items = [item for chunk in self.chunks for item in chunk]
+            self.dirty.update(range(len(self.chunks)))
+            self.chunks = [items[start : start + CHUNK_ITEMS] for start in range(0, len(items), CHUNK_ITEMS)]
+
+    @staticmethod
+    def columns(chunk: list[Item]) -> tuple[list[Any], list[Any], list[int]]:
+        """The keys (none), values and times of a chunk."""
+        return [], [item[0] for item in chunk], [item[1] for item in chunk]
+
+
+class MapCell(_Chunked):
+    """Values by key, in the order in which the keys came."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, kind: CellKind, read: Callable[[], list[Any]] | None = None) -> None:
+        super().__init__(kind, read)
+        self._where: dict[Any, int] = {}
+        """Which chunk each key is in."""
+
+    def _open(self) -> None:
+        if self._read is not None:
+            super()._open()
+            self._where = {key: number for number, chunk in enumerate(self.chunks) for key in chunk}
+
+    def _found(self, key: Any) -> Item | None:
+        if key is None:
+            return None  # a missing value of a row may be asked for; it is no key
+        self._open()
+        kept_key = self._kind.map_key(key)
+        number = self._where.get(kept_key)
+        if number is None:
+            return None
+        item: Item = self.chunks[number][kept_key]
+        return item if self._visible(item) else None
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, or `default`."""
+        item = self._found(key)
+        return default if item is None else self._own(item[0])
+
+    def __getitem__(self, key: Any) -> Any:
+        item = self._found(key)
+        if item is None:
+            raise KeyError(key)
+        return self._own(item[0])
+
+    def __contains__(self, key: Any) -> bool:
+        return self._found(key) is not None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        kept_key, kept = self._kind.map_key(key), self._kind.value(value)
+        self._open()
+        number = self._where.get(kept_key)
+        if number is not None and not self._visible(self.chunks[number][kept_key]):
+            # It had gone, as far as anyone can see: it comes anew, behind all others.
+            self._remove(kept_key)
+            number = None
+        if number is None:
+            chunk = self._room({})
+            self._where[kept_key] = len(self.chunks) - 1
+        else:
+            chunk = self.chunks[number]
+            self.dirty.add(number)
+        chunk[kept_key] = (kept, self._kind.scene.now_us)
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        """Forget a key, and give the value that it had, or `default`."""
+        item = self._found(key)
+        if item is None:
+            return default
+        self._remove(self._kind.map_key(key))
+        return item[0]
+
+    def __delitem__(self, key: Any) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self._remove(self._kind.map_key(key))
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All keys with their values."""
+        self._open()
+        return [
+            (key, self._own(item[0])) for chunk in self.chunks for key, item in chunk.items() if self._visible(item)
+        ]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([key for key, _ in self.items()])
+
+    def __len__(self) -> int:
+        self._open()
+        return len(self._where) if self._kind.hides_after_us is None else len(self.items())
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        super().clear()
+        self._where = {}
+
+    def _own(self, value: Any) -> Any:
+        return list(value) if self._kind.copies else value
+
+    def _remove(self, key: Any) -> None:
+        number = self._where.pop(key)
+        del self.chunks[number][key]
+        self.dirty.add(number)
+
+    # What the store calls.
+
+    def settle(self, now_us: int) -> None:
+        """Say when that which was written since the last barrier was written."""
+        for number in self.dirty:
+            if number < len(self.chunks):
+                chunk = self.chunks[number]
+                chunk |= {key: (value, now_us) for key, (value, at_us) in chunk.items() if at_us == NOT_YET_US}
+
+    def drop(self, until_us: int) -> None:
+        """Forget what was written so long ago."""
+        self._open()
+        for key in [key for chunk in self.chunks for key, item in chunk.items() if item[1] <= until_us]:
+            self._remove(key)
+
+    def tidy(self) -> None:
+        """Close up when most room is empty."""
+        if self._is_sparse():
+            items = [item for chunk in self.chunks for item in chunk.items()]
+            self.dirty.update(range(len(self.chunks)))
+            self.chunks = [dict(items[start : start + CHUNK_ITEMS]) for start in range(0, len(items), CHUNK_ITEMS)]
+            self._where = {key: number for number, chunk in enumerate(self.chunks) for key in chunk}
+
+    @staticmethod
+    def columns(chunk: dict[Any, Item]) -> tuple[list[Any], list[Any], list[int]]:
+        """The keys, values and times of a chunk."""
+        return list(chunk), [item[0] for item in chunk.values()], [item[1] for item in chunk.values()]
+
+
+Cell = ValueCell | ListCell | MapCell

@@ -1,0 +1,534 @@
+"""Keyed functions: a user's code for the rows of a key, with state and timers.
+
+Rows that are ordered wait for the watermark; then each key's rows and event timers are taken in order of time, a timer
+behind the rows of its time. Else rows are taken as they come, and event timers when the watermark has passed them. Timers
+by the clock are looked at when a barrier says what the clock is. Keys know nothing of each other, so they are taken one
+after the other, each with its state at hand.
+
+Leaves to others: where state lies (`keyed_store`), what the function sees of it (`state_cells`).
+
+Invariants: if ordered, what a function sees and gives for a key is a function of the key's rows, whatever the batches,
+watermarks, barriers and restores; rows that it gives are not late for whoever comes next.
+
+Rows as a keyed function sees them, and the rows that it gives: from columns to records and back.
+
+A row at a time is slow enough; so columns are taken apart and put together whole, and a row costs one dict.
+
+What a keyed function gives, and what it may remember.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from fordstone.errors import FordstoneError, PipelineError, PlanError, SchemaError, TaskError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+from fordstone.operators.aggregate.partial import ONE
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator, OperatorSetting, resolve_function
+from fordstone.operators.process.cells import NOT_YET_US, CellKind
+from fordstone.operators.process.context import Context, Stage
+from fordstone.operators.process.store import Entry, KeyedStore
+from fordstone.operators.process.timers import Timer, Timers
+from fordstone.operators.process.values import LEAST_US, MOST_US, UTC, coercion, time_of
+from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.operators.rowwise import frame_of
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import (
+    TIMESTAMP,
+    Derived,
+    EventTime,
+    StreamType,
+    Types,
+    append_only,
+    late_rows,
+    needs_time,
+    plain_keys,
+)
+from fordstone.state.base import State
+
+METHODS: Final = frozenset({"process", "on_timer"})
+"""What a keyed function's class defines itself: no state can be called so."""
+MAP_KEYS: Final = frozenset(
+    {"boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "decimal"}
+)
+"""Types whose values are equal exactly if they look equal."""
+
+
+def derive_process(step: p.Process, types: Types) -> Derived:
+    """The streams of such a step, by port. Without event time no row is late."""
+    stream = types[step.input]
+    append_only(step, stream, "process")
+    if stream.looped:
+        raise PipelineError(
+            f"step {step.name}: process cannot stand inside or below a loop: its results would never settle."
+        )
+    if step.ordered:
+        needs_time(step, stream, "process(ordered=True)")
+    plain_keys(step.keys, stream.schema)
+    state_types(step)
+    schema = Schema.of(step.schema)
+    main = StreamType(schema=schema, time=output_time(stream, schema), row_wise=False)
+    late = late_rows(step, stream) if stream.time is not None else {}
+    return {p.Input(step.name): main, **late}
+
+
+def output_time(stream: StreamType, schema: Schema) -> EventTime | None:
+    """The event time of what a function gives: the column of the input's time, if it is there and still a time."""
+    if stream.time is None or schema.get(stream.time.column) != TIMESTAMP:
+        return None
+    return stream.time
+
+
+def state_types(step: p.Process) -> dict[str, tuple[DataType, DataType | None]]:
+    """The types of each state: of its values, and of a map's keys. Refuses what cannot be kept."""
+    found: dict[str, tuple[DataType, DataType | None]] = {}
+    for state in step.states:
+        where = f"state {state.name}"
+        if not state.name.isidentifier() or state.name.startswith(RESERVED_PREFIX):
+            raise SchemaError(f"{where}: a state is named as an attribute is, not beginning with {RESERVED_PREFIX!r}.")
+        if state.name in METHODS:
+            raise SchemaError(f"{where}: {state.name} is what the function does. Give the state another name.")
+        if state.name in found:
+            raise SchemaError(f"{where} is declared twice.")
+        if state.ttl_us is not None and state.ttl_us <= 0:
+            raise SchemaError(f"{where}: ttl must be longer than zero. Leave it out to remember for good.")
+        if (state.key_type is not None) != (state.kind == "map"):
+            raise SchemaError(f"{where}: a map has a type of keys, and nothing else has.")
+        key = None if state.key_type is None else _kept(where, state.key_type)
+        if key is not None and key.name not in MAP_KEYS:
+            raise SchemaError(f"{where}: {key} cannot be the key of a map; use one of {', '.join(sorted(MAP_KEYS))}.")
+        found[state.name] = (_kept(where, state.type), key)
+    return found
+
+
+def _kept(where: str, text: str) -> DataType:
+    try:
+        kind = DataType.parse(text)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from None
+    if kind.name == "null":
+        raise SchemaError(f"{where}: a state of type null has nothing to remember.")
+    return kind
+
+
+Record = dict[str, Any]
+
+ROWS_AT_ONCE: Final = 32_768
+"""So many rows are Python objects at a time."""
+_DAY_US: Final = 86_400_000_000
+_TIMESTAMP: Final = pl.Datetime("us", "UTC")
+
+
+def records_of(rows: pl.DataFrame, step: str) -> Iterator[Record]:
+    """Each row as a dict. `step`: for whom, where that cannot be."""
+    for column in rows.get_columns():
+        if column.dtype in (_TIMESTAMP, pl.Date):
+            _refuse_other_years(column, step)
+    return chain.from_iterable(_records(part) for part in rows.iter_slices(ROWS_AT_ONCE))
+
+
+def _records(rows: pl.DataFrame) -> list[Record]:
+    names, columns = rows.columns, [column.to_list() for column in rows.get_columns()]
+    return [dict(zip(names, values)) for values in zip(*columns, strict=True)]  # noqa: B905 - as many values as names; the hot loop
+
+
+def _refuse_other_years(column: pl.Series, step: str) -> None:
+    """Say which column it is: Polars would only say that some date is out of range, and not always in an orderly way."""
+    least_us, most_us = (LEAST_US, MOST_US) if column.dtype == _TIMESTAMP else (LEAST_US // _DAY_US, MOST_US // _DAY_US)
+    numbers = column.cast(pl.Int64)
+    low, high = numbers.min(), numbers.max()
+    if isinstance(low, int) and isinstance(high, int) and not least_us <= low <= high <= most_us:
+        raise TaskError(
+            f"step {step}: column {column.name} of a row lies beyond the years 1 to 9999, which Python has no time for. "
+            "Filter such rows out before, or leave the column out with select."
+        )
+
+
+class Given:
+    """The rows that a function gave during one call of its operator."""
+
+    def __init__(self, step: str, schema: Schema, time: EventTime | None) -> None:
+        """`time`: where the rows carry event time, if they do."""
+        self._step = step
+        self._schema = schema
+        self._time = time
+        self._records: list[Record] = []
+        self._marks: list[int] = []
+        self._frames: list[pl.DataFrame] = []
+        self._frame_marks: list[int] = []
+
+    def take(self, made: Any, mark: int) -> None:
+        """Take what the function gave: a record, or any number of them. `mark`: when, or where in the input."""
+        records = self._records
+        if isinstance(made, dict):
+            records.append(made)
+            self._marks.append(mark)
+        else:
+            before = len(records)
+            records.extend(made)
+            self._marks.extend(repeat(mark, len(records) - before))
+        if len(records) >= ROWS_AT_ONCE:
+            self._pack()
+
+    def emits(self, *, floor_us: int | None) -> Emits:
+        """All of it, in the order of the marks. `floor_us`: no row may be before; None: before its mark."""
+        self._pack()
+        if not self._frames:
+            return []
+        frame = pl.concat(self._frames) if len(self._frames) > 1 else self._frames[0]
+        marks = np.array(self._frame_marks, dtype=np.int64)
+        if self._time is not None:
+            self._check_times(frame, self._time, marks if floor_us is None else np.full_like(marks, floor_us))
+        if len(marks) > 1 and (marks[1:] < marks[:-1]).any():
+            frame = frame[marks.argsort(kind="stable")]
+        return [Emit(frame)]
+
+    def _pack(self) -> None:
+        if self._records:
+            self._frames.append(self._frame(self._records))
+            self._frame_marks += self._marks
+            self._records, self._marks = [], []
+
+    def _frame(self, records: Sequence[Record]) -> pl.DataFrame:
+        """The records as a frame: quickly if they have exactly the columns, else with a closer look."""
+        schema, width = self._schema.polars, len(self._schema)
+        try:
+            columns = [[record[name] for record in records] for name in schema]
+            if all(len(record) == width for record in records):
+                return pl.DataFrame(
+                    [_series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)]
+                )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, pl.exceptions.PolarsError):
+            pass  # whatever it is, it is said below
+        for record in records:
+            if not isinstance(record, dict):
+                raise TaskError(
+                    f"step {self._step}: the function gave {type(record).__name__} {record!r}; records are dicts."
+                )
+        return frame_of(records, self._schema, self._step)
+
+    def _check_times(self, frame: pl.DataFrame, time: EventTime, floors_us: Any) -> None:
+        """Refuse rows that would be late for whoever comes next."""
+        times = microseconds(frame.get_column(time.column))
+        early = (times + time.shift_us < pl.Series(floors_us)).fill_null(value=True)
+        if early.any():
+            place = int(early.arg_max() or 0)
+            found, floor = frame.row(place, named=True), time_of(int(floors_us[place]) - time.shift_us)
+            raise SchemaError(
+                f"step {self._step}: the function gave {found!r}, whose {time.column} is "
+                f"{'missing' if found[time.column] is None else f'before {floor}'}: it would be late for the next step. Give the "
+                f"time of the row or timer, or a later one; or name the column differently, and it is no event time."
+            )
+
+
+def _series(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
+    if dtype == _TIMESTAMP:
+        # Polars asks every time for its zone; without one it is three times as quick.
+        plain = [value if value is None else _without_zone(value) for value in values]
+        return pl.Series(name, plain, dtype=pl.Datetime("us"), strict=True).dt.replace_time_zone("UTC")
+    return pl.Series(name, values, dtype=dtype, strict=True)
+
+
+def _without_zone(value: Any) -> dt.datetime:
+    if value.tzinfo is UTC:
+        plain: dt.datetime = value.replace(tzinfo=None)
+        return plain
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise TypeError(f"{value!r} is not a datetime with a time zone")
+    return value.astimezone(UTC).replace(tzinfo=None)
+
+
+END_TIMERS_MAX: Final = 10_000
+"""So many timers of one key run out behind its last row when the input has ended; more means that it never stops."""
+_ROW: Final = "__row"
+_PLACE: Final = "in step "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSetting:
+    """What a keyed function's operator is made of."""
+
+    step: str
+    keys: tuple[str, ...]
+    schema: Schema
+    """The input's."""
+    time: EventTime | None
+    ordered: bool
+    states: tuple[p.KeyedState, ...]
+    out: Schema
+    out_time: EventTime | None
+    make: Callable[[], Any]
+    """Makes the user's object. Called when there is something for it to do, and not before."""
+
+
+def make_process(step: p.Process, setting: OperatorSetting) -> Operator:
+    """The operator of a keyed function."""
+    stream = setting.types[step.input]
+    out = Schema.of(step.schema)
+    return Process(
+        ProcessSetting(
+            step=step.name,
+            keys=step.keys,
+            schema=stream.schema,
+            time=stream.time,
+            ordered=step.ordered,
+            states=step.states,
+            out=out,
+            out_time=output_time(stream, out),
+            make=resolve_function(step.path, setting.functions),
+        ),
+        state_types(step),
+    )
+
+
+class Process(Operator):
+    """Calls a user's function for the rows and timers of each key."""
+
+    def __init__(self, setting: ProcessSetting, types: Mapping[str, Any]) -> None:
+        """`types`: of each state the type of its values, and of a map's keys."""
+        self._setting = setting
+        self._function: Any = None
+        self._names = [state.name for state in setting.states]
+        shift_us = setting.time.shift_us if setting.time is not None else None
+        self._stage = Stage(step=setting.step, shift_us=shift_us)
+        self._context = Context(self._stage)
+        self._waiting = (
+            WaitingRows(setting.keys, setting.schema, time=setting.time)
+            if setting.ordered and setting.time is not None
+            else None
+        )
+        key_types = {name: setting.schema[name].polars for name in setting.keys} or {ONE: pl.Int8()}
+        kinds = []
+        for state in setting.states:
+            value, map_key = types[state.name]
+            kind = CellKind(
+                step=setting.step,
+                name=state.name,
+                kind=state.kind,
+                scene=self._stage.scene,
+                coerce=coercion(value),
+                coerce_key=None if map_key is None else coercion(map_key),
+                ttl_us=state.ttl_us,
+                by_clock=setting.time is None,
+                copies=value.element is not None,
+            )
+            kinds.append((kind, value.polars, None if map_key is None else map_key.polars))
+        self._store = KeyedStore(key_types, kinds)
+        self._watermark_us = TIME_MIN_US
+
+    def states(self) -> Mapping[str, State]:
+        """The rows that wait, if they do; each state of the function; the timers."""
+        waiting: dict[str, State] = {} if self._waiting is None else {"waiting": self._waiting.state}
+        return waiting | self._store.states()
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Let rows wait, or take them as they come."""
+        if self._waiting is not None:
+            return self._waiting.take(frame, late=late)
+        rows = frame.select(list(self._setting.schema))
+        if self._setting.time is None:
+            return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
+        if late:
+            return [Emit(rows, port=LATE)]
+        times = microseconds(rows.get_column(self._setting.time.column)) + self._setting.time.shift_us
+        in_time = (times >= max(self._watermark_us, TIME_MIN_US + 1)).fill_null(value=False)
+        emits = []
+        if not in_time.all():
+            emits.append(Emit(rows.filter(~in_time), port=LATE))
+            rows, times = rows.filter(in_time), times.filter(in_time)
+        if rows.height:
+            emits += self._taken(self._grouped(rows), times.to_numpy(), until_us=TIME_MIN_US)
+        return emits
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """Take the rows and timers below it."""
+        before_us = self._watermark_us
+        if self._setting.time is None:
+            return []
+        self._stage.input_ended = watermark_us == TIME_MAX_US
+        keyed, times = None, None
+        if self._waiting is not None:
+            rows = self._waiting.release(watermark_us)
+            if rows.height:
+                keyed = self._waiting.by_key(rows)
+                times = self._waiting.times(keyed.rows)
+        emits = self._taken(keyed, times, until_us=watermark_us)
+        self._watermark_us = watermark_us
+        if before_us > TIME_MIN_US and watermark_us < TIME_MAX_US:
+            self._store.forget(watermark_us, by_clock=False, before_us=before_us)
+        return emits
+
+    def on_barrier(self, moment: Moment) -> Emits:
+        """Take the timers by the clock, and bring the state to where it is frozen."""
+        emits: Emits = []
+        if self._watermark_us < TIME_MAX_US:
+            due = self._store.due(moment.now_us, by_clock=True)
+            if due:
+                given = self._given()
+                for entry in due:
+                    self._ring(entry, moment.now_us, given)
+                emits = given.emits(floor_us=self._watermark_us)
+        self._store.settle(moment.now_us)
+        if self._setting.time is None:
+            self._store.forget(moment.now_us, by_clock=True, before_us=None)
+        self._store.write_back()
+        self._store.evict(settled=True)
+        return emits
+
+    # Rows and timers.
+
+    def _taken(self, keyed: KeyedRows | None, times: Numbers | None, *, until_us: int) -> Emits:
+        """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
+        given = self._given()
+        if keyed is not None and times is not None:
+            rows = keyed.rows.select(list(self._setting.schema))[keyed.by_key]
+            records = zip(records_of(rows, self._setting.step), times.take(keyed.by_key).tolist(), strict=True)
+            for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
+                self._take_rows(entry, islice(records, count), given)
+                if entry.timers is not None and until_us > TIME_MIN_US:
+                    self._fire(entry, until_us, given, after_rows=True)
+        if until_us > TIME_MIN_US:
+            for entry in self._store.due(until_us, by_clock=False):
+                self._fire(entry, until_us, given, after_rows=True)
+        self._store.evict()
+        return given.emits(floor_us=None if self._waiting is not None else self._watermark_us)
+
+    def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
+        """Call the function for this key's rows (each with its time or number), and for the timers between them."""
+        stage, scene, context = self._stage, self._stage.scene, self._context
+        timed, ordered = self._setting.time is not None, self._waiting is not None
+        process = self._ready(entry).process
+        stage.input_over = False
+        stage.floor_us = self._watermark_us
+        row: dict[str, Any] = {}
+        try:
+            for row, mark in rows:
+                if ordered:
+                    if entry.timers is not None and entry.timers.least_us < mark:
+                        self._fire(entry, mark, given, after_rows=False)
+                    stage.floor_us = mark
+                if timed:
+                    scene.now_us = mark
+                made = process(row, context)
+                if made is not None:
+                    given.take(made, mark)
+        except FordstoneError:
+            raise
+        except Exception as error:
+            if not _is_placed(error):
+                error.add_note(f"{_PLACE}{self._setting.step}, process() for key {scene.key!r}, on row {row!r}")
+            raise
+
+    def _fire(self, entry: Entry, below_us: int, given: Given, *, after_rows: bool) -> None:
+        """Call the function for the event timers of a key below a time. `after_rows`: no rows of it are left."""
+        timers = entry.timers
+        if timers is None or timers.least_us >= below_us:
+            return
+        stage, scene = self._stage, self._stage.scene
+        function = self._ready(entry)
+        stage.input_over = after_rows and stage.input_ended
+        fired = 0
+        while (name := timers.next_below(below_us)) is not None:
+            at_us = timers.at_us[name]
+            timers.delete(name)
+            scene.now_us = stage.floor_us = stage.firing_us = at_us
+            if self._waiting is None:
+                stage.floor_us = self._watermark_us
+            self._call(
+                function, Timer(name=name, time=time_of(at_us - (stage.shift_us or 0)), clock=False), given, at_us
+            )
+            fired += stage.input_over
+            if fired > END_TIMERS_MAX:
+                raise TaskError(
+                    f"step {self._setting.step}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
+                    f"ran out one after the other, the last {name!r}. A timer that sets itself again never ends: set it only "
+                    "if not ctx.ended."
+                )
+
+    def _ring(self, entry: Entry, now_us: int, given: Given) -> None:
+        """Call the function for the timers of a key that the clock has reached: each once, whatever it sets."""
+        clocks: Timers | None = entry.clocks
+        if clocks is None:
+            return
+        stage, scene = self._stage, self._stage.scene
+        function = self._ready(entry)
+        stage.input_over = False
+        for at_us, name in clocks.due(now_us):
+            if clocks.at_us.get(name) != at_us:
+                continue  # the one before it took it back
+            set_us = clocks.set_us[name]
+            clocks.delete(name)
+            scene.now_us = max(self._watermark_us, set_us) if self._setting.time is not None else NOT_YET_US
+            stage.floor_us, stage.firing_us = self._watermark_us, None
+            self._call(function, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
+
+    def _call(self, function: Any, timer: Timer, given: Given, mark: int) -> None:
+        try:
+            made = function.on_timer(timer, self._context)
+            if made is not None:
+                given.take(made, mark)
+        except FordstoneError:
+            raise
+        except Exception as error:
+            error.add_note(
+                f"{_PLACE}{self._setting.step}, on_timer() for key {self._stage.scene.key!r}, timer {timer.name!r} of "
+                f"{timer.time}"
+            )
+            raise
+        finally:
+            self._stage.firing_us = None
+
+    def _ready(self, entry: Entry) -> Any:
+        """The user's object, with the state of a key at hand."""
+        function = self._function
+        if function is None:
+            function = self._function = self._made()
+        for name, cell in zip(self._names, entry.cells, strict=True):
+            setattr(function, name, cell)
+        stage, key = self._stage, entry.key
+        stage.entry = entry
+        if len(key) != 1:
+            stage.scene.key = key
+        else:
+            stage.scene.key = key[0] if self._setting.keys else ()
+        return function
+
+    def _made(self) -> Any:
+        made = self._setting.make()
+        if not all(callable(getattr(made, name, None)) for name in ("process", "on_timer")):
+            raise PlanError(
+                f"step {self._setting.step}: {type(made).__name__} is no KeyedFunction: it lacks process or on_timer."
+            )
+        return made
+
+    def _given(self) -> Given:
+        setting = self._setting
+        return Given(setting.step, setting.out, setting.out_time)
+
+    def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
+        """Rows as they came, and where those of each key stand."""
+        keys = list(self._setting.keys)
+        columns: Sequence[pl.Expr] = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+        names = keys or [ONE]
+        groups = rows.with_row_index(_ROW).select(_ROW, *columns).group_by(names, maintain_order=True).agg(_ROW)
+        found = groups.get_column(_ROW)
+        return KeyedRows(
+            rows=rows,
+            keys=groups.select(names),
+            counts=found.list.len().cast(pl.Int64).to_numpy(),
+            by_key=found.explode().cast(pl.Int64).to_numpy(),
+        )
+
+
+def _is_placed(error: Exception) -> bool:
+    """Whether it has been noted already where an error comes from."""
+    return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))

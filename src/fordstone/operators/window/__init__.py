@@ -1,0 +1,1 @@
+"""Aggregates by window: tumbling, sliding, session and count windows."""

@@ -1,0 +1,178 @@
+"""Sessions: one row for each stretch of a key's rows that follow each other by less than a gap, when the gap has passed.
+
+A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer
+until the watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if
+there is one: fragments that touch or overlap become one. A session closes when the watermark has reached its last row plus
+the gap; what has begun and not closed lies in a table.
+
+Why one row a key will do there: of two sessions of a key that have both begun below the watermark, the earlier one ends a
+gap before the later one begins, so it has closed. Whatever is still to come begins at the watermark or after it, so it can
+lengthen the open session, but not a closed one.
+
+Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. A session has one
+timer, set when it opens; one that comes when its session has grown is set anew. Timers are made from the table after a
+restore.
+
+No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
+
+Invariants: fragments in the buffer begin at the watermark or after it; sessions in the table began before it and are not
+due; every session in the table has one timer, not after it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.lang.polars.instant import microseconds
+from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
+from fordstone.operators.row_order import Numbers
+from fordstone.state.base import State
+from fordstone.state.table import FOUND, Table
+from fordstone.state.timeline import Buffer, Runs
+
+_DUE: Final = "__due"
+
+
+class SessionAggregate(Operator):
+    """One row a key and session, when the session closes."""
+
+    def __init__(self, fragments: Fragments, *, gap_us: int) -> None:
+        self._fragments = fragments
+        self._gap_us = gap_us
+        self._time = fragments.time
+        self._names = list(fragments.rows)
+        self._key = list(self._fragments.state_key)
+        self._columns = list(self._fragments.schema)
+        self._waiting = Buffer(self._key, time_column=FIRST)
+        self._open = Table(self._key, schema=self._fragments.schema)
+        self._timers: Runs | None = None
+        self._watermark_us = TIME_MIN_US + 1
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Make fragments of rows. Rows that idleness overtook are late, and so are rows without a time."""
+        rows = frame if frame.columns == self._names else frame.select(self._names)
+        if late:
+            return [Emit(rows, port=LATE)]
+        times = microseconds(rows.get_column(self._time.column))
+        if self._time.shift_us:
+            times = times + self._time.shift_us
+        if not times.null_count() and times.min() >= self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
+            self._waiting.add(self._cut(rows, times))
+            return []
+        in_time = (times >= self._watermark_us).fill_null(value=False)
+        if in_time.any():
+            self._waiting.add(self._cut(rows.filter(in_time), times.filter(in_time)))
+        return [Emit(rows.filter(~in_time), port=LATE)]
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """Join what has begun below it, and close the sessions that end at or before it."""
+        self._watermark_us = watermark_us
+        timers = self._made_timers() if self._timers is None else self._timers
+        begun, rung = self._waiting.release(watermark_us), timers.close(watermark_us)
+        if not begun.height and not rung.height:
+            return []
+        at = keyed(pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True))
+        of_row = at.by_row(at.key_numbers())
+        rings = np.zeros(at.counts.size, dtype=np.bool_)
+        rings[of_row[begun.height :]] = True
+        known = self._open.get(at.keys)
+        was_open = known.get_column(FOUND).to_numpy()
+        opened = np.flatnonzero(was_open)
+        parts = [known[self._columns][opened], *([begun] if begun.height else [])]
+        of_part = np.concatenate([opened, of_row[: begun.height]])
+        sessions, of_key = self._joined(pl.concat(parts, rechunk=True), of_part)
+        is_open = sessions.get_column(LAST).to_numpy() + self._gap_us > watermark_us
+        still, open_keys = sessions[np.flatnonzero(is_open)], of_key[is_open]
+        self._open.put(still)
+        over = was_open.copy()
+        over[open_keys] = False
+        self._open.delete(at.keys[np.flatnonzero(over)])
+        # A session that was open and whose timer has not come has it still.
+        unarmed = (rings | ~was_open)[open_keys]
+        timers.add(self._due(still[np.flatnonzero(unarmed)]))
+        closed = sessions[np.flatnonzero(~is_open)]
+        return [Emit(self._finished(closed))] if closed.height else []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """Nothing: results come with time."""
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        """The fragments that wait, and the session of each key that has begun."""
+        return {"waiting": self._waiting, "open": self._open}
+
+    def _made_timers(self) -> Runs:
+        """Timers for what was loaded."""
+        self._timers = Runs(self._key, time_column=_DUE, combine_rows=lambda rows: rows)
+        if len(self._open):
+            self._timers.add(self._due(self._open.scan()))
+        return self._timers
+
+    def _due(self, sessions: pl.DataFrame) -> pl.DataFrame:
+        due = sessions.get_column(LAST) + self._gap_us
+        return sessions[self._key].hstack([due.alias(_DUE)])
+
+    def _cut(self, rows: pl.DataFrame, times: pl.Series) -> pl.DataFrame:
+        """The fragments of a batch."""
+        keys = self._fragments.keys_of(rows)
+        order: Numbers | None = None
+        if not times.is_sorted():
+            order = times.arg_sort().cast(pl.Int64).to_numpy()
+            keys = keys[order]
+        at = keyed(keys)
+        by_row = at.by_key if order is None else order.take(at.by_key)
+        when = times.to_numpy().take(by_row)
+        begins = at.begins()
+        begins[1:] |= when[1:] - when[:-1] >= self._gap_us
+        starts = np.flatnonzero(begins)
+        numbers = np.empty_like(by_row)
+        numbers[by_row] = np.cumsum(begins) - 1
+        values = self._fragments.of_rows(rows, numbers)
+        lasts = when[np.append(starts[1:], when.size) - 1]
+        return self._framed(at.keys[at.key_numbers()[starts]], when[starts], lasts, values)
+
+    def _joined(self, parts: pl.DataFrame, of_part: Numbers) -> tuple[pl.DataFrame, Numbers]:
+        """Open sessions and fragments, as the fewest of them, each with its key's number.
+
+        `of_part`: the numbers of the keys. Parts of one key are in order of their first rows.
+        """
+        order = of_part.argsort(kind="stable")
+        keys = of_part[order]
+        firsts = parts.get_column(FIRST).to_numpy()[order]
+        so_far = _greatest_so_far(parts.get_column(LAST).to_numpy()[order], keys)
+        begins = np.ones(order.size, dtype=np.bool_)
+        begins[1:] = (keys[1:] != keys[:-1]) | (firsts[1:] - so_far[:-1] >= self._gap_us)
+        if begins.all():
+            return parts, of_part
+        starts = np.flatnonzero(begins)
+        numbers = np.empty_like(order)
+        numbers[order] = np.cumsum(begins) - 1
+        values = self._fragments.merge(parts, numbers)
+        lasts = so_far[np.append(starts[1:], so_far.size) - 1]
+        return self._framed(parts[self._key][order[starts]], firsts[starts], lasts, values), keys[starts]
+
+    def _framed(self, keys: pl.DataFrame, firsts: Numbers, lasts: Numbers, values: pl.DataFrame) -> pl.DataFrame:
+        times = [pl.Series(FIRST, firsts), pl.Series(LAST, lasts)]
+        return pl.DataFrame([*keys.get_columns(), *times, *values.get_columns()])
+
+    def _finished(self, closed: pl.DataFrame) -> pl.DataFrame:
+        ends = closed.get_column(LAST).to_numpy() + self._gap_us
+        starts = closed.get_column(FIRST).to_numpy()
+        return self._fragments.finish(closed, keys=closed, starts=starts, ends=ends, windows=ends)
+
+
+def _greatest_so_far(values: Numbers, keys: Numbers) -> Numbers:
+    """The greatest of each value and those before it with the same key; equal keys stand together, and ascend."""
+    if ((values[1:] >= values[:-1]) | (keys[1:] != keys[:-1])).all():
+        return values
+    known, ranks = np.unique(values, return_inverse=True)
+    # As ranks they can be lifted above those of all keys before without growing too large.
+    lifted = np.maximum.accumulate(ranks + keys * known.size)
+    found: Numbers = known[lifted - keys * known.size]
+    return found

@@ -1,0 +1,507 @@
+"""Sliding windows: of one size, one beginning every so often; they overlap, or leave gaps.
+
+Rows are kept by pane (`panes`), one partial row a key and pane however many windows it counts for. Panes whose first window
+is open take rows. When that closes, the pane is final; it stays until its last window has closed, and windows are put
+together from final panes alone. A window is given out for keys that have rows in it.
+
+Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a
+whole, although others may be open: so rows in = rows counted + rows late, and windows that share a pane agree on it. Lateness
+proper is judged at the source; here it only comes of idleness. Rows in the gaps between windows count for none and are
+not late.
+
+Early results: a pane that becomes final before they are due has changed windows that are still open. Which panes those are
+is kept (`_touched`) until early results have been given.
+
+Invariants: a final pane never changes; open and final panes are different ones; what `panes.Slider` and `PaneStore` hold
+beside the state is made from it when a window closes, and not before.
+
+Panes: the pieces of time that overlapping windows share, and how windows are put together from them.
+
+A pane is as long as the greatest common divisor of size and slide, so that every window is a whole number of panes. What
+is kept of a pane is one partial row a key. Three ways lead from panes to windows, and all give what merging the panes of
+each window gives:
+
+- *At once*: a row for each pane and window it is in, then one merge. For windows of few panes nothing is quicker.
+- *Subtracting*: the sum of the last window, plus the panes that come in, less those that leave. Only for aggregates that
+  give rows back exactly: counts, sums of integers (which wrap) and of decimals.
+- *Two stacks*: for all others. Nothing is ever taken back, so no rounding, NaN or infinity stays behind. The front stack has,
+  for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
+  back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
+
+Leaves to `sliding` which windows are due. All of this is derived from the panes and can be made anew at any moment.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+import polars as pl
+
+from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
+from fordstone.operators.aggregate.partial import END, ROWS, Partials
+from fordstone.operators.base import Emits
+from fordstone.operators.row_order import Numbers
+from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.plan.windows import Sliding, panes
+from fordstone.state.base import State
+from fordstone.state.timeline import Runs
+
+FIRST: Final = "__first"
+"""The end of the first window that a pane is in."""
+LAST: Final = "__last"
+"""The end of the last window that a pane is in."""
+COPIES_MAX: Final = 16
+"""Panes that are in up to so many windows are spread window by window."""
+_Time = TypeVar("_Time", int, pl.Expr, pl.Series)
+Merge = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class PaneGrid:
+    """Which panes make up which windows. Panes and windows are both named by their ends."""
+
+    window: Sliding
+
+    @property
+    def pane_us(self) -> int:
+        """The length of a pane; of windows that do not overlap, the slide."""
+        return panes(self.window).size_us
+
+    @property
+    def panes_a_window(self) -> int:
+        """How many panes a window has, those in the same windows taken for one (`shared`)."""
+        return self.windows_a_pane * (1 if self.pane_us == self.window.slide_us else 2)
+
+    @property
+    def windows_a_pane(self) -> int:
+        """How many windows a pane is in, at most."""
+        return -(-self.window.size_us // self.window.slide_us)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether windows share panes."""
+        return self.window.slide_us < self.window.size_us
+
+    @property
+    def whole(self) -> bool:
+        """Whether a window ends with every pane: then a pane's end is the end of its first window."""
+        return self.overlaps and self.pane_us == self.window.slide_us
+
+    def window_at(self, bound_us: int) -> int:
+        """The last end of a window that is not after `bound_us`."""
+        phase_us = self._phase_us
+        return phase_us + (bound_us - phase_us) // self.window.slide_us * self.window.slide_us
+
+    def first(self, end: _Time) -> _Time:
+        """The end of the first window that holds a pane."""
+        if self.whole:
+            return end
+        if not self.overlaps:
+            return end - (self.window.slide_us - self.window.size_us)
+        slide_us, phase_us = self.window.slide_us, self._phase_us
+        return (end - phase_us + (slide_us - 1)) // slide_us * slide_us + phase_us
+
+    def last(self, end: _Time) -> _Time:
+        """The end of the last window that holds a pane."""
+        if not self.overlaps:
+            return self.first(end)
+        slide_us, phase_us = self.window.slide_us, self._phase_us
+        return (end + (self.window.size_us - self.pane_us - phase_us)) // slide_us * slide_us + phase_us
+
+    def shared(self, end: pl.Expr) -> pl.Expr:
+        """The end of the longest stretch of panes that are in the same windows as this one: it may stand for them all.
+
+        Where the slide divides the size that is the pane itself. Else it makes two panes a slide of what may be very many.
+        """
+        slide_us, offset_us = self.window.slide_us, self.window.offset_us
+        if self.whole or not self.overlaps:
+            return end
+        start = (end - offset_us + (slide_us - 1)) // slide_us * slide_us + offset_us
+        return pl.min_horizontal(self.first(end), start)
+
+    def in_window(self, at: pl.Expr) -> pl.Expr | None:
+        """Whether a time (in microseconds) lies in any window; None: all do."""
+        if self.window.slide_us <= self.window.size_us:
+            return None
+        since = at - self.window.offset_us
+        return since - since // self.window.slide_us * self.window.slide_us < self.window.size_us
+
+    @property
+    def _phase_us(self) -> int:
+        return (self.window.offset_us + self.window.size_us) % self.window.slide_us
+
+    def spread(self, rows: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
+        """Partial rows of panes, once for each window they are in that ends in (`after_us`, `until_us`]; END says which."""
+        ends = rows.get_column(END)
+        first, last = self.first(ends), self.last(ends)
+        if self.windows_a_pane > COPIES_MAX:
+            return self._spread_by_row(rows, first.to_numpy(), last.to_numpy(), (after_us, until_us))
+        copies = []
+        for index in range(self.windows_a_pane):
+            end = first + index * self.window.slide_us
+            found = (end > after_us) & (end <= until_us) & (end <= last)
+            copy = rows.with_columns(end.alias(END))
+            copies.append(copy if found.all() else copy.filter(found))
+        return pl.concat(copies)
+
+    def _spread_by_row(
+        self, rows: pl.DataFrame, first: Numbers, last: Numbers, between: tuple[int, int]
+    ) -> pl.DataFrame:
+        """As `spread`, for many windows a pane."""
+        slide_us = self.window.slide_us
+        first = np.maximum(first, self.window_at(between[0]) + slide_us)
+        last = np.minimum(last, self.window_at(between[1]))
+        counts = np.maximum((last - first) // slide_us + 1, 0)
+        of = np.repeat(np.arange(rows.height), counts)
+        nth = np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows[of].with_columns(pl.Series(END, first[of] + nth * slide_us, dtype=pl.Int64))
+
+
+class PaneStore:
+    """Merged partial rows by pane, oldest first."""
+
+    def __init__(self, grid: PaneGrid, rows: pl.DataFrame) -> None:
+        """`rows`: one a key and pane; perhaps without columns, if there are none."""
+        self._grid = grid
+        self._ends: list[int] = []
+        self._frames: dict[int, pl.DataFrame] = {}
+        self.add(rows)
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Add panes that are not there yet."""
+        if not rows.height:
+            return
+        for frame in rows.partition_by(END, maintain_order=False):
+            end = int(frame.get_column(END)[0])
+            insort(self._ends, end)
+            self._frames[end] = frame
+
+    def between(self, after_us: int, until_us: int) -> list[pl.DataFrame]:
+        """The panes that end in (`after_us`, `until_us`]."""
+        ends = self._ends[bisect_right(self._ends, after_us) : bisect_right(self._ends, until_us)]
+        return [self._frames[end] for end in ends]
+
+    def forget(self, until_us: int) -> None:
+        """Drop the panes that end up to then."""
+        count = bisect_right(self._ends, until_us)
+        for end in self._ends[:count]:
+            del self._frames[end]
+        del self._ends[:count]
+
+    def windows(self, after_us: int, until_us: int) -> Iterator[tuple[int, int]]:
+        """The ends in (`after_us`, `until_us`] of windows that hold a pane, in order: the first and the last of those that
+        hold the same panes. Costs what it gives.
+        """
+        grid = self._grid
+        due_us = grid.window_at(after_us) + grid.window.slide_us
+        while (index := bisect_left(self._ends, due_us, key=grid.last)) < len(self._ends):
+            due_us = max(due_us, grid.first(self._ends[index]))
+            if due_us > until_us:
+                return
+            same_us = min(grid.last(self._ends[index]), grid.window_at(until_us))
+            coming = bisect_right(self._ends, due_us, lo=index, key=grid.first)
+            if coming < len(self._ends):
+                same_us = min(same_us, grid.first(self._ends[coming]) - grid.window.slide_us)
+            yield due_us, same_us
+            due_us = same_us + grid.window.slide_us
+
+
+class Slider(ABC):
+    """Puts together one window after the other."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge) -> None:
+        self._grid = grid
+        self._merge_rows = merge
+        self.at_us: int | None = None
+        """The end of the window that was given, or skipped, last."""
+
+    @abstractmethod
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
+        """One partial row a key that has rows in the window, `end_us` as their END.
+
+        Called with growing ends. Windows left out in between hold no pane. `until_us`: no window after this one will be
+        asked for; None: it may. The store has all panes of this window and of the one before.
+        """
+
+    def skip(self, windows: int) -> None:
+        """The next windows hold the same panes as the one that was given last, and will not be asked for."""
+        if self.at_us is not None:
+            self.at_us += windows * self._grid.window.slide_us
+
+    def _merged(self, end_us: int, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
+        """All of them in one, as rows of the window that ends there."""
+        given = [frame for frame in frames if frame is not None and frame.height]
+        if not given:
+            return None
+        rows = pl.concat(given).with_columns(pl.lit(end_us, dtype=pl.Int64).alias(END))
+        return rows if len(given) == 1 else self._merge_rows(rows).select(rows.columns)
+
+
+class Subtracting(Slider):
+    """The last window plus what comes in, less what leaves."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge, *, key: Sequence[str]) -> None:
+        super().__init__(grid, merge)
+        self._taken_out = [(-pl.all().exclude(*key, END))]
+        self._totals: pl.DataFrame | None = None
+
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:  # noqa: ARG002 - nothing is made in advance
+        """As `Slider` says."""
+        size_us, at_us = self._grid.window.size_us, self.at_us
+        if at_us is None or at_us <= end_us - size_us:
+            frames: list[pl.DataFrame | None] = [*store.between(end_us - size_us, end_us)]
+        else:
+            leaving = [pane.with_columns(self._taken_out) for pane in store.between(at_us - size_us, end_us - size_us)]
+            frames = [self._totals, *store.between(at_us, end_us), *leaving]
+        totals = self._merged(end_us, frames)
+        if totals is None:
+            raise LookupError(f"the window that ends at {end_us} holds no pane")
+        self._totals, self.at_us = totals.filter(pl.col(ROWS) > 0), end_us
+        return self._totals
+
+
+class TwoStacks(Slider):
+    """Windows of the front stack, each with what is at the back."""
+
+    def __init__(self, grid: PaneGrid, merge: Merge) -> None:
+        super().__init__(grid, merge)
+        self._front: list[pl.DataFrame | None] = []
+        """For the windows to come, the next one last: their panes up to the turning point, merged."""
+        self._back: pl.DataFrame | None = None
+        """The panes after the turning point, merged."""
+
+    def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
+        """As `Slider` says."""
+        if self.at_us is None or end_us != self.at_us + self._grid.window.slide_us or not self._front:
+            self._turn(store, end_us, until_us)
+        else:
+            self._back = self._merged(end_us, [self._back, *store.between(self.at_us, end_us)])
+        self.at_us = end_us
+        found = self._merged(end_us, [self._front.pop(), self._back])
+        if found is None:
+            raise LookupError(f"the window that ends at {end_us} holds no pane")
+        return found
+
+    def skip(self, windows: int) -> None:
+        """As `Slider` says."""
+        super().skip(windows)
+        if windows:
+            del self._front[-windows:]
+
+    def _turn(self, store: PaneStore, end_us: int, until_us: int | None) -> None:
+        """Make the panes of this window the new front: for it, and for those to come that begin before it ends."""
+        size_us, slide_us = self._grid.window.size_us, self._grid.window.slide_us
+        last_us = end_us + (size_us - 1) // slide_us * slide_us
+        ends = range(end_us, (last_us if until_us is None else min(last_us, until_us)) + 1, slide_us)
+        self._front, self._back = [], None
+        merged, from_us = None, end_us
+        for window_us in reversed(ends):
+            if coming := store.between(window_us - size_us, from_us):
+                merged = self._merged(end_us, [*coming, merged])
+            from_us = window_us - size_us
+            self._front.append(merged)
+
+
+AT_ONCE_PANES: Final = 8
+"""Windows of up to so many panes are merged from all of them: with few, that is quicker than any bookkeeping."""
+WINDOWS_ALIKE: Final = 1_000
+"""So many windows that hold the same panes at most are given out in one piece."""
+SPREAD_ROWS: Final = 1_000_000
+"""So many partial rows at most are made at once of those of panes: many windows that close together are taken in parts."""
+
+
+class SlidingAggregate(WindowOperator):
+    """One row a key and window, when the window closes."""
+
+    def __init__(
+        self,
+        partials: Partials,
+        grid: PaneGrid,
+        *,
+        combined: bool,
+        inverts: bool,
+        early_us: int | None = None,
+        counted: pl.Expr | None = None,
+    ) -> None:
+        """`partials` cuts by panes. `inverts`: all that is kept of rows can be subtracted exactly."""
+        due = END if grid.whole else FIRST
+        super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted)
+        self._grid = grid
+        self._inverts = inverts
+        self._final = Runs(partials.state_key, time_column=LAST, combine_rows=_as_they_are)
+        self._touched = Runs(partials.state_key, time_column=LAST, combine_rows=_as_they_are)
+        """Which final panes came since the last early results: windows to come have changed by them."""
+        self._store: PaneStore | None = None
+        """The final panes, where windows are put together one by one; None before the first window closes."""
+        self._slider = self._new_slider()
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """Close the windows that end at or before it."""
+        before_us = max(self._watermark_us, self._final.closed_us)
+        self._watermark_us = watermark_us
+        due_us = self._grid.window_at(watermark_us)
+        if due_us <= self._grid.window_at(before_us):
+            return []
+        closed = self._closed(watermark_us).drop(FIRST, strict=False)
+        if not self._grid.overlaps:
+            return self._results(self._only_windows(closed))
+        windows = list(self._windows(closed, before_us, due_us))
+        self._final.close(watermark_us)
+        self._touched.close(watermark_us)
+        self._final.add(self._lasting(closed))
+        return [emit for rows in windows for emit in self._results(rows)]
+
+    def states(self) -> Mapping[str, State]:
+        """The open panes (in two parts with early results), and the final ones."""
+        found = {**super().states(), "panes": self._final}
+        return found if self._early_us is None else {**found, "touched": self._touched}
+
+    def _changed_before(self) -> pl.DataFrame:
+        return self._touched.drain()
+
+    def _on_changed_closed(self, changed: pl.DataFrame) -> None:
+        self._touched.add(self._lasting(changed.select(self._named)))
+
+    def _lasting(self, closed: pl.DataFrame) -> pl.DataFrame:
+        """The panes that windows to come need, with LAST."""
+        if not closed.height:
+            return closed
+        ends, watermark_us = closed.get_column(END), self._watermark_us
+        least_us, most_us = (self._grid.last(int(end)) for end in (ends.min(), ends.max()))  # type: ignore[arg-type]  # an Int64 without nulls
+        if most_us <= watermark_us:
+            return closed.clear()
+        last = pl.lit(most_us, dtype=pl.Int64) if least_us == most_us else self._grid.last(pl.col(END))
+        kept = closed.with_columns(last.alias(LAST))
+        return kept if least_us > watermark_us else kept.filter(pl.col(LAST) > watermark_us)
+
+    def _due(self, ends: pl.Series) -> pl.Series:
+        return self._grid.first(ends)
+
+    def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return self._with_first(self._partials.merge(rows))
+
+    def _add(self, partials: pl.DataFrame) -> None:
+        if not self._grid.whole:
+            partials = partials.with_columns(self._grid.shared(pl.col(END)).alias(END))
+        self._hold(self._with_first(partials))
+
+    def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
+        results = self._partials.finish(rows)
+        starts = (rows.get_column(END) - self._grid.window.size_us).cast(results.schema[WINDOW_END])
+        return results.replace_column(results.get_column_index(WINDOW_START), starts.alias(WINDOW_START))
+
+    def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
+        key = self._partials.state_key
+        panes = self._together(self._open.scan(), self._final.scan())
+        if not self._grid.overlaps:
+            return self._only_windows(only(panes, changed, self._named))
+        keys = changed.select(key).unique()
+        if keys.height < panes.select(pl.struct(key).n_unique()).item():
+            panes = panes.join(keys, on=list(key), how="semi", nulls_equal=True)
+        ends = changed.get_column(END)
+        closed_us = max(self._watermark_us, self._final.closed_us)
+        after_us = max(self._grid.first(int(ends.min())) - 1, closed_us)  # type: ignore[arg-type]  # an Int64 without nulls
+        until_us = self._grid.last(int(ends.max()))  # type: ignore[arg-type]  # as above
+        wanted = self._grid.spread(changed, after_us, until_us).unique()
+        if self._at_once:
+            found = list(self._spread(panes, after_us, until_us))
+        else:
+            store, slider = PaneStore(self._grid, panes), self._new_slider()
+            found = list(self._one_by_one(store, slider, (after_us, until_us), until_us))
+        return only(pl.concat(found), wanted, self._named)
+
+    @property
+    def _at_once(self) -> bool:
+        return self._grid.panes_a_window <= AT_ONCE_PANES
+
+    def _windows(self, closed: pl.DataFrame, after_us: int, until_us: int) -> Iterator[pl.DataFrame]:
+        """Partial rows of the windows that end in (`after_us`, `until_us`], one a key and window, earlier windows first."""
+        if self._at_once:
+            panes = self._together(self._final.scan(), closed)
+            if panes.height and until_us == self._grid.window_at(after_us) + self._grid.window.slide_us:
+                # The usual case. Panes that are final, or become so now, and are needed still are all in this window.
+                yield self._one_window(panes, until_us)
+            elif panes.height:
+                yield from self._spread(panes, after_us, until_us)
+            return
+        # The first time after a restore, and on Spark that is every time, no work is done for windows to come.
+        last_us = until_us if self._store is None else None
+        if self._store is None:
+            self._store = PaneStore(self._grid, self._together(self._final.scan()))
+        self._store.add(closed)
+        yield from self._one_by_one(self._store, self._slider, (after_us, until_us), last_us)
+        if (done_us := self._slider.at_us) is not None:
+            self._store.forget(done_us - self._grid.window.size_us)
+
+    def _one_by_one(
+        self, store: PaneStore, slider: Slider, between_us: tuple[int, int], last_us: int | None
+    ) -> Iterator[pl.DataFrame]:
+        """The windows in between, put together one after the other, those that hold the same panes at once."""
+        slide_us = self._grid.window.slide_us
+        for first_us, same_us in store.windows(*between_us):
+            found = slider.window(store, first_us, until_us=last_us)
+            slider.skip((same_us - first_us) // slide_us)
+            for end_us in range(first_us, same_us + 1, WINDOWS_ALIKE * slide_us):
+                until_us = min(same_us, end_us + (WINDOWS_ALIKE - 1) * slide_us)
+                yield found if end_us == until_us == first_us else _alike(found, range(end_us, until_us + 1, slide_us))
+
+    def _spread(self, panes: pl.DataFrame, after_us: int, until_us: int) -> Iterator[pl.DataFrame]:
+        """Merge the windows that end in (`after_us`, `until_us`] from the panes, all at once or in parts."""
+        grid = self._grid
+        first, last = grid.first(panes.get_column(END)), grid.last(panes.get_column(END))
+        inside = (first <= until_us) & (last > after_us)
+        if not inside.all():
+            panes, first, last = panes.filter(inside), first.filter(inside), last.filter(inside)
+        if not panes.height:
+            return
+        due_us = max(grid.window_at(after_us) + grid.window.slide_us, int(first.min()))  # type: ignore[arg-type]  # an Int64 without nulls
+        until_us = min(grid.window_at(until_us), int(last.max()))  # type: ignore[arg-type]  # as above
+        if due_us == until_us:
+            yield self._one_window(panes, until_us)
+        elif panes.height * grid.windows_a_pane > SPREAD_ROWS:
+            # Between windows in the middle of what there is; or of the time, should that be one pane.
+            middle_us = grid.window_at(int(first.median()))  # type: ignore[arg-type]  # as above
+            if not due_us <= middle_us < until_us:
+                middle_us = grid.window_at((due_us + until_us - 1) // 2)
+            yield from self._spread(panes, due_us - 1, middle_us)
+            yield from self._spread(panes, middle_us, until_us)
+        else:
+            windows = grid.spread(panes, due_us - 1, until_us)
+            yield self._partials.merge(windows).select(panes.columns).sort(END)
+
+    def _together(self, *frames: pl.DataFrame) -> pl.DataFrame:
+        """Partial rows of all, without the columns that say when they are due. No columns at all, if there are no rows."""
+        found = [frame.select(list(self._partials.schema)) for frame in frames if frame.height]
+        return pl.concat(found) if found else pl.DataFrame()
+
+    def _one_window(self, panes: pl.DataFrame, end_us: int) -> pl.DataFrame:
+        """All panes as one window."""
+        return self._partials.merge(panes.with_columns(pl.lit(end_us, dtype=pl.Int64).alias(END))).select(panes.columns)
+
+    def _only_windows(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Where windows do not overlap, a pane is a window, but for the gap at its end."""
+        return panes.with_columns(self._grid.first(pl.col(END))).sort(END) if panes.height else panes
+
+    def _with_first(self, partials: pl.DataFrame) -> pl.DataFrame:
+        return partials if self._grid.whole else partials.with_columns(self._grid.first(pl.col(END)).alias(FIRST))
+
+    def _new_slider(self) -> Slider:
+        if self._inverts:
+            return Subtracting(self._grid, self._partials.merge, key=self._partials.state_key)
+        return TwoStacks(self._grid, self._partials.merge)
+
+
+def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
+    """Partial rows of one window as those of windows that hold the same panes."""
+    ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
+    return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
+
+
+def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
+    """There is one row a key and final pane: nothing to fold."""
+    return rows

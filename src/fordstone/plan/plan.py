@@ -1,0 +1,539 @@
+"""The plan: the checked, serialisable form of a pipeline. JSON, with no code inside.
+
+A plan is a list of steps in an order in which each stands behind its inputs (except a loop's feedback). Expressions
+are canonical SQL text; functions are import paths. `model.stream` derives what each step's stream looks like, and
+refuses what cannot run.
+
+The steps between edge and center.
+
+A user writes the first three. `tiers.split` puts a source, a sink, or a `Combine` in their place, and no engine ever sees them.
+
+The aggregates of a step, as a plan says them.
+
+What all steps of a plan have in common: a name, inputs, and by what their rows are brought together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, Literal
+
+import msgspec
+
+from fordstone.errors import PlanError
+from fordstone.plan.windows import Window
+
+Port = Literal["main", "late", "timeout", "final"]
+
+
+class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which system, and how: what a plan says of a source's or a sink's far end."""
+
+    kind: str
+    options: dict[str, Any] = {}
+    at: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Where this run finds it, and what opens it: addresses, tokens. No part of what a plan means: neither stored nor compared."""
+
+    def __repr__(self) -> str:
+        # Without what opens it: this comes into logs and tracebacks.
+        at = "" if self.at is msgspec.UNSET else f", at={self.at.get('url', '...')!r}"
+        return f"ConnectorSpec(kind={self.kind!r}, options={self.options!r}{at})"
+
+
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stream that a step reads: a step's output, or another of its ports.
+
+    `late`: rows that came too late. `timeout`: beginnings of patterns whose time ran out. `final`: of a window with early
+    results, the last word on each.
+    """
+
+    step: str
+    port: Port = "main"
+
+    def __str__(self) -> str:
+        return self.step if self.port == "main" else f"{self.step}.{self.port}"
+
+
+class AnyStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True):
+    """A named node of the graph."""
+
+    name: str
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The streams this step reads, feedback left out."""
+        found = getattr(self, "input", None)
+        return () if found is None else (found,)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """For each input the columns by which its rows are brought together; None: this step takes rows where they are.
+
+        Where a feeder stands before the shuffle (`operators.factory.make_feeder`), these are columns that it gives.
+        """
+        return None
+
+
+class KeyedByColumns(AnyStep, frozen=True, kw_only=True):
+    """A step with state by key: all rows of a key come to one subtask. Without keys there is one subtask."""
+
+    keys: tuple[str, ...]
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key."""
+        return (self.keys,)
+
+
+def join_keys(count: int) -> tuple[str, ...]:
+    """The key columns on the way to a step that joins two streams, whatever they are called in each."""
+    return tuple(f"__k{index}" for index in range(count))
+
+
+class UserAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of a user by its import path, what it is over, what it keeps and what it gives."""
+
+    path: str
+    arguments: tuple[str, ...]
+    state: dict[str, str]
+    result: str
+
+
+class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One output column of an aggregate step: an aggregate expression, or a user's own aggregate over expressions."""
+
+    name: str
+    sql: str
+    """For a user's own only what is shown."""
+    user: UserAggregate | None = None
+
+
+OFFLINE_US: Final = 24 * 3600 * 1_000_000
+CENTER_EARLY_US: Final = 1_000_000
+"""Above the cut, windows give provisional results about so often, unless told otherwise."""
+
+
+class ToCenter(AnyStep, frozen=True, tag="to_center", kw_only=True):
+    """The cut: rows on their way from the edge to the center."""
+
+    input: Input
+    offline_us: int = OFFLINE_US
+    """A node that has been away for so long no longer holds time back at the center."""
+
+
+class Control(AnyStep, frozen=True, tag="control", kw_only=True):
+    """A table that the center keeps and every node has a copy of: rows replace each other by key."""
+
+    schema: dict[str, str]
+    keys: tuple[str, ...]
+
+
+class ToEdges(AnyStep, frozen=True, tag="to_edges", kw_only=True):
+    """Rows of the center that become rows of a control table."""
+
+    input: Input
+    control: str
+
+
+class RowsBelow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What rows looked like before partial rows were made of them: aggregates are about their columns."""
+
+    schema: dict[str, str]
+    time: str | None = None
+    shift_us: int = 0
+    """What is added to the time column."""
+
+
+class Combine(KeyedByColumns, frozen=True, tag="combine", kw_only=True):
+    """Below the cut: at each barrier one partial row for each key and window (or pane) that changed in the epoch (rule 9).
+
+    All rows of a key come to one subtask, so that an epoch has the same partial rows whoever computes it again (rule 1).
+    """
+
+    input: Input
+    window: Window | None
+    aggregates: tuple[NamedAggregate, ...]
+    schema: dict[str, str]
+    """Of the partial rows."""
+
+
+__all__ = [
+    "LOCAL_FUNCTION",
+    "PLAN_VERSION",
+    "Aggregate",
+    "Combine",
+    "ConnectorSpec",
+    "Contiguity",
+    "Control",
+    "Deduplicate",
+    "Ewma",
+    "Explode",
+    "Filter",
+    "Function",
+    "Guarantee",
+    "Input",
+    "Join",
+    "JoinHow",
+    "KeyedState",
+    "KeyedStep",
+    "Lookup",
+    "LookupLatest",
+    "Loop",
+    "Match",
+    "Mode",
+    "NamedAggregate",
+    "OnError",
+    "Plan",
+    "Port",
+    "Process",
+    "Release",
+    "RowsBelow",
+    "Select",
+    "Sink",
+    "Source",
+    "Stage",
+    "Step",
+    "TierStep",
+    "ToCenter",
+    "ToEdges",
+    "Union",
+    "UserAggregate",
+    "Window",
+    "WithColumns",
+    "join_keys",
+    "read_plan",
+]
+
+PLAN_VERSION: Final = 1
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+Mode = Literal["aligned", "unaligned", "blocking"]
+Release = Literal["commit", "at_once"]
+OnError = Literal["keep", "fail"]
+
+JoinHow = Literal["inner", "left", "right", "full"]
+Contiguity = Literal["next", "then", "any"]
+"""How a row follows one before it: at once; with others between; or with others between, even those that would fit."""
+
+LOCAL_FUNCTION: Final = "<local>"
+"""Begins the path of a function that cannot be imported: it runs in the process that built the pipeline only."""
+
+
+class Source(AnyStep, frozen=True, tag="source", kw_only=True):
+    """Rows from outside."""
+
+    connector: ConnectorSpec
+    schema: dict[str, str]
+    time: str | None = None
+    shift_us: int = 0
+    """What is added to the time column: rows of windows, when they cross, count as the last instant of theirs."""
+    lateness_us: int = 0
+    max_ahead_us: int | None = None
+    """Rows further ahead of the clock than this are late, and move no time on (rule 7); None: no row is."""
+    idle_after_us: int | None = None
+    on_error: OnError = "keep"
+    declares_time: bool = False
+    """The far end says how far time has come and which rows are late; then `time` may be None although time goes on."""
+    replaces: tuple[str, ...] = ()
+    """Rows replace each other by these columns, and carry what they do (`__op`)."""
+
+
+class Filter(AnyStep, frozen=True, tag="filter", kw_only=True):
+    """The rows for which a condition is true."""
+
+    input: Input
+    predicate: str
+
+
+class Select(AnyStep, frozen=True, tag="select", kw_only=True):
+    """New columns in place of the old."""
+
+    input: Input
+    columns: tuple[str, ...]
+
+
+class WithColumns(AnyStep, frozen=True, tag="with_columns", kw_only=True):
+    """New columns beside the old; one of the same name is replaced."""
+
+    input: Input
+    columns: tuple[str, ...]
+
+
+class Explode(AnyStep, frozen=True, tag="explode", kw_only=True):
+    """A row for each element of an array expression, beside the other columns."""
+
+    input: Input
+    expression: str
+
+
+class Function(AnyStep, frozen=True, tag="function", kw_only=True):
+    """A user's function: of one record (`map`), of one to many (`flat_map`), or of a batch (`map_batches`)."""
+
+    input: Input
+    kind: Literal["map", "flat_map", "map_batches"]
+    path: str
+    schema: dict[str, str]
+
+
+class Union(AnyStep, frozen=True, tag="union", kw_only=True):
+    """The rows of several streams of one schema."""
+
+    streams: tuple[Input, ...]
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """All the streams."""
+        return self.streams
+
+
+class Aggregate(KeyedByColumns, frozen=True, tag="aggregate", kw_only=True):
+    """One row a key and window, or with no window one row a key, kept up to date."""
+
+    input: Input
+    window: Window | None = None
+    aggregates: tuple[NamedAggregate, ...]
+    early_us: int | None = None
+    """Give provisional results about so often by the clock; then rows replace each other by key and window."""
+    merges: RowsBelow | None = None
+    """The input is partial rows, which a `Combine` made of such rows; None: it is rows."""
+
+
+class Ewma(KeyedByColumns, frozen=True, tag="ewma", kw_only=True):
+    """The rows of each key in order of time, each with exponentially weighted means of all up to it."""
+
+    input: Input
+    alpha: float | None = None
+    half_life_us: int | None = None
+    """Exactly one of the two is given: the weight of the newest value, or after how long a value counts half."""
+    columns: tuple[str, ...]
+
+
+class Deduplicate(KeyedByColumns, frozen=True, tag="deduplicate", kw_only=True):
+    """Rows of each key in order of time, without those that follow one that was kept by less than `within`."""
+
+    input: Input
+    within_us: int
+
+
+class Join(AnyStep, frozen=True, tag="join", kw_only=True):
+    """Pairs of rows of equal keys with right time between left time + from and left time + to, both included."""
+
+    left: Input
+    right: Input
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    from_us: int
+    to_us: int
+    how: JoinHow = "inner"
+    suffix: str = "_right"
+    """What is added to the names of right columns that the left has too."""
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Left and right."""
+        return (self.left, self.right)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key columns that both sides' feeders give."""
+        return (join_keys(len(self.left_keys)),) * 2
+
+
+class Lookup(AnyStep, frozen=True, tag="lookup", kw_only=True):
+    """Rows with the columns of the row of a table that has their key. The table is read when the pipeline starts."""
+
+    input: Input
+    table: ConnectorSpec
+    schema: dict[str, str]
+    """The table's columns."""
+    keys: tuple[str, ...]
+    """Columns of the stream."""
+    table_keys: tuple[str, ...]
+    how: Literal["inner", "left"] = "left"
+    suffix: str = "_right"
+
+
+class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
+    """Rows with the columns of the newest row of a control stream that has their key."""
+
+    input: Input
+    control: Input
+    keys: tuple[str, ...]
+    control_keys: tuple[str, ...]
+    how: Literal["inner", "left"] = "left"
+    suffix: str = "_right"
+    waits: bool = True
+    """Rows wait for the end of their epoch and see its control rows; else they go on at once, and see those of epochs before."""
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The rows, and the control stream."""
+        return (self.input, self.control)
+
+    @property
+    def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
+        """By the key columns that both sides' feeders give."""
+        return (join_keys(len(self.keys)),) * 2
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One part of a pattern: rows that fulfil a condition, and how they follow the rows before."""
+
+    name: str
+    predicate: str | None = None
+    """SQL. `b.x` is column x of the last row taken by stage b; aggregates of a stage, such as `avg(b.x)`, too. None: any row."""
+    follows: Contiguity = "then"
+    """How the first row of this stage follows the row taken before it. Of a negated stage: next or then."""
+    times_min: int = 1
+    """At least 1; whether the stage may be left out altogether is said by `optional`."""
+    times_max: int | None = 1
+    """None: without bound."""
+    optional: bool = False
+    repeats: Contiguity = "then"
+    """How the rows of this stage follow each other."""
+    quantifier: Literal["each", "greedy", "reluctant"] = "each"
+    """Every number of rows that fits is a match; or as many rows as can be; or as few."""
+    negated: bool = False
+    """No such row may come before the next stage; as the last stage: until the pattern's time is over."""
+    until: str | None = None
+    """The stage takes no more rows from the first on that fulfils this."""
+
+
+class Match(KeyedByColumns, frozen=True, tag="match", kw_only=True):
+    """Sequences of rows of a key, in order of time, that fulfil a pattern."""
+
+    input: Input
+    pattern: str
+    """Its name."""
+    stages: tuple[Stage, ...]
+    within_us: int | None = None
+    """From the first row of a match to its last: less than this."""
+    skip: Literal["none", "next", "past_last", "first", "last"] = "past_last"
+    """Where to go on after a match: everywhere, behind its first row, behind its last, or at the first or last of a stage."""
+    skip_to: str | None = None
+    choose: Literal["earliest", "preferred"] = "earliest"
+    """Which match of one first row counts, unless all do: the one that is complete first, or the one that SQL prefers."""
+    own_row: bool = False
+    """Whether, in its own stage's predicate, the row that is looked at counts as taken already, as in SQL's DEFINE."""
+    measures: tuple[str, ...] = ()
+    """SQL with AS. Columns of stages are written `b.x`; `first(b.x)`, `last(b.x)` and aggregates of them are known."""
+    all_rows: bool = False
+    """A row for each row of a match, instead of one a match."""
+    partial_matches_max: int = 10_000
+    """So many beginnings, and rows that may begin others, are kept a key at most; the oldest give way, and are counted."""
+    order: tuple[str, ...] = ()
+    """Columns, behind the time, that rows are ordered by before all others."""
+
+
+class KeyedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a keyed function remembers of each key under a name."""
+
+    name: str
+    kind: Literal["value", "list", "map"]
+    type: str
+    """Of the value, of the elements, or of a map's values."""
+    key_type: str | None = None
+    """Of a map's keys."""
+    ttl_us: int | None = None
+    """So long after it was last written it is forgotten: by event time if the stream has it, else by the clock."""
+
+
+class Process(KeyedByColumns, frozen=True, tag="process", kw_only=True):
+    """A user's function of the rows of a key, with state and timers."""
+
+    input: Input
+    path: str
+    schema: dict[str, str]
+    ordered: bool = True
+    """Rows come in order of time, once the watermark has passed them; else as they arrive."""
+    states: tuple[KeyedState, ...] = ()
+
+
+class Loop(AnyStep, frozen=True, tag="loop", kw_only=True):
+    """The head of a loop: the rows of its input, and those that come back along `feedback`."""
+
+    input: Input
+    feedback: Input
+
+
+class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
+    """Rows to the outside."""
+
+    input: Input
+    connector: ConnectorSpec
+    release: Release = "commit"
+
+
+KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process
+"""Steps whose rows are shuffled: those with `shuffles`."""
+TierStep = ToCenter | Control | ToEdges
+"""Where the tiers meet: `tiers.split` makes two plans without them, each for one engine."""
+Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink | TierStep
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A pipeline, ready to be stored, compared and run."""
+
+    version: int = PLAN_VERSION
+    pipeline: str
+    guarantee: Guarantee = "exactly_once"
+    mode: Mode = "aligned"
+    steps: tuple[Step, ...]
+
+    def step(self, name: str) -> Step:
+        """The step of that name."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+    def consumers(self, name: str) -> tuple[tuple[Step, Input], ...]:
+        """Who reads the step's streams, feedback included, in plan order."""
+        found = []
+        for step in self.steps:
+            reads = (*step.inputs, step.feedback) if isinstance(step, Loop) else step.inputs
+            found += [(step, stream) for stream in reads if stream.step == name]
+        return tuple(found)
+
+    def feeds(self, name: str) -> tuple[tuple[Step, int, Input], ...]:
+        """Who reads the step's streams, feedback left out, and as which of its inputs; in plan order."""
+        return tuple(
+            (step, index, stream)
+            for step in self.steps
+            for index, stream in enumerate(step.inputs)
+            if stream.step == name
+        )
+
+    def to_json(self) -> bytes:
+        """JSON; the order of columns is part of what a plan says, so equal plans give equal bytes."""
+        return msgspec.json.encode(self)
+
+    def digest(self) -> str:
+        """The sha256 of the JSON."""
+        return hashlib.sha256(self.unplaced().to_json()).hexdigest()
+
+    @property
+    def tiered(self) -> bool:
+        """Whether it is for two tiers, so that no engine runs it as it is."""
+        return any(isinstance(step, TierStep) for step in self.steps)
+
+    def unplaced(self) -> Plan:
+        """The plan without where this run finds its far ends: what may be stored and compared."""
+        return msgspec.structs.replace(self, steps=tuple(_unplaced(step) for step in self.steps))
+
+
+def _unplaced(step: Step) -> Step:
+    if not isinstance(step, Source | Sink) or step.connector.at is msgspec.UNSET:
+        return step
+    spec = ConnectorSpec(kind=step.connector.kind, options=step.connector.options)
+    return msgspec.structs.replace(step, connector=spec)
+
+
+def read_plan(data: bytes) -> Plan:
+    """Read a plan back. Raises `PlanError` for anything that is not one."""
+    try:
+        plan = msgspec.json.decode(data, type=Plan)
+    except msgspec.DecodeError as error:
+        raise PlanError(f"this is not a plan: {error}.") from error
+    if plan.version != PLAN_VERSION:
+        raise PlanError(f"the plan has version {plan.version}; this fordstone reads version {PLAN_VERSION}.")
+    return plan

@@ -1,0 +1,97 @@
+"""What is known of a stream before a row has moved, and what several kinds of steps ask of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fordstone.errors import PipelineError, SchemaError
+from fordstone.lang.schema import DataType, Schema
+from fordstone.plan import plan as p
+
+TIMESTAMP: Final = DataType("timestamp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTime:
+    """Where a stream's rows carry their time: a column, and what to add to it."""
+
+    column: str
+    shift_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamType:
+    """What is known of a stream before a row has moved."""
+
+    schema: Schema
+    time: EventTime | None = None
+    upsert_key: tuple[str, ...] | None = None
+    """None: an append stream. Else rows replace each other by this key."""
+    row_wise: bool = True
+    """Every row comes of one input row, by position: it can be given an id that a replay gives again."""
+    windowed: bool = False
+    """Every row comes of one key and window of the step `id_step`."""
+    id_step: str | None = None
+    looped: bool = False
+    """Inside or below a loop: there is no event time here."""
+    central: bool = False
+    """Above the cut: at the center."""
+    table: bool = False
+    """A control table: only lookups may read it."""
+
+
+Types = Mapping[p.Input, StreamType]
+Derived = dict[p.Input, StreamType]
+
+
+def key_columns(keys: Sequence[str], schema: Schema, *, what: str = "group_by") -> dict[str, str | DataType]:
+    """The key columns with their types, once it is clear that they exist."""
+    for key in keys:
+        if key not in schema:
+            raise SchemaError(f"{what}: there is no column {key!r}. Columns are: {', '.join(schema)}.")
+    if len(set(keys)) < len(keys):
+        raise SchemaError(f"{what} names a column twice: {', '.join(keys)}. Name each once.")
+    return {key: schema[key] for key in keys}
+
+
+def plain_keys(keys: Sequence[str], schema: Schema, *, what: str = "group_by") -> None:
+    """Refuse keys that do not exist, or that no table can be kept by."""
+    for key in key_columns(keys, schema, what=what):
+        if schema[key].element is not None:
+            raise SchemaError(f"{what}: column {key!r} is an array, which cannot be a key here.")
+
+
+def late_rows(step: p.Step, stream: StreamType) -> Derived:
+    """The late port of a step: rows as they came."""
+    return {p.Input(step.name, "late"): replace(stream, time=None, row_wise=False, windowed=False)}
+
+
+def needs_time(step: p.Step, stream: StreamType, what: str, *, given: p.Input | None = None) -> EventTime:
+    """The time of a step's input (`given`: which one, if there are several)."""
+    given = step.inputs[0] if given is None else given
+    if stream.looped:
+        raise PipelineError(f"step {step.name}: {what} needs event time, and there is none inside or below a loop.")
+    if stream.time is None:
+        raise PipelineError(
+            f"step {step.name}: {what} needs event time, and {given} has none. "
+            'Declare it at the source (time="ts"), and keep that column on the way.'
+        )
+    return stream.time
+
+
+def append_only(step: p.Step, stream: StreamType, what: str) -> None:
+    """Refuse rows that replace each other (rule 8)."""
+    if stream.upsert_key is not None:
+        raise PipelineError(
+            f"step {step.name}: {what} cannot take rows that replace each other by key "
+            f"({', '.join(stream.upsert_key)}), as running results do. "
+            "Filters, selects that keep the key, and sinks can. "
+            "Behind a window with early results, .final() gives the last word on each; a window without gives no other."
+        )
+
+
+def shown(schema: Schema) -> str:
+    """A schema in an error."""
+    return ", ".join(f"{name} {kind}" for name, kind in schema.items())

@@ -1,0 +1,327 @@
+"""Say where a half of a split plan finds the hub. What a plan means does not depend on it (`Plan.unplaced`).
+
+Cut a plan for two tiers into two ordinary plans: one for every node, one for the center.
+
+Names of steps stay, since state belongs to them. What was pushed below the cut stands in the edge plan; new steps (the
+columns that cross, partial rows) get names that no other step has. Both plans are judged by `stream_types` before they are
+given out. Pure; where the hub is comes later (`place`).
+
+Which columns of a stream anybody reads: the others need not cross.
+
+Pure. A step that does not say which columns it reads, or whose state would change with them, reads all: users' functions,
+sinks, unions (which compare schemas), joins, patterns and whatever keeps whole rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from fordstone.hub.client.address import HubAddress
+from fordstone.lang.dialect import quoted_name
+from fordstone.lang.expression import parse_predicate
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.check import aggregates
+from fordstone.operators.rowwise import exploded_columns, projection
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import StreamType, Types
+from fordstone.planner.check import stream_types
+from fordstone.planner.push_down import NOTHING, PushDown, push_down
+
+
+def columns_read(plan: p.Plan, types: Types, stream: p.Input) -> tuple[str, ...]:
+    """The columns of a stream that its readers need, in their order: never none, and the time is always among them."""
+    given = types[stream]
+    needed = _needed(plan, types, stream)
+    if given.time is not None:
+        needed = needed | {given.time.column}
+    return tuple(name for name in given.schema if name in needed) or given.schema.names()[:1]
+
+
+def _needed(plan: p.Plan, types: Types, stream: p.Input) -> frozenset[str]:
+    readers = [step for step, read in plan.consumers(stream.step) if read.port == stream.port]
+    every = frozenset(types[stream].schema)
+    if not readers:
+        return every  # whoever reads the hub's stream without this pipeline
+    return frozenset[str]().union(*(_read(plan, types, step, types[stream], every) for step in readers))
+
+
+def _read(plan: p.Plan, types: Types, step: p.Step, stream: StreamType, every: frozenset[str]) -> frozenset[str]:
+    """What one step needs of its input, for itself and for what stands behind it."""
+    schema = stream.schema
+    match step:
+        case p.Filter():
+            return _needed(plan, types, p.Input(step.name)) | set(parse_predicate(step.predicate, schema).columns)
+        case p.Select():
+            return frozenset(name for column in projection(step, schema) for name in column.columns)
+        case p.WithColumns():
+            behind = _needed(plan, types, p.Input(step.name))
+            # The others are the columns of before, as they were.
+            computed = [
+                column
+                for column in projection(step, schema)
+                if column.columns != (column.name,) or not column.is_column
+            ]
+            replaced = {column.name for column in computed}
+            return (behind - replaced) & every | {name for column in computed for name in column.columns}
+        case p.Explode():
+            array, _ = exploded_columns(step, schema)
+            return (_needed(plan, types, p.Input(step.name)) - {array.name}) & every | set(array.columns)
+        case p.Aggregate() if not any(read.port == "late" for _, read in plan.consumers(step.name)):
+            return _aggregated(step, schema)
+        case _:
+            return every
+
+
+def _aggregated(step: p.Aggregate, schema: Schema) -> frozenset[str]:
+    found = {name for aggregate in aggregates(step, schema) for name in aggregate.columns}
+    return frozenset(found | set(step.keys))
+
+
+STEM_MAX: Final = 80
+"""So many characters of a step's name at most begin the name of a step that is made for it: names have a bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What one cut lets across."""
+
+    stream: str
+    """The hub's name of it: that of the `to_center` step."""
+    before: Schema
+    """The columns at the cut, as it was written."""
+    schema: Schema
+    """The columns that cross; rows carry whether they are late beside."""
+    pushed: tuple[str, ...]
+    """The steps that run below the cut although they were written above it."""
+    partial: bool
+    """Partial rows cross, not rows."""
+    aggregate: str | None
+    """Which step merges them at the center."""
+    reason: str
+    """Why not more was pushed down, as a clause."""
+
+    @property
+    def pruned(self) -> tuple[str, ...]:
+        """The columns that do not cross as they stood at the cut, because nobody above reads them."""
+        return () if self.partial else tuple(name for name in self.before if name not in self.schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """The two halves of a plan."""
+
+    edge: p.Plan
+    center: p.Plan | None
+    """None: nothing of the pipeline runs at the center."""
+    crossings: tuple[Crossing, ...]
+
+
+def split(plan: p.Plan, *, push_down: bool = True) -> Tiers:
+    """Cut a plan. One that is not for two tiers is all edge. Raises `PipelineError` as `stream_types` does.
+
+    Without `push_down` the cut is where it was written, and rows cross with all their columns: to see what they are, and what
+    push-down saves. Edge and center have to be cut alike.
+    """
+    types = stream_types(plan)
+    if not plan.tiered:
+        return Tiers(edge=plan, center=None, crossings=())
+    names = _Names(plan)
+    cuts = [
+        _Cut.of(plan, types, step, names if push_down else None) for step in plan.steps if isinstance(step, p.ToCenter)
+    ]
+    edge = _edge(plan, types, {cut.step.name: cut for cut in cuts})
+    center = _center(plan, types, {cut.step.name: cut for cut in cuts})
+    for half in (edge, center):
+        if half is not None:
+            stream_types(half)
+    return Tiers(edge=edge, center=center, crossings=tuple(cut.crossing() for cut in cuts))
+
+
+class _Names:
+    """Gives new steps names that nobody has."""
+
+    def __init__(self, plan: p.Plan) -> None:
+        self._taken = {step.name for step in plan.steps}
+
+    def new(self, stem: str, what: str) -> str:
+        base, count = f"{stem[:STEM_MAX]}_{what}", 1
+        while (name := base if count == 1 else f"{base}_{count}") in self._taken:
+            count += 1
+        self._taken.add(name)
+        return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """One cut, with all that is decided about it."""
+
+    step: p.ToCenter
+    pushed: PushDown
+    before: StreamType
+    crosses: StreamType
+    """Rows as they cross, or those that partial rows are made of."""
+    below: tuple[p.Step, ...]
+    """The steps between the cut's input and its sink, in their order."""
+
+    @classmethod
+    def of(cls, plan: p.Plan, types: Types, step: p.ToCenter, names: _Names | None) -> _Cut:
+        """`names`: for the steps that push-down makes; None: nothing is pushed down."""
+        if names is None:
+            here = types[p.Input(step.name)]
+            return cls(step=step, pushed=NOTHING, before=here, crosses=here, below=())
+        pushed = push_down(plan, types, step)
+        last = p.Input(pushed.steps[-1].name if pushed.steps else step.name)
+        rows = types[last]
+        # The first that moves reads what the cut read; the others read each other, as before.
+        below: list[p.Step] = [
+            msgspec.structs.replace(moved, input=step.input) if not at else moved
+            for at, moved in enumerate(pushed.steps)
+        ]
+        behind = p.Input(below[-1].name) if below else step.input
+        if pushed.aggregate is not None and pushed.partial is not None:
+            below.append(_combine(pushed.aggregate, pushed.partial, behind, names))
+        else:
+            columns = columns_read(plan, types, last)
+            if len(columns) < len(rows.schema):
+                listed = tuple(quoted_name(name) for name in columns)
+                below.append(p.Select(name=names.new(step.name, "columns"), input=behind, columns=listed))
+                kept = Schema(tuple((name, rows.schema[name]) for name in columns))
+                rows = StreamType(schema=kept, time=rows.time)
+        return cls(step=step, pushed=pushed, before=types[p.Input(step.name)], crosses=rows, below=tuple(below))
+
+    @property
+    def schema(self) -> Schema:
+        """What crosses."""
+        return self.crosses.schema if self.pushed.partial is None else self.pushed.partial
+
+    def sink(self) -> p.Sink:
+        """The end of the stream at the edge."""
+        end = p.Input(self.below[-1].name) if self.below else self.step.input
+        return p.Sink(name=self.step.name, input=end, connector=p.ConnectorSpec("center", {"stream": self.step.name}))
+
+    def source(self, pipeline: str) -> p.Source:
+        """Its beginning at the center."""
+        time = None if self.pushed.partial is not None else self.crosses.time
+        return p.Source(
+            name=self.step.name,
+            connector=p.ConnectorSpec("hub", {"pipeline": pipeline, "stream": self.step.name}),
+            schema=self.schema.to_dict(),
+            time=None if time is None else time.column,
+            shift_us=0 if time is None else time.shift_us,
+            lateness_us=0,
+            idle_after_us=self.step.offline_us,
+            declares_time=True,
+        )
+
+    def merging(self) -> p.Aggregate | None:
+        """The aggregate that merges what crosses, if partial rows do."""
+        found, rows = self.pushed.aggregate, self.crosses
+        if found is None:
+            return None
+        time = rows.time
+        below = p.RowsBelow(
+            schema=rows.schema.to_dict(),
+            time=None if time is None else time.column,
+            shift_us=0 if time is None else time.shift_us,
+        )
+        return msgspec.structs.replace(found, input=p.Input(self.step.name), merges=below)
+
+    def crossing(self) -> Crossing:
+        """For those who want to know."""
+        return Crossing(
+            stream=self.step.name,
+            before=self.before.schema,
+            schema=self.schema,
+            pushed=tuple(step.name for step in self.pushed.steps),
+            partial=self.pushed.partial is not None,
+            aggregate=None if self.pushed.aggregate is None else self.pushed.aggregate.name,
+            reason=self.pushed.reason,
+        )
+
+
+def _combine(step: p.Aggregate, partial: Schema, behind: p.Input, names: _Names) -> p.Combine:
+    return p.Combine(
+        name=names.new(step.name, "partials"),
+        input=behind,
+        keys=step.keys,
+        window=step.window,
+        aggregates=step.aggregates,
+        schema=partial.to_dict(),
+    )
+
+
+def _edge(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan:
+    steps: list[p.Step] = []
+    for step in plan.steps:
+        if isinstance(step, p.ToCenter):
+            steps += [*cuts[step.name].below, cuts[step.name].sink()]
+        elif isinstance(step, p.Control):
+            if plan.consumers(step.name):  # else no node need have a copy
+                steps.append(_control_source(step))
+        elif not types[p.Input(step.name)].central:
+            steps.append(step)
+    return msgspec.structs.replace(plan, steps=tuple(steps))
+
+
+def _control_source(step: p.Control) -> p.Source:
+    return p.Source(
+        name=step.name,
+        connector=p.ConnectorSpec("control", {"control": step.name}),
+        schema=step.schema,
+        replaces=step.keys,
+    )
+
+
+def _center(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan | None:
+    moved = {step.name: cut.step.name for cut in cuts.values() for step in cut.pushed.steps}
+    merging = {found.name: found for cut in cuts.values() if (found := cut.merging()) is not None}
+    keys = {step.name: step.keys for step in plan.steps if isinstance(step, p.Control)}
+    steps: list[p.Step] = []
+    for step in plan.steps:
+        if not types[p.Input(step.name)].central or step.name in moved:
+            continue
+        if isinstance(step, p.ToCenter):
+            if plan.consumers(step.name):  # else it ends at the hub
+                steps.append(cuts[step.name].source(plan.pipeline))
+        elif isinstance(step, p.ToEdges):
+            options = {"pipeline": plan.pipeline, "control": step.control, "keys": list(keys[step.control])}
+            at = _read_from(step.input, moved)
+            steps.append(p.Sink(name=step.name, input=at, connector=p.ConnectorSpec("control", options)))
+        else:
+            steps.append(merging[step.name] if step.name in merging else _rewired(step, moved))
+    return msgspec.structs.replace(plan, steps=tuple(steps)) if steps else None
+
+
+def _read_from(stream: p.Input, moved: Mapping[str, str]) -> p.Input:
+    """What stands below now crosses in the place of the cut."""
+    return p.Input(moved[stream.step], stream.port) if stream.step in moved else stream
+
+
+def _rewired(step: p.Step, moved: Mapping[str, str]) -> p.Step:
+    changed: dict[str, object] = {}
+    for field in step.__struct_fields__:
+        value = getattr(step, field)
+        if isinstance(value, p.Input):
+            changed[field] = _read_from(value, moved)
+        elif isinstance(step, p.Union) and field == "streams":
+            changed[field] = tuple(_read_from(stream, moved) for stream in step.streams)
+    return msgspec.structs.replace(step, **changed)
+
+
+HUB_KINDS: Final = frozenset({"center", "hub", "control"})
+"""Connectors whose far end is the hub."""
+
+
+def placed(plan: p.Plan, hub: HubAddress) -> p.Plan:
+    """The plan with the hub's address in every connector that goes there. Called once, right before a run."""
+    return msgspec.structs.replace(plan, steps=tuple(_placed(step, hub.at()) for step in plan.steps))
+
+
+def _placed(step: p.Step, at: dict[str, str]) -> p.Step:
+    if not isinstance(step, p.Source | p.Sink) or step.connector.kind not in HUB_KINDS:
+        return step
+    return msgspec.structs.replace(step, connector=msgspec.structs.replace(step.connector, at=at))

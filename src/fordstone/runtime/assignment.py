@@ -1,0 +1,42 @@
+"""Who reads which partition of a source.
+
+Pure. Within one number of subtasks a partition stays with its reader over restarts: what is in flight in an unaligned
+checkpoint tells the time of whoever sent it. After rescaling all are dealt out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fordstone.epochs.manifest import Manifest, PartitionCut
+from fordstone.plan.ids import PartitionId
+
+
+def readers(manifest: Manifest | None, source: str, parallelism: int) -> dict[str, int]:
+    """Which subtask read each partition at the checkpoint; none after rescaling."""
+    if manifest is None or manifest.parallelism != parallelism:
+        return {}
+    tasks = [(*task.task.rpartition("/"), task.watermarks_us) for task in manifest.tasks]
+    return {name: int(subtask) for vertex, _, subtask, times in tasks if vertex == source for name in times}
+
+
+def assign(partitions: Mapping[str, PartitionCut], hands: int, had: Mapping[str, int]) -> list[dict[str, PartitionCut]]:
+    """Give partitions to those who had them, and the others to those who have fewest; the same way each time."""
+    shares: list[dict[str, PartitionCut]] = [{} for _ in range(hands)]
+    for name in sorted(partitions, key=lambda name: (name not in had, name)):
+        hand = had[name] if name in had else min(range(hands), key=lambda index: len(shares[index]))
+        shares[hand][name] = partitions[name]
+    return shares
+
+
+def newcomers(
+    found: Sequence[PartitionId], known: Sequence[Mapping[str, PartitionCut]]
+) -> list[tuple[PartitionId, ...]]:
+    """Give the partitions that nobody has to those who have fewest."""
+    given: list[tuple[PartitionId, ...]] = [() for _ in known]
+    taken = {name for share in known for name in share}
+    for name in found:
+        if name not in taken:
+            least = min(range(len(known)), key=lambda index: len(known[index]) + len(given[index]))
+            given[least] = (*given[least], name)
+    return given

@@ -1,0 +1,129 @@
+"""Chains: the fused steps of one task. A batch goes through all of them before the next is taken; nothing is queued between.
+
+A chain is a tree: a step's output may go to further steps of the chain, to outlets, and out to other tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import polars as pl
+
+from fordstone.errors import FordstoneError
+from fordstone.operators.aggregate.partial import ROWS
+from fordstone.operators.base import LATE, Emits, Moment, Operator
+from fordstone.plan.ids import Attempt
+from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.snapshot import FrozenState
+from fordstone.state.base import Piece
+
+
+class Onward(Protocol):
+    """Takes rows out of the task."""
+
+    def send(self, frame: pl.DataFrame, *, late: bool) -> None:
+        """Queue rows for the tasks that come next."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One fused step, and where its output goes, by port."""
+
+    step: str
+    operator: Operator
+    links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    onward: Mapping[str, Sequence[Onward]] = field(default_factory=dict)
+    outlets: Mapping[str, Sequence[Outlet]] = field(default_factory=dict)
+
+
+class Chain:
+    """The fused steps of one task, heads first."""
+
+    def __init__(
+        self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, aside: Sequence[Outlet] = ()
+    ) -> None:
+        """`heads` are the steps that take the task's input. `links` stand in an order in which each is behind its feeder.
+
+        `aside`: outlets that are fed by the task itself (dead letters).
+        """
+        self._links = {link.step: link for link in links}
+        self._heads = tuple(heads)
+        self._subtask = subtask
+        self.late_rows = 0
+        fed = [outlet for link in links for outlets in link.outlets.values() for outlet in outlets]
+        self._outlets = (*fed, *aside)
+
+    @property
+    def outlets(self) -> tuple[Outlet, ...]:
+        """Every outlet of the chain."""
+        return self._outlets
+
+    def operators(self) -> dict[str, Operator]:
+        """The operators by step."""
+        return {name: link.operator for name, link in self._links.items()}
+
+    def push(self, frame: pl.DataFrame, *, late: bool) -> None:
+        """Take a batch of the task's input through the chain."""
+        for head in self._heads:
+            self._apply(head, frame, late=late)
+
+    def on_watermark(self, us: int, *, mute: bool = False) -> None:
+        """Tell every step, feeders first, so that what a step lets go is seen by the next before it hears of the time.
+
+        `mute`: what they let go is lost.
+        """
+        for link in self._links.values():
+            emits = link.operator.on_watermark(us)
+            self._route(link, [] if mute else emits)
+
+    def on_barrier(self, moment: Moment) -> None:
+        """Let every step give out what is due once per epoch."""
+        for link in self._links.values():
+            self._route(link, link.operator.on_barrier(moment))
+
+    def freeze(self) -> tuple[FrozenState, ...]:
+        """Every state, as it is now."""
+        return tuple(
+            FrozenState(step=step, name=name, subtask=self._subtask, pieces=state.freeze(), state=state)
+            for step, link in self._links.items()
+            for name, state in link.operator.states().items()
+        )
+
+    def freeze_outlets(self, attempt: Attempt, committed: Attempt) -> dict[str, tuple[Piece, ...]]:
+        """The output that waits for the seal, by sink."""
+        return {outlet.sink: outlet.freeze(attempt, committed) for outlet in self._outlets if outlet.waits}
+
+    def state_bytes(self) -> int:
+        """About how much memory the states take."""
+        return sum(state.size_bytes() for link in self._links.values() for state in link.operator.states().values())
+
+    def close(self) -> None:
+        """Close the outlets."""
+        for outlet in self._outlets:
+            outlet.close()
+
+    def _apply(self, step: str, frame: pl.DataFrame, *, late: bool) -> None:
+        link = self._links[step]
+        try:
+            emits = link.operator.on_batch(frame, late=late)
+        except FordstoneError:
+            raise
+        except Exception as error:
+            error.add_note(f"in step {step}, on a batch of {frame.height} rows with columns {', '.join(frame.columns)}")
+            raise
+        self._route(link, emits)
+
+    def _route(self, link: Link, emits: Emits) -> None:
+        for emit in emits:
+            if emit.port == LATE:
+                partial = ROWS in emit.frame.columns
+                self.late_rows += int(emit.frame.get_column(ROWS).sum()) if partial else emit.frame.height
+            for step in link.links.get(emit.port, ()):
+                self._apply(step, emit.frame, late=emit.late)
+            for onward in link.onward.get(emit.port, ()):
+                onward.send(emit.frame, late=emit.late)
+            for outlet in link.outlets.get(emit.port, ()):
+                outlet.take(emit.frame)

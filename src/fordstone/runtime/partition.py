@@ -1,0 +1,190 @@
+"""One partition of a source as a task reads it: position, time, and which rows are late.
+
+Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
+or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Late is also what is
+above the partition's limit, too far ahead of the clock to be believed (rule 7): for what comes behind, it was never there.
+Where the far end declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
+
+`Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from fordstone.connectors.base import Chunk, Reader
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.polars.instant import microseconds
+from fordstone.operators.base import ROW_ID
+from fordstone.plan import plan as p
+
+TIME_BOUND_US: Final = 2**62
+"""Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The rows of a chunk."""
+
+    in_time: pl.DataFrame
+    late: pl.DataFrame | None = None
+    untimed: pl.DataFrame | None = None
+    """Those whose time is null or absurd."""
+    ahead: int = 0
+    """How many of those that are late are too far ahead of the clock."""
+
+
+def has_event_time(step: p.Source) -> bool:
+    """Whether event time goes on with this source: its rows carry it, or its far end declares it."""
+    return step.time is not None or step.declares_time
+
+
+def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:
+    """Above which time rows that are read from now on are late. History has no clock, and declared time is judged elsewhere."""
+    if bounded or step.time is None or step.max_ahead_us is None or step.declares_time:
+        return TIME_MAX_US
+    return min(now_us + step.max_ahead_us, TIME_MAX_US)
+
+
+@dataclass(slots=True, kw_only=True)
+class Partition:
+    """Where one partition stands. Owned by one source task."""
+
+    name: str
+    reader: Reader | None = None
+    position: int = 0
+    max_time_us: int = TIME_MIN_US
+    floor_us: int = TIME_MIN_US
+    limit_us: int = TIME_MAX_US
+    idle: bool = False
+    done: bool = False
+    ended: bool = False
+    """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
+    target: int | None = None
+    """Following a recorded cut: read up to here and no further."""
+    stashed: Chunk | None = None
+    """Read while idle, to be worked on from the next barrier on."""
+    heard_us: int = 0
+    """When rows last came, on the monotonic clock."""
+    reads: int = 0
+
+    @classmethod
+    def restored(cls, name: str, cut: PartitionCut, *, now_us: int) -> Partition:
+        """As a checkpoint says."""
+        return cls(
+            name=name,
+            position=cut.position,
+            max_time_us=cut.max_time_us,
+            floor_us=cut.floor_us,
+            limit_us=cut.limit_us,
+            idle=cut.idle,
+            done=cut.done,
+            heard_us=now_us,
+        )
+
+    def cut(self) -> PartitionCut:
+        """For the manifest."""
+        return PartitionCut(
+            position=self.position,
+            max_time_us=self.max_time_us,
+            floor_us=self.floor_us,
+            limit_us=self.limit_us,
+            idle=self.idle,
+            done=self.done,
+        )
+
+    def watermark_us(self, lateness_us: int) -> int:
+        """How far time has come in this partition."""
+        if self.max_time_us == TIME_MIN_US:
+            return self.floor_us
+        return max(self.max_time_us - lateness_us, self.floor_us)
+
+    def judged(self, step: p.Source, chunk: Chunk, frame: pl.DataFrame) -> Judged:
+        """Sort the rows of a chunk out, and move time on. Called once for each chunk, in order, with its rows (and their ids).
+
+        Of a source that declares its time also for chunks without rows: what it declares counts behind its rows.
+        """
+        if step.declares_time:
+            judged = self._judged_declared(step, chunk.late, frame)
+            if chunk.watermark_us is not None:
+                self.max_time_us = max(self.max_time_us, chunk.watermark_us)
+            return judged
+        if step.time is None or not frame.height:
+            return Judged(in_time=frame)
+        frame, untimed = split_untimed(frame, step.time)
+        late, ahead = self._judge(microseconds(frame.get_column(step.time)), step.lateness_us)
+        if late is None:
+            return Judged(in_time=frame, untimed=untimed)
+        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed, ahead=ahead)
+
+    def newest_us(self, step: p.Source, chunk: Chunk) -> int:
+        """How far time will have come, lateness left aside, when this chunk has been judged."""
+        if step.declares_time:
+            return self.max_time_us if chunk.watermark_us is None else max(self.max_time_us, chunk.watermark_us)
+        if step.time is None or not chunk.frame.height:
+            return self.max_time_us
+        times = microseconds(chunk.frame.get_column(step.time))
+        newest_us = times.filter(times.is_between(-TIME_BOUND_US, min(TIME_BOUND_US, self.limit_us))).max()
+        return max(self.max_time_us, newest_us) if isinstance(newest_us, int) else self.max_time_us
+
+    def _judged_declared(self, step: p.Source, marked: pl.Series | None, frame: pl.DataFrame) -> Judged:
+        late, untimed = marked, None
+        if step.time is not None and frame.height:
+            sane = _sane(microseconds(frame.get_column(step.time)))
+            if sane is not None:
+                untimed, frame = frame.filter(~sane), frame.filter(sane)
+                late = None if late is None else late.filter(sane)
+            if self.floor_us > TIME_MIN_US:
+                below = microseconds(frame.get_column(step.time)) + step.shift_us < self.floor_us
+                late = below if late is None else late | below
+        if late is None or not late.any():
+            return Judged(in_time=frame, untimed=untimed)
+        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed)
+
+    def _judge(self, times: pl.Series, lateness_us: int) -> tuple[pl.Series | None, int]:
+        """Which of these times (no nulls) are late, if any, and how many are so for being ahead; and move time on."""
+        low, high = times.min(), times.max()
+        if not isinstance(low, int) or not isinstance(high, int):
+            return None, 0
+        before, ahead, believed = self.max_time_us, None, times
+        if high > self.limit_us:
+            ahead = times > self.limit_us
+            believed = times.set(ahead, TIME_MIN_US)
+            high = int(believed.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
+        self.max_time_us = max(before, high)
+        if low >= max(self.max_time_us - lateness_us, self.floor_us):
+            late = ahead
+        elif ahead is None and low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
+            # In order among themselves, and not late against what came before.
+            late = None
+        else:
+            # Exactly, row by row: against the largest time before each row.
+            highest = pl.select(pl.lit(believed).cum_max().shift(1).fill_null(before).clip(before)).to_series()
+            limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us
+            late = (times < limit) | (times < self.floor_us)
+            late = late if ahead is None else late | ahead
+        return (late if late is not None and late.any() else None), 0 if ahead is None else int(ahead.sum())
+
+
+def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """The rows that have a time, and those whose time is null or absurd, if any."""
+    sane = _sane(microseconds(frame.get_column(time)))
+    return (frame, None) if sane is None else (frame.filter(sane), frame.filter(~sane))
+
+
+def _sane(times: pl.Series) -> pl.Series | None:
+    """Which rows have a time, and not an absurd one; None: all of these."""
+    if not times.null_count():
+        low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
+        if -TIME_BOUND_US <= low <= high <= TIME_BOUND_US:
+            return None
+    return times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
+
+
+def row_ids(source: str, partition: str, positions: pl.Series) -> pl.Expr:
+    """The ids of rows at these positions: the same on every replay (rule 13)."""
+    return pl.format("{}:{}:{}", pl.lit(source), pl.lit(partition), positions).alias(ROW_ID)

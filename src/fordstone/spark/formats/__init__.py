@@ -1,0 +1,1 @@
+"""The `fordstone*` data sources for anybody's Spark job."""

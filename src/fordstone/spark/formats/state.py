@@ -1,0 +1,275 @@
+"""Format `fordstone-state`: the newest state that nodes have checkpointed at a hub, as a table of anybody's PySpark job.
+
+Of each node its newest checkpoint counts; nodes are not at the same epoch. Rows are as they are stored, partial aggregates and all;
+of a table, which is stored as changes, each key's newest row. One state of one step is read at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from fordstone.epochs.compaction import Combine
+from fordstone.epochs.manifest import Manifest, StateRuns
+from fordstone.epochs.run_file import decode_run, encode_run
+from fordstone.epochs.sealed import decode_manifest
+from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
+from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import HubClient
+from fordstone.operators.base import OperatorSetting
+from fordstone.operators.registry import make_operator
+from fordstone.plan.ids import checked_name
+from fordstone.plan.plan import Plan, read_plan
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.split import split
+from fordstone.spark.formats.access import Options, address_of, client_of, flag, named, patiently
+from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
+from fordstone.state.base import RunRef
+from fordstone.state.table import DELETED
+
+STATE_FORMAT: Final = "fordstone-state"
+METADATA: Final = StructType(
+    [
+        StructField("_node", StringType()),
+        StructField("_epoch", LongType()),
+        StructField("_step", StringType()),
+        StructField("_state", StringType()),
+        StructField("_subtask", IntegerType()),
+    ]
+)
+_SHOWN_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSetting:
+    """What the options say."""
+
+    address: HubAddress
+    pipeline: str
+    node: str | None
+    step: str | None
+    state: str | None
+    key: tuple[str, ...]
+    plan: str | None
+    metadata: bool
+
+    @classmethod
+    def of(cls, options: Options) -> StateSetting:
+        """Read and check the options."""
+        node = options.get("node")
+        return cls(
+            address=address_of(options),
+            pipeline=named(options, "pipeline", example="cold-chain"),
+            node=None if node is None else checked_name(node, "node"),
+            step=options.get("step"),
+            state=options.get("state"),
+            key=tuple(name.strip() for name in options.get("key", "").split(",") if name.strip()),
+            plan=options.get("plan"),
+            metadata=flag(options, "metadata", default=True),
+        )
+
+
+class StateShare(InputPartition):
+    """What one task reads: the state of one subtask of one node."""
+
+    def __init__(self, node: str, epoch: int, runs: StateRuns, *, tabular: bool) -> None:
+        super().__init__(None)
+        self.node = node
+        self.epoch = epoch
+        self.runs = msgspec.json.encode(runs)
+        self.tabular = tabular
+
+
+class StateSource(DataSource):
+    """`format("fordstone-state")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(...)`."""
+        return STATE_FORMAT
+
+    def schema(self) -> StructType:
+        """The state's columns behind ours, as they stand in a run."""
+        setting = StateSetting.of(self.options)
+        client = client_of(setting.address)
+        found = states(setting, manifests(setting, client))
+        run = next((run for _, runs in found for run in runs.runs), None)
+        if run is None:
+            raise SchemaError(
+                f"state {found[0][1].state} of step {found[0][1].step} has no rows at any node yet, so its columns are not known. "
+                "Read it later, or give the columns: .schema(...)."
+            )
+        stored = stored_columns(client.read_blob(run))
+        columns = spark_columns(pa.schema([column for column in stored if column.name != DELETED]))
+        if not setting.metadata:
+            return columns
+        taken = sorted(set(METADATA.fieldNames()) & set(columns.fieldNames()))
+        if taken:
+            raise SchemaError(
+                f"the state has a column {taken[0]!r} of its own. Set option 'metadata' to 'false' to read it."
+            )
+        return StructType([*METADATA.fields, *columns.fields])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`."""
+        return StateReader(StateSetting.of(self.options), schema)
+
+
+class StateReader(DataSourceReader):
+    """Reads what was newest when the job was planned."""
+
+    def __init__(self, setting: StateSetting, schema: StructType) -> None:
+        self._setting = setting
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """One task for each subtask of each node.
+
+        Raises:
+            ConfigError: The state is a table in several runs, and nothing says which rows are of the same key.
+        """
+        client = client_of(self._setting.address)
+        found = states(self._setting, patiently(lambda: manifests(self._setting, client)))
+        run = next((run for _, runs in found for run in runs.runs), None)
+        if run is None:
+            return []
+        stored = stored_columns(patiently(lambda: client.read_blob(run)))
+        tabular = DELETED in stored.names
+        if tabular and any(len(runs.runs) > 1 for _, runs in found):
+            self._check_folding([manifest for manifest, _ in found], found[0][1], stored)
+        return [
+            StateShare(manifest.node, manifest.epoch, runs, tabular=tabular) for manifest, runs in found if runs.runs
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one subtask."""
+        if not isinstance(partition, StateShare):
+            return
+        client = client_of(self._setting.address)
+        runs = msgspec.json.decode(partition.runs, type=StateRuns)
+        values = (partition.node, partition.epoch, runs.step, runs.state, runs.subtask)
+        constants = {}
+        if self._setting.metadata:
+            constants = {name: pa.scalar(value) for name, value in zip(METADATA.fieldNames(), values, strict=True)}
+        where = f"state {runs.state} of step {runs.step} of node {partition.node} at epoch {partition.epoch}"
+
+        def rows() -> Iterator[RunRows]:
+            for data in self._folded(client, runs) if partition.tabular else _stored(client, runs):
+                yield RunRows(data=data, where=where, constants=constants)
+
+        yield from record_batches(rows(), arrow_columns(self._schema))
+
+    def _check_folding(self, held: Sequence[Manifest], runs: StateRuns, stored: pa.Schema) -> None:
+        setting = self._setting
+        if setting.plan is not None:
+            plan = edge_plan(setting.plan)
+            ours = step_digests(plan, stream_types(plan)).get(runs.step)
+            other = [manifest.node for manifest in held if manifest.step_digests.get(runs.step) != ours]
+            if other:
+                raise PlanMismatchError(
+                    f"step {runs.step} of node {other[0]} was run by another plan than option 'plan' has. Give that one's."
+                )
+            return
+        missing = [name for name in setting.key if stored.get_field_index(name) < 0]
+        if missing or not setting.key:
+            columns = ", ".join(name for name in stored.names if name != DELETED)
+            raise ConfigError(
+                f"state {runs.state} of step {runs.step} is a table, stored as changes, and "
+                + (f"it has no column {missing[0]!r}" if missing else "nothing says which columns are its key")
+                + f". Set option 'key' to those of its columns that are ({columns}), or option 'plan' to "
+                "pipeline.plan().to_json()."
+            )
+
+    def _folded(self, client: HubClient, runs: StateRuns) -> Iterator[bytes]:
+        frames = [decode_run(_blob(client, run), run) for run in runs.runs]
+        # A run has a key once, so there is nothing to fold, and nobody has to say what the key is.
+        folded = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._combine(runs)(frames, oldest=True)
+        yield bytes(encode_run(folded, "none")[1])
+
+    def _combine(self, runs: StateRuns) -> Combine:
+        if self._setting.plan is None:
+            key = self._setting.key
+
+            def combine(frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
+                rows = pl.concat(frames).unique(subset=key, keep="last", maintain_order=True)
+                return rows.filter(~pl.col(DELETED)) if oldest else rows
+
+            return combine
+        plan = edge_plan(self._setting.plan)
+        operator = make_operator(plan.step(runs.step), OperatorSetting(plan=plan, types=stream_types(plan)))
+        return operator.states()[runs.state].combine
+
+
+def edge_plan(text: str) -> Plan:
+    """The part of a plan that runs on nodes."""
+    plan = read_plan(text.encode())
+    if not plan.tiered:
+        return plan
+    edge = split(plan).edge
+    if edge is None:
+        raise ConfigError(f"nothing of pipeline {plan.pipeline} runs on nodes: it has no state there.")
+    return edge
+
+
+def manifests(setting: StateSetting, client: HubClient) -> list[Manifest]:
+    """The newest checkpoint of every node, or of the one that is asked for.
+
+    Raises:
+        SourceError: There is none.
+    """
+    nodes = sorted(info.node for info in client.nodes().nodes if info.pipeline == setting.pipeline)
+    if setting.node is not None:
+        nodes = [node for node in nodes if node == setting.node]
+    found = []
+    for node in nodes:
+        checkpoint = client.checkpoint(setting.pipeline, node)
+        if checkpoint is not None:
+            data = client.read_blob(checkpoint.manifest)
+            found.append(decode_manifest(data, pipeline=setting.pipeline, node=node, epoch=checkpoint.epoch))
+    if not found:
+        where = f"node {setting.node}" if setting.node is not None else "any node"
+        raise SourceError(
+            f"the hub at {setting.address.url} has no checkpoint of pipeline {setting.pipeline} on {where}. `fordstone nodes` shows "
+            "which it knows; a node that runs with --no-hub-state sends none."
+        )
+    return found
+
+
+def states(setting: StateSetting, found: Sequence[Manifest]) -> list[tuple[Manifest, StateRuns]]:
+    """The state that is asked for, of every subtask of every node.
+
+    Raises:
+        ConfigError: There is none such, or several.
+    """
+    chosen = [
+        (manifest, runs)
+        for manifest in found
+        for runs in manifest.states
+        if setting.step in {None, runs.step} and setting.state in {None, runs.state}
+    ]
+    names = sorted({(runs.step, runs.state) for _, runs in chosen})
+    if len(names) == 1:
+        return chosen
+    every = sorted({(runs.step, runs.state) for manifest in found for runs in manifest.states})
+    shown = "".join(f"\n  step {step}, state {state}" for step, state in every[:_SHOWN_MAX])
+    shown += "\n  ..." if len(every) > _SHOWN_MAX else ""
+    what = "several states fit" if names else "no state fits"
+    raise ConfigError(f"{what}: set options 'step' and 'state'. Pipeline {setting.pipeline} has:{shown or ' none'}")
+
+
+def _stored(client: HubClient, runs: StateRuns) -> Iterator[bytes]:
+    for run in runs.runs:
+        yield _blob(client, run)
+
+
+def _blob(client: HubClient, run: RunRef) -> bytes:
+    call: Callable[[], bytes] = lambda: client.read_blob(run)  # noqa: E731 - bound to this run
+    return patiently(call)

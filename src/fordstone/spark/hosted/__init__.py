@@ -1,0 +1,1 @@
+"""Hosts the operators of `fordstone.operators` in Spark Structured Streaming."""

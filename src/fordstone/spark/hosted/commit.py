@@ -1,0 +1,328 @@
+"""Make the output of a micro-batch visible, once, and write down where its sources stood.
+
+Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. What they gave is recorded
+(`sealed`), then each sink releases it, then the cut is kept. A batch that Spark runs again after a crash lets out what is
+on record, and sinks that have the epoch leave it.
+
+Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
+skipped unexecuted); no sink is released before all tasks are done and the epoch is sealed; the cut follows the sinks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from fordstone.connectors.base import Part, PartedSink, PartWriter, Sink, SinkStream
+from fordstone.connectors.registry import open_parts, open_sink
+from fordstone.epochs.manifest import Cut
+from fordstone.errors import DamagedError, PlanMismatchError
+from fordstone.operators.base import OP, ROW_ID
+from fordstone.plan import plan as p
+from fordstone.plan.stream_type import StreamType
+from fordstone.spark.hosted.cuts import CutFiles
+from fordstone.spark.hosted.packing import PACKED, What, decode
+from fordstone.spark.hosted.sealed import SealedEpoch, SealedFiles, sealed_of
+from fordstone.spark.hosted.work import TaskFacts, Work, cut_behind
+from fordstone.spark.session.worker_heap import leave_alone_what_stays
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PART_BYTES_MAX: Final = 128 * 1024 * 1024
+PARTS_MAX: Final = 10_000
+"""Parts of one try at a task are numbered from the try's own number times this."""
+PART: Final = -1
+"""Stands where packed rows say what they are: the name of a part that was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """A sink as tasks know it."""
+
+    connector: p.ConnectorSpec
+    stream: SinkStream
+    hidden: tuple[str, ...] = ()
+    """Columns that rows carry beside those of the schema."""
+    parted: bool = True
+    """Whether tasks may write parts, if the sink takes them."""
+
+    def empty(self) -> pl.DataFrame:
+        """No rows, with the columns that rows have."""
+        return self.stream.schema.empty().with_columns(pl.lit(None, pl.String).alias(name) for name in self.hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """What a batch did, for whoever shows progress."""
+
+    epoch: int
+    cut: Cut | None = None
+    """None: Spark's own source knows."""
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_late: int = 0
+    rows_rejected: int = 0
+    state_bytes: int = 0
+    written_bytes: int = 0
+
+
+OnBatch = Callable[[BatchOutcome], None]
+
+
+def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType], *, owner: str = "") -> dict[str, SinkSpec]:
+    """The sinks of a plan by name. `owner`: that of the checkpoint location."""
+    return {
+        step.name: SinkSpec(
+            connector=step.connector,
+            stream=SinkStream(
+                step=step.name,
+                schema=types[step.input].schema,
+                upsert_key=types[step.input].upsert_key,
+                owner=owner,
+            ),
+            hidden=(OP,)
+            if types[step.input].upsert_key is not None
+            else (ROW_ID,)
+            if step.release == "at_once"
+            else (),
+        )
+        for step in plan.steps
+        if isinstance(step, p.Sink)
+    }
+
+
+class PartTask:
+    """Runs in tasks: writes the parts of those sinks that take parts, and passes everything else on."""
+
+    def __init__(self, sinks: Sequence[SinkSpec], epoch: int, attempt: str) -> None:
+        """`sinks` by tag."""
+        self._sinks = sinks
+        self._epoch = epoch
+        self._attempt = attempt
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One task's packed rows in, packed rows out."""
+        from pyspark import TaskContext  # noqa: PLC0415 - only tasks have one
+
+        context = TaskContext.get()
+        # Of this try alone: another try at the same task, here or elsewhere, must not write over what this one tells of.
+        self._next = (context.taskAttemptId() if context is not None else 0) * PARTS_MAX
+        self._writers: dict[int, PartWriter | None] = {}
+        held: dict[int, list[pl.DataFrame]] = {}
+        sizes: dict[int, int] = {}
+        for batch in batches:
+            kept = []
+            for index, (what, tag) in enumerate(zip(batch["what"].to_pylist(), batch["tag"].to_pylist(), strict=True)):
+                if what != What.OUT or self._writer(tag) is None:
+                    kept.append(index)
+                    continue
+                data = batch["data"][index].as_py()
+                held.setdefault(tag, []).append(decode(data))
+                sizes[tag] = sizes.get(tag, 0) + len(data)
+                if sizes[tag] >= PART_BYTES_MAX:
+                    yield self._part(tag, held.pop(tag))
+                    sizes[tag] = 0
+            if kept:
+                yield batch.take(pa.array(kept, pa.int32()))
+        for tag, frames in held.items():
+            yield self._part(tag, frames)
+        leave_alone_what_stays()
+
+    def _writer(self, tag: int) -> PartWriter | None:
+        if tag not in self._writers:
+            sink = self._sinks[tag]
+            self._writers[tag] = open_parts(sink.connector, sink.stream) if sink.parted else None
+        return self._writers[tag]
+
+    def _part(self, tag: int, frames: Sequence[pl.DataFrame]) -> pa.RecordBatch:
+        writer = self._writers[tag]
+        if writer is None:
+            raise AssertionError("rows were held for a sink that takes no parts")
+        part = writer.write(self._epoch, self._attempt, self._next, pl.concat(frames))
+        self._next += 1
+        names = ["shard", "what", "tag", "data"]
+        row = ([0], [PART], [tag], [msgspec.json.encode(part)])
+        kinds = (pa.int32(), pa.int32(), pa.int32(), pa.binary())
+        return pa.RecordBatch.from_arrays(
+            [pa.array(one, kind) for one, kind in zip(row, kinds, strict=True)], names=names
+        )
+
+
+def tell_nobody(outcome: BatchOutcome) -> None:
+    """For batches that are committed where nobody watches."""
+    del outcome
+
+
+class Sinks:
+    """The sinks of a query, by tag, and the records of what they are to let out.
+
+    Sent to another process, they are opened there when the first batch comes.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[SinkSpec],
+        sealed: SealedFiles,
+        sinks: Sequence[Sink] | None = None,
+        failpoints: Failpoints | None = None,
+    ) -> None:
+        """Open them, if they are not given: what is wrong with them shows before the query starts."""
+        self._specs = tuple(specs)
+        self._sealed = sealed
+        self._sinks = self._opened() if sinks is None else tuple(sinks)
+        self._failpoints = failpoints or NoFailpoints()
+
+    def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut | None) -> SealedEpoch:
+        """Record what the tasks of this try gave; if an earlier try is on record, that one stands."""
+        known = self._sealed.read(epoch)
+        if known is not None:
+            return known
+        given = []
+        for tag, spec in enumerate(self._specs):
+            mine = [row for row in rows if row["tag"] == tag]
+            parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
+            frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
+            given.append((spec.stream.step, parts, frames))
+        sealed, frames_of = sealed_of(epoch, attempt, given, cut)
+        self._sealed.write(sealed, frames_of)
+        self._failpoints.hit("batch.sealed")
+        return sealed
+
+    def release(self, sealed: SealedEpoch) -> None:
+        """Release a sealed epoch at every sink; those that have it already leave it."""
+        self._check_plan(sealed)
+        for spec, sink in zip(self._specs, self._sinks, strict=True):
+            name = spec.stream.step
+            if isinstance(sink, PartedSink) and name not in sealed.rows:
+                sink.release_parts(sealed.epoch, sealed.attempt, sealed.parts.get(name, ()))
+            else:
+                kept = [self._sealed.frame(sealed, name)] if name in sealed.rows else []
+                sink.release(sealed.epoch, pl.concat([spec.empty(), *kept]))
+            self._failpoints.hit("sink.released")
+
+    def _check_plan(self, sealed: SealedEpoch) -> None:
+        """Refuse to let out what was sealed for sinks that are no longer there, or that have other columns now."""
+        columns = {spec.stream.step: spec.empty().schema for spec in self._specs}
+        gone = sorted({*sealed.parts, *sealed.rows} - columns.keys())
+        changed = [
+            name for name in sealed.rows if name in columns and self._sealed.frame(sealed, name).schema != columns[name]
+        ]
+        if gone or changed:
+            what = (
+                f"sink {gone[0]}, which the plan no longer has"
+                if gone
+                else f"sink {changed[0]}, whose columns are others now"
+            )
+            raise PlanMismatchError(
+                f"epoch {sealed.epoch} is sealed, but not all of it is out: it has rows for {what}. "
+                "Run the plan as it was once more (--available-now), then change it."
+            )
+
+    def release_earlier(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+        """Let out what an epoch before the query had sealed, in case whoever sealed it died before it was out."""
+        for spec, sink in zip(self._specs, self._sinks, strict=True):
+            if spec.stream.step in frames:
+                sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
+
+    def __getstate__(self) -> tuple[tuple[SinkSpec, ...], SealedFiles]:
+        return self._specs, self._sealed
+
+    def __setstate__(self, state: tuple[tuple[SinkSpec, ...], SealedFiles]) -> None:
+        self._specs, self._sealed = state
+        self._sinks = self._opened()
+        self._failpoints = NoFailpoints()
+
+    def _opened(self) -> tuple[Sink, ...]:
+        newest = self._sealed.newest()
+        attempt = None if newest is None else newest.attempt
+        return tuple(open_sink(spec.connector, replace(spec.stream, sealed=attempt)) for spec in self._specs)
+
+
+class Committer:
+    """Spark's `foreachBatch` function of a hosted query, on the driver."""
+
+    def __init__(
+        self,
+        *,
+        first_epoch: int,
+        specs: Sequence[SinkSpec],
+        sinks: Sequence[Sink] | None = None,
+        cuts: CutFiles,
+        seed_cut: Cut | None,
+        lateness_us: Mapping[str, int],
+        on_batch: OnBatch,
+        failpoints: Failpoints | None = None,
+    ) -> None:
+        """`specs` and `sinks` by tag; sinks are opened here if they are not given. `first_epoch` is that of batch 0."""
+        self._first_epoch = first_epoch
+        self.specs = tuple(specs)
+        self._failpoints = failpoints or NoFailpoints()
+        self._sinks = Sinks(self.specs, SealedFiles(cuts.root), sinks, self._failpoints)
+        self._cuts = cuts
+        self._seed_cut = seed_cut
+        self._lateness_us = dict(lateness_us)
+        self._on_batch = on_batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Execute the batch, release its epoch, keep its cut."""
+        epoch = self._first_epoch + batch_id
+        attempt = uuid.uuid4().hex
+        task = PartTask(self.specs, epoch, attempt)
+        rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
+        self.commit(epoch, attempt, rows)
+
+    def commit(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Release what tasks gave, and keep the cut."""
+        self._failpoints.hit("batch.executed")
+        facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
+        sealed = self._sinks.seal(epoch, attempt, rows, self._cut(epoch, facts))
+        cut = self.finish(sealed)
+        self._failpoints.hit("batch.kept")
+        partitions = [fact for told in facts for fact in told.partitions]
+        self._on_batch(
+            BatchOutcome(
+                epoch=epoch,
+                cut=cut,
+                rows_in=sum(fact.rows for fact in partitions),
+                rows_out=sealed.rows_out,
+                rows_late=sum(told.rows_late for told in facts),
+                rows_rejected=sum(fact.rejected for fact in partitions),
+                state_bytes=sum(told.state_bytes for told in facts),
+                written_bytes=sum(told.written_bytes for told in facts),
+            )
+        )
+
+    def finish(self, sealed: SealedEpoch) -> Cut:
+        """Let a sealed epoch out, and keep its cut."""
+        if sealed.cut is None:
+            raise DamagedError(f"the record of epoch {sealed.epoch} has no cut: it is that of a native query.")
+        self._sinks.release(sealed)
+        self._failpoints.hit("batch.released")
+        self._cuts.write(sealed.cut)
+        return sealed.cut
+
+    def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+        """Let out what the checkpoint that the query begins from had sealed."""
+        self._sinks.release_earlier(epoch, frames)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
+        return self.__dict__ | {"_on_batch": tell_nobody, "_failpoints": NoFailpoints()}
+
+    def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
+        works: list[Work] = [told.work for told in facts if told.work is not None]
+        if len(works) != 1 or works[0].epoch != epoch:
+            told = ", ".join(str(work.epoch) for work in works) or "nothing"
+            raise DamagedError(
+                f"batch of epoch {epoch} tells of {told}: the checkpoint location has been mixed up with that of another query."
+            )
+        before = self._seed_cut if epoch == self._first_epoch else self._cuts.read(epoch - 1)
+        return cut_behind(before, works[0], [fact for told in facts for fact in told.partitions], self._lateness_us)

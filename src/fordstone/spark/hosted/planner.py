@@ -1,0 +1,255 @@
+"""Decide what the next micro-batch reads. Runs beside the driver, in the process that Spark starts for the source.
+
+Partitions furthest behind in time are read first (rule 21), each up to its share of the batch. Partitions join, fall
+idle and come back between batches, as on the edge at barriers. What was decided stands in the offset; this object may be
+lost at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from fordstone.connectors.base import ClockUs, Idleness, ReadPlan, Source
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
+from fordstone.errors import SourceError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.runtime.partition import has_event_time, limit_us
+from fordstone.spark.hosted.work import PartitionRead, SourceClock, Work, partition_watermark_us
+
+PARTITIONS_MAX: Final = 4096
+"""So many partitions are read in one batch at most; the others wait for the next."""
+ALL_ROWS: Final = 1 << 62
+
+
+class Planner:
+    """Plans batches of one query. Used by one thread."""
+
+    def __init__(
+        self,
+        steps: tuple[p.Source, ...],
+        sources: Mapping[str, Source],
+        *,
+        rows_max: int,
+        bounded: bool,
+        clock_us: ClockUs,
+        wall_us: ClockUs = lambda: 0,
+        tick_us: int | None = None,
+    ) -> None:
+        """`bounded`: what is there now is all there will ever be.
+
+        `wall_us`: microseconds since 1970. `tick_us`: something waits for the clock, so that a batch is due about so often
+        although there is nothing to read.
+        """
+        self._steps = steps
+        self._sources = sources
+        self._rows_max = rows_max
+        self._bounded = bounded
+        self._clock_us = clock_us
+        self._wall_us = wall_us
+        self._tick_us = tick_us
+        self._heard_us: dict[tuple[str, str], int] = {}
+        self._reached: dict[tuple[str, str], int] = {}
+        """How far partitions were known to go when they were last looked at."""
+        self._found: dict[str, tuple[PartitionId, ...]] = {}
+        self._target: dict[tuple[str, str], int] | None = None
+
+    def stop_at_what_is_there(self) -> None:
+        """Plan no further than what can be read at this moment."""
+        self._target = {}
+        for step in self._steps:
+            source = self._sources[step.name]
+            for partition in source.partitions():
+                reach = source.plan_read(partition, Position(0), ALL_ROWS)
+                self._target[step.name, partition] = int(reach.position)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether any source cares for `ack`."""
+        return any(type(source).ack is not Source.ack for source in self._sources.values())
+
+    def ack(self, cut: Cut) -> None:
+        """Tell the sources that nothing before this cut will be planned again."""
+        for step in self._steps:
+            if step.name in cut.sources:
+                self._sources[step.name].ack(cut.sources[step.name].partitions)
+
+    def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
+        """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
+        reads: list[PartitionRead] = []
+        clocks: dict[str, SourceClock] = {}
+        changed: dict[str, dict[str, PartitionCut]] = {}
+        news = seeds
+        before_us = before.now_us if before is not None else 0
+        now_us = max(self._wall_us(), before_us)
+        for step in self._steps:
+            cut = before.sources.get(step.name) if before is not None else None
+            known = cut if cut is not None else SourceCut(partitions={})
+            there = self._partitions(step)
+            if step.declares_time:
+                # A far end that was told what it may let go need not name those of whom it has nothing left. They may come back.
+                there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
+            here = self._changed(step, known, there)
+            partitions = {**known.partitions, **here}
+            wanted = self._reads(step, partitions, there, limit_us(step, now_us, bounded=self._bounded))
+            state = self._state(partitions, wanted)
+            ends = state == "ended" and known.watermark_us < TIME_MAX_US
+            news = news or bool(here) or bool(wanted) or ends
+            reads += wanted
+            read = {one.partition for one in wanted}
+            waiting = [
+                partition_watermark_us(one, step.lateness_us)
+                for name, one in partitions.items()
+                if name not in read and not one.idle and not one.done
+            ]
+            least_us = min(waiting, default=None) if has_event_time(step) else TIME_MIN_US
+            clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
+            if here:
+                changed[step.name] = here
+        ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
+        if not (news or ticks):
+            return None
+        return Work(
+            epoch=epoch,
+            reads=tuple(reads),
+            clocks=clocks,
+            changed=changed,
+            seeds=seeds,
+            bounded=self._bounded,
+            now_us=now_us,
+            before_us=before_us,
+        )
+
+    def _changed(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, PartitionCut]:
+        """Partitions that join, fall idle or come back, as they are now."""
+        now_us = self._clock_us()
+        changed: dict[str, PartitionCut] = {}
+        gone = known.partitions.keys() - set(there)
+        for name in (*there, *sorted(gone)):
+            at = (step.name, name)
+            cut = known.partitions.get(name)
+            if cut is None:
+                if self._target is not None and at not in self._target:
+                    continue  # it came too late for this run
+                changed[name] = PartitionCut(position=0, floor_us=known.watermark_us)
+                self._heard_us[at] = now_us
+                continue
+            looked = at in self._heard_us
+            heard_us = self._heard_us.setdefault(at, now_us)
+            if cut.done and (looked or name in gone):
+                continue  # what has ended is looked at once more when a query is begun again
+            if name in gone and not (cut.done or self._bounded):
+                self._check_left(step, name, cut)
+                # All of it was read and nothing can follow: nobody waits for it.
+                changed[name] = replace(cut, idle=False, done=True)
+                continue
+            has_rows = name not in gone and self._has_rows(step, name, cut)
+            if has_rows:
+                heard_us = self._heard_us[at] = now_us
+            means = self._sources[step.name].outlook(PartitionId(name), Position(cut.position))
+            if means is Idleness.UNKNOWN:
+                heard_us = self._heard_us[at] = now_us
+            silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
+            silent = silent or means is Idleness.RESTING
+            # Of bounded input nothing is waited for: what was idle is read to its end.
+            wakes = has_rows or (cut.idle and self._bounded)
+            if (cut.idle or cut.done) and wakes:
+                floor_us = max(cut.floor_us, known.watermark_us)
+                changed[name] = PartitionCut(position=cut.position, max_time_us=cut.max_time_us, floor_us=floor_us)
+            elif silent and not (cut.idle or cut.done or has_rows or self._bounded):
+                changed[name] = PartitionCut(
+                    position=cut.position, max_time_us=cut.max_time_us, floor_us=cut.floor_us, idle=True
+                )
+        return changed
+
+    def _has_rows(self, step: p.Source, name: str, cut: PartitionCut) -> bool:
+        """Whether there is something to read, although this run may not read it any more."""
+        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), 1)
+        self._reached[step.name, name] = int(reach.position)
+        return reach.position > cut.position
+
+    def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
+        """Refuse to go on without a partition of which rows are known that were never read."""
+        reached = self._reached.get((step.name, name))
+        # One that another process knew, and never read, may have had rows.
+        if cut.position == 0 if reached is None else reached > cut.position:
+            raise SourceError(
+                f"source {step.name}: {name} is gone, and was read only up to {cut.position}. Bring it back, and move files away "
+                "only when they have been read."
+            )
+
+    def _partitions(self, step: p.Source) -> tuple[PartitionId, ...]:
+        if self._bounded and step.name in self._found:
+            return self._found[step.name]
+        self._found[step.name] = tuple(self._sources[step.name].partitions())
+        return self._found[step.name]
+
+    def _reads(
+        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...], most_us: int
+    ) -> list[PartitionRead]:
+        """What to read of a source; rows of it above `most_us` are late."""
+        found = set(there)
+        candidates = sorted(
+            (partition_watermark_us(cut, step.lateness_us), name)
+            for name, cut in partitions.items()
+            if not cut.idle and not cut.done
+        )
+        ready = []
+        for _, name in candidates:
+            if name not in found:
+                if self._bounded:
+                    raise SourceError(
+                        f"source {step.name}: {name} is gone, and had been read up to {partitions[name].position}. Without it this "
+                        "input has no end. Bring it back."
+                    )
+                continue
+            reach = self._reach(step, name, partitions[name], 1)
+            if reach.position > partitions[name].position or reach.ended:
+                ready.append(name)
+                if len(ready) == PARTITIONS_MAX:
+                    break
+        share = max(1, self._rows_max // max(1, len(ready)))
+        reads = []
+        for name in ready:
+            cut = partitions[name]
+            reach = self._reach(step, name, cut, share)
+            more = (
+                self._sources[step.name].plan_read(PartitionId(name), reach.position, 1) if not reach.ended else reach
+            )
+            self._reached[step.name, name] = int(more.position)
+            reads.append(
+                PartitionRead(
+                    source=step.name,
+                    partition=name,
+                    position=cut.position,
+                    until=int(reach.position),
+                    max_time_us=cut.max_time_us,
+                    floor_us=cut.floor_us,
+                    limit_us=most_us,
+                    ended=reach.ended,
+                )
+            )
+        return reads
+
+    def _reach(self, step: p.Source, name: str, cut: PartitionCut, rows_max: int) -> ReadPlan:
+        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), rows_max)
+        if self._target is None:
+            return reach
+        most = max(self._target.get((step.name, name), 0), cut.position)
+        return reach if reach.position <= most else ReadPlan(position=Position(most), ended=False)
+
+    def _state(
+        self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]
+    ) -> Literal["open", "idle", "ended"]:
+        """How the source stands behind the batch."""
+        if self._bounded:
+            ending = {read.partition for read in reads if read.ended}
+            if all(cut.done or name in ending for name, cut in partitions.items()):
+                return "ended"
+        # What has nothing to wait for, because all of it is idle, has ended, or has not come yet, holds nobody back.
+        # A file that ends with this batch is still one whose time counts.
+        return "idle" if all(cut.idle or cut.done for cut in partitions.values()) else "open"

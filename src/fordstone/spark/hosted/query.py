@@ -1,0 +1,286 @@
+"""A hosted query, ready to be started: its identity checked, its sinks open, its stages laid out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import msgspec
+
+from fordstone.connectors import files
+from fordstone.connectors.base import SinkStream
+from fordstone.edge.run import FAILPOINT_VARIABLE
+from fordstone.epochs.manifest import Cut
+from fordstone.errors import CheckpointError, ConfigError
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.runtime.clock import SystemClock
+from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.spark.config import SparkConfig, spark_span
+from fordstone.spark.hosted import hosted
+from fordstone.spark.hosted.chains import Stages, build_stages
+from fordstone.spark.hosted.commit import Committer, OnBatch, PartTask, SinkSpec, sink_specs
+from fordstone.spark.hosted.cuts import CutFiles
+from fordstone.spark.hosted.feed import QuerySetting, opened
+from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
+from fordstone.spark.hosted.memory_rows import KIND, sources_in_memory, written_out
+from fordstone.spark.hosted.packing import PACKED
+from fordstone.spark.hosted.paths import absolute
+from fordstone.spark.hosted.planner import ALL_ROWS, Planner
+from fordstone.spark.hosted.sealed import SealedFiles
+from fordstone.spark.hosted.seed import Seed, edge_seed, newest_epoch
+from fordstone.spark.hosted.sent_functions import SentFunctions
+from fordstone.spark.session.session import is_connect, parallelism, prepared
+from fordstone.storage.failpoint import parse_failpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from fordstone.operators.base import Functions
+
+_DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedQuery:
+    """One pipeline as one query."""
+
+    spark: SparkSession
+    plan: p.Plan
+    config: SparkConfig
+    stages: Stages
+    setting: QuerySetting
+    identity: QueryIdentity
+    seed: Seed | None
+    checkpoint: str
+    tasks: int
+
+    @property
+    def cuts(self) -> CutFiles:
+        """Where the sources stood, epoch by epoch."""
+        return CutFiles(self.checkpoint)
+
+    def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
+        """Start it as a stream."""
+        committer = self._committer(on_batch)
+        rows = hosted.streaming(
+            self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
+        )
+        writer = (
+            rows.writeStream.foreachBatch(committer)
+            .outputMode("append")
+            .queryName(f"fordstone {self.plan.pipeline}")
+            .option("checkpointLocation", self.checkpoint)
+        )
+        if self.config.available_now or self.config.bounded:
+            return [writer.trigger(availableNow=True).start()]
+        return [writer.trigger(processingTime=spark_span(self.config.interval)).start()]
+
+    def run_batch(self, on_batch: OnBatch) -> None:
+        """Run it as a batch job. One that was done already is left as it is."""
+        epoch = self.identity.first_epoch
+        if epoch in self.cuts.epochs():
+            return
+        committer = self._committer(on_batch)
+        sealed = SealedFiles(self.checkpoint).read(epoch)
+        if sealed is not None:
+            # An earlier try came to its end, but not all of it was let out.
+            committer.finish(sealed)
+            return
+        steps = self.stages.sources
+        sources = {step.name: opened(step, bounded=True) for step in steps}
+        planner = Planner(
+            steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=SystemClock().wall_us
+        )
+        before = self.seed.cut if self.seed is not None else None
+        work = planner.next_work(before, epoch, seeds=self.seed is not None)
+        if work is None:
+            raise AssertionError("a bounded pipeline that has not ended has its end before it")
+        rows = hosted.batch(self.spark, self.setting, work, self.seed, tasks=self.tasks)
+        attempt = uuid4().hex
+        task = PartTask(committer.specs, epoch, attempt)
+        committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
+
+    def _committer(self, on_batch: OnBatch) -> Committer:
+        specs = sink_specs(self.plan, stream_types(self.plan), owner=self.identity.owner)
+        by_tag = [specs.get(name) or self._dead_letters(name) for name in self.stages.sinks]
+        committer = Committer(
+            first_epoch=self.identity.first_epoch,
+            specs=by_tag,
+            cuts=self.cuts,
+            seed_cut=self._seed_cut(),
+            lateness_us={step.name: step.lateness_us for step in self.stages.sources},
+            on_batch=on_batch,
+            failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
+        )
+        if self.seed is not None:
+            committer.release_seed(self.seed.epoch, self.seed.segments())
+        return committer
+
+    def _seed_cut(self) -> Cut | None:
+        return None if self.seed is None else self.seed.cut
+
+    def _dead_letters(self, name: str) -> SinkSpec:
+        source = name.removeprefix(DEAD_LETTERS)
+        directory = dead_letters_of(self.config, self.plan.pipeline) / source
+        return SinkSpec(
+            connector=files(str(directory), format="jsonl"),
+            stream=SinkStream(step=name, schema=Schema.of(_DEAD_LETTER_SCHEMA)),
+            # Few, and the directory may be the driver's own.
+            parted=False,
+        )
+
+
+def dead_letters_of(config: SparkConfig, pipeline: str) -> Path:
+    """Where rows that could not be read go: beside the checkpoint, or if that is a URL below the working directory."""
+    checkpoint = config.checkpoint_of(pipeline)
+    if "://" in checkpoint:
+        return Path("dead-letters").absolute() / pipeline
+    return Path(checkpoint) / "fordstone" / "dead-letters"
+
+
+def hosted_query(
+    plan: p.Plan, functions: Functions, config: SparkConfig, spark: SparkSession, *, batch: bool
+) -> HostedQuery:
+    """Check everything that can be checked, and lay the query out. `batch`: it will be run as a batch job."""
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    plan = absolute(_readable(plan, config, checkpoint))
+    stages = build_stages(plan)
+    check_sinks(plan, spark, streaming=not batch)
+    file = QueryFile(checkpoint)
+    known = file.read() if file.begun() else None
+    seed = _seed(plan, config, known, batch=batch)
+    wanted = QueryIdentity(
+        pipeline=plan.pipeline,
+        way="hosted",
+        plan=msgspec.Raw(plan.unplaced().to_json()),
+        step_digests=step_digests(plan, stream_types(plan)),
+        stages=tuple(tuple(host.name for host in stages.at(depth)) for depth in range(1, stages.depth + 1)),
+        shards=config.shards or parallelism(spark),
+        first_epoch=1 if seed is None else seed.epoch + 1,
+        seed=None if seed is None else seed.root,
+        seed_node=None if seed is None else seed.manifest.node,
+        bounded=config.bounded,
+        owner=uuid4().hex,
+    )
+    if known is not None and known.seed is not None:
+        wanted = msgspec.structs.replace(
+            wanted, seed=known.seed, seed_node=known.seed_node, first_epoch=known.first_epoch
+        )
+    identity = file.checked(wanted)
+    if config.shards is not None and config.shards != identity.shards:
+        raise ConfigError(
+            f"--shards {config.shards}: the state of pipeline {plan.pipeline} is divided into {identity.shards}, for its whole life. "
+            "Leave it out, or carry the state over (fordstone checkpoints import-spark, then --from-checkpoint)."
+        )
+    if stages.depth and file.has("metadata") and CutFiles(checkpoint).epochs() and not file.has("state"):
+        raise CheckpointError(
+            f"the state of pipeline {plan.pipeline} is gone: {checkpoint} has batches, but no directory state. "
+            "Restore the checkpoint location as a whole, or begin with a new one."
+        )
+    own = prepared(spark)
+    own.conf.set("spark.sql.shuffle.partitions", str(identity.shards))
+    setting = QuerySetting(
+        plan_json=plan.to_json(),
+        shards=identity.shards,
+        functions=SentFunctions(functions),
+        batch_rows=config.batch_rows,
+        bounded=config.bounded or batch,
+    )
+    return HostedQuery(
+        spark=own,
+        plan=plan,
+        config=config,
+        stages=stages,
+        setting=setting,
+        identity=identity,
+        seed=seed,
+        checkpoint=checkpoint,
+        tasks=max(identity.shards, parallelism(spark)),
+    )
+
+
+def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
+    """Refuse sinks that would get in each other's way, or that this Spark cannot reach."""
+    places: dict[str, str] = {}
+    for step in plan.steps:
+        if not isinstance(step, p.Sink):
+            continue
+        place = step.connector.options.get("path")
+        if (
+            step.connector.kind == "files"
+            and isinstance(place, str)
+            and places.setdefault(place, step.name) != step.name
+        ):
+            raise ConfigError(
+                f"sinks {places[place]} and {step.name} both write to {place}. Give each a directory of its own."
+            )
+        if step.connector.kind == KIND and streaming and is_connect(spark):
+            raise ConfigError(
+                f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is let out where the "
+                "server runs. Use files(...) or delta(...)."
+            )
+
+
+def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
+    """The plan with sources that Spark's workers can read."""
+    if config.available_now:
+        _check_end(plan)
+    live = sources_in_memory(plan)
+    if not live:
+        return plan
+    if not config.bounded or "://" in checkpoint:
+        raise ConfigError(
+            f"source {', '.join(step.name for step in live)} lives in this process's memory, which Spark's workers cannot read. "
+            "Run it with bounded=True and a local state directory, or use files(...) or generator(...)."
+        )
+    return written_out(plan, Path(checkpoint) / "fordstone" / "memory")
+
+
+def _check_end(plan: p.Plan) -> None:
+    """Refuse sources of which never or always everything is there now."""
+    for step in plan.steps:
+        if isinstance(step, p.Source) and step.connector.kind == "generator":
+            options = step.connector.options
+            if options.get("rows") is None or options.get("rate") is not None:
+                raise ConfigError(
+                    f"source {step.name}: with --available-now a generator needs rows=, and no rate=: else it has no end, or nothing "
+                    "is there yet when it is asked."
+                )
+
+
+def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:
+    """The checkpoint to begin from, while the query has not begun for good."""
+    asked = None if config.from_checkpoint is None else str(Path(config.from_checkpoint).expanduser().absolute())
+    if known is None:
+        if asked is None:
+            return None
+        return edge_seed(plan, asked, node=config.node, allow_new_state=config.allow_new_state)
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    if asked is not None and (
+        known.seed != asked or newest_epoch(plan, asked, node=config.node) not in {0, known.first_epoch - 1}
+    ):
+        raise CheckpointError(
+            f"{checkpoint} has state of its own, so it cannot begin from {config.from_checkpoint}. "
+            "Use another --state, or leave --from-checkpoint out to go on."
+        )
+    newest = max(CutFiles(checkpoint).epochs(), default=0)
+    # A stream's first batch has its cut before Spark has committed it; run again, it needs the state again.
+    done = newest > known.first_epoch or (
+        newest == known.first_epoch and (batch or QueryFile(checkpoint).has("commits/0"))
+    )
+    if known.seed is None or done:
+        return None
+    return edge_seed(
+        plan,
+        known.seed,
+        node=known.seed_node or config.node,
+        epoch=known.first_epoch - 1,
+        allow_new_state=config.allow_new_state,
+    )

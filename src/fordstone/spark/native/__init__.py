@@ -1,0 +1,1 @@
+"""Native lowering to Spark SQL."""

@@ -1,0 +1,1 @@
+"""The Spark session: Java, settings, shipping of this package to the workers."""

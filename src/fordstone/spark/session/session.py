@@ -1,0 +1,232 @@
+"""Make a Spark session that a plan can run in, or make one out of the user's.
+
+`session` starts Spark; `prepared` takes a session that is there. Either way the result has the settings that a plan's
+meaning needs, and the user's own session keeps its settings. Which settings: `session_settings`; which Java: `java`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession, functions
+
+from fordstone.errors import ConfigError, FordstoneError
+from fordstone.spark.formats.register import register
+from fordstone.spark.session import java
+from fordstone.spark.session.quiet import start_java
+from fordstone.spark.session.settings import (
+    MEANING,
+    SHARDS_MAX,
+    SPARK_MIN,
+    Surroundings,
+    Wish,
+    local_cores,
+    settings,
+    too_old,
+)
+from fordstone.spark.session.worker_check import check_workers
+
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_LOG_FILE = Path(__file__).with_name("log4j2.properties")
+# Somebody else has said how Spark is to be run: spark-submit, or a Spark of their own.
+_CONFIGURED_BY = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR")
+
+
+def session(
+    *,
+    master: str | None = None,
+    name: str = "fordstone",
+    memory: str | None = None,
+    cores: int | None = None,
+    log_level: str = "OFF",
+    config: Mapping[str, str] | None = None,
+    remote: str | None = None,
+) -> SparkSession:
+    """Start Spark, ready for a plan, and give its session; where Spark runs in this process already, a session of it.
+
+    Sets JAVA_HOME, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON in this process's environment, because Spark's start scripts
+    and its workers read them there; nothing else of Fordstone does so, and importing does not.
+
+    Args:
+        master: Where Spark runs: `local[4]`, `spark://host:7077`, ... By default what spark-submit or SPARK_CONF_DIR says,
+            else this machine with all its cores.
+        name: The application's name.
+        memory: Of this process where Spark is local (default 2g), else of each executor; `512m`, `2g`.
+        cores: How many tasks run at once.
+        log_level: From which level on Spark's own log goes to standard error. Failures of a query are raised, not logged.
+        config: Spark settings, which win over ours, but for those that would change what a plan means.
+        remote: A Spark Connect server, `sc://host:15002`; where nothing is said of a master either, SPARK_REMOTE. Needs no
+            Java here; goes without master, memory and cores.
+
+    Raises:
+        JavaMissingError: There is no Java that Spark can use.
+        ConfigError: An argument makes no sense, or Spark runs here already and with another master.
+    """
+    wish = Wish(master=master, name=name, memory=memory, cores=cores, log_level=log_level, config=dict(config or {}))
+    if remote is None and master is None:
+        remote = os.environ.get("SPARK_REMOTE")
+    if remote is not None:
+        return _remote_session(remote, wish)
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - the session of this thread may be another, or none
+        running = SparkSession.builder.getOrCreate()
+        _same_master(running, wish)
+        return prepared(running)
+    chosen = settings(wish, _surroundings())
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        os.environ["JAVA_HOME"] = str(java.home())
+    if local_cores(chosen.get("spark.master"), 1) is None:
+        # On other machines Python may be elsewhere; whoever said where knows better.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    else:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # It tells of every batch that was stopped, with a trace; a failure of ours comes back as the query's.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    start_java(SparkConf(loadDefaults=False).setAll(list(chosen.items())))
+    started = SparkSession.builder.config(map=dict(chosen)).getOrCreate()
+    register(started)
+    return started
+
+
+def prepared(spark: SparkSession) -> SparkSession:
+    """A new session of the same application that a plan can run in; `spark` itself stays as it is.
+
+    What was set in `spark` holds in the new session too, but for the settings that a plan's meaning needs and for
+    `spark.sql.legacy.*`. Temporary views are not carried over. Ending Spark ends both.
+
+    Raises:
+        ConfigError: That Spark is too old, does not let us set what the plan's meaning needs, or has executors (where they
+            are processes of their own) whose Python cannot run a plan.
+    """
+    _new_enough(spark)
+    theirs = spark.conf.getAll
+    ready = spark.newSession()
+    if is_connect(spark):
+        # A further session that is still open when Python ends waits for ever for its connection to close.
+        atexit.register(_stop, weakref.ref(ready))
+    ours = ready.conf.getAll
+    for key, value in theirs.items():
+        if key not in MEANING and not key.startswith("spark.sql.legacy.") and ours.get(key) != value:
+            # What cannot be set is the application's, and so the same in both.
+            with suppress(PySparkException):
+                ready.conf.set(key, value)
+    _make_ready(ready)
+    return ready
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this session speaks to a Spark Connect server, and so has no SparkContext here."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def java_gone(spark: SparkSession) -> bool:
+    """Whether the Java process of this session no longer answers: nothing works any more in this Python process."""
+    if is_connect(spark):
+        return False
+    try:
+        spark.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]  # noqa: SLF001 - any call will do
+    except (Py4JError, OSError):
+        return True
+    return False
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks this application runs at once, as far as it is known now; from 1 to the number of key groups.
+
+    On a cluster executors come one by one: what was asked for (`spark.cores.max`) counts, if more.
+    """
+    if is_connect(spark):
+        # The server does not say; it cuts a range into as many partitions as it runs tasks.
+        places = spark.range(SHARDS_MAX).select(functions.spark_partition_id()).collect()
+        found = len({row[0] for row in places})
+    else:
+        context = spark.sparkContext
+        asked = int(context.getConf().get("spark.cores.max", "0") or 0)
+        found = max(context.defaultParallelism, asked)
+    return max(1, min(found, SHARDS_MAX))
+
+
+def _surroundings() -> Surroundings:
+    theirs = [Path(os.environ["SPARK_CONF_DIR"])] if "SPARK_CONF_DIR" in os.environ else []
+    if "SPARK_HOME" in os.environ:
+        theirs.append(Path(os.environ["SPARK_HOME"]) / "conf")
+    own_log = any((directory / "log4j2.properties").exists() for directory in theirs)
+    return Surroundings(
+        machine_cores=len(os.sched_getaffinity(0)),
+        configured=any(name in os.environ for name in _CONFIGURED_BY),
+        log_file=None if own_log else _LOG_FILE,
+    )
+
+
+def _same_master(running: SparkSession, wish: Wish) -> None:
+    master = wish.config.get("spark.master", wish.master)
+    if master is not None and master != running.sparkContext.master:
+        raise ConfigError(
+            f"Spark runs in this process already, with master {running.sparkContext.master!r}, and a process has one; "
+            f"asked for was {master!r}. Stop the running session first, or leave the master out"
+        )
+
+
+def _remote_session(remote: str, wish: Wish) -> SparkSession:
+    if not remote.startswith("sc://"):
+        raise ConfigError(f"remote={remote!r} names no Spark Connect server; write sc://host:15002, or use master=")
+    for given, value in (("master", wish.master), ("memory", wish.memory), ("cores", wish.cores)):
+        if value is not None:
+            raise ConfigError(
+                f"{given}={value!r} is for the server of {remote} to say; leave it out, or leave remote= out"
+            )
+    try:
+        spark = SparkSession.builder.remote(remote).create()
+        _new_enough(spark)
+        for key, value in wish.config.items():
+            spark.conf.set(key, value)
+        _make_ready(spark)
+    except ImportError as error:
+        raise FordstoneError(
+            f"Spark Connect needs more than is installed ({error}): pip install 'fordstone[spark]'"
+        ) from error
+    return spark
+
+
+def _new_enough(spark: SparkSession) -> None:
+    if too_old(spark.version):
+        raise ConfigError(
+            f"this session is of Spark {spark.version}; Fordstone needs Spark {'.'.join(map(str, SPARK_MIN))} or newer. "
+            "Use a newer cluster, or let fordstone.spark.session.session() start a Spark of its own"
+        )
+
+
+def _make_ready(spark: SparkSession) -> None:
+    _set_meaning(spark)
+    if spark.conf.get(_SHUFFLE_PARTITIONS, None) is None:
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(parallelism(spark)))
+    if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is None:
+        check_workers(spark, parallelism(spark))
+    register(spark)
+
+
+def _set_meaning(spark: SparkSession) -> None:
+    refused = []
+    for key, value in MEANING.items():
+        try:
+            spark.conf.set(key, value)
+        except PySparkException as error:
+            refused.append(f"  {key}={value}: {str(error).splitlines()[0]}")
+    if refused:
+        raise ConfigError("this Spark does not let us set what the plan's meaning needs:\n" + "\n".join(refused))
+
+
+def _stop(session_ref: weakref.ref[SparkSession]) -> None:
+    open_still = session_ref()
+    if open_still is not None:
+        open_still.stop()

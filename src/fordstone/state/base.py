@@ -1,0 +1,170 @@
+"""The seam of state: what an operator's state promises to whoever snapshots and restores it.
+
+Three shapes implement it: `table.Table`, `runs.Runs` and `buffer.Buffer`. An operator owns its states and calls their
+own methods; the engine (a task on the edge, a stateful processor on Spark) only calls what stands here.
+
+Pieces: the immutable parts that a state is made of, on their way from memory to runs.
+
+A state is an ordered list of pieces. At a barrier the rows changed since the last one are sealed into a new piece and
+the list is handed over as it stands; a writer makes unwritten pieces durable behind the task's back. So an attempt
+that is given up needs no undoing: its pieces are still in the list, and the next attempt carries them.
+
+Invariants: a piece never changes what it stands for; `ref` is set once; a list is only ever appended to at its end or
+has a contiguous part replaced by one piece of the same meaning.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import msgspec
+import polars as pl
+
+
+class RunRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names one immutable file by what is in it."""
+
+    digest: str
+    size_bytes: int
+    rows: int
+
+
+class Piece:
+    """Some rows of state. Made by the task, written by the writer; both may hold it at once."""
+
+    __slots__ = ("_frame", "_keep", "_lock", "_make", "_ref", "span_us")
+
+    def __init__(
+        self,
+        frame: pl.DataFrame | None = None,
+        *,
+        make: Callable[[], pl.DataFrame] | None = None,
+        ref: RunRef | None = None,
+        keep: bool = False,
+        span_us: tuple[int, int] | None = None,
+    ) -> None:
+        """`make` gives the rows when they are first asked for; `keep` holds on to them after they are written.
+
+        `span_us`: the least and the most time of rows that are ordered by it, where known, so that a state which goes by
+        time can tell without the rows whether it needs them.
+        """
+        self._frame = frame
+        self._make = make
+        self._ref = ref
+        self._keep = keep
+        self.span_us = span_us
+        self._lock = threading.Lock()
+
+    @property
+    def ref(self) -> RunRef | None:
+        """The run that holds these rows, once there is one."""
+        return self._ref
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `frame` can be had without reading a file."""
+        return self._frame is not None or self._make is not None
+
+    def frame(self) -> pl.DataFrame:
+        """The rows. Only for pieces that are `in_memory`."""
+        with self._lock:
+            if self._frame is None:
+                if self._make is None:
+                    raise LookupError("the rows of this piece are on disk only")
+                self._frame = self._make()
+                self._make = None
+            return self._frame
+
+    def written(self, ref: RunRef) -> None:
+        """Called once by the writer when the rows are durable as `ref`."""
+        with self._lock:
+            self._ref = ref
+            if not self._keep:
+                self._frame = self._make = None
+
+
+class PieceList:
+    """The ordered pieces of one state. The task appends and freezes; the merger replaces; neither waits for the other."""
+
+    __slots__ = ("_lock", "_pieces")
+
+    def __init__(self, pieces: Sequence[Piece] = ()) -> None:
+        self._lock = threading.Lock()
+        self._pieces = tuple(pieces)
+
+    def append(self, piece: Piece) -> None:
+        """Add the newest piece."""
+        with self._lock:
+            self._pieces = (*self._pieces, piece)
+
+    def snapshot(self) -> tuple[Piece, ...]:
+        """The pieces as they stand, oldest first."""
+        return self._pieces
+
+    def reset(self, pieces: Sequence[Piece]) -> None:
+        """Start over from these pieces: on loading, or when everything was rewritten as one."""
+        with self._lock:
+            self._pieces = tuple(pieces)
+
+    def replace(self, old: Sequence[Piece], new: Sequence[Piece]) -> bool:
+        """Put `new` where the contiguous `old` stand; says whether they still stood there."""
+        with self._lock:
+            pieces = self._pieces
+            for start in range(len(pieces) - len(old) + 1):
+                if all(pieces[start + i] is piece for i, piece in enumerate(old)):
+                    self._pieces = (*pieces[:start], *new, *pieces[start + len(old) :])
+                    return True
+            return False
+
+    def discard(self, gone: Sequence[Piece]) -> None:
+        """Drop pieces whose every row is dead."""
+        with self._lock:
+            self._pieces = tuple(piece for piece in self._pieces if not any(piece is dead for dead in gone))
+
+
+class State(ABC):
+    """One named state of one operator on one subtask. Called by one thread, except `combine` and `merged`."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[str, ...]:
+        """The key columns, by which rows of a piece belong to key groups. Every piece has them. Empty: not keyed."""
+
+    @abstractmethod
+    def freeze(self) -> tuple[Piece, ...]:
+        """Seal what changed since the last call and give all pieces, oldest first.
+
+        Called at every barrier on the task's thread: must not take longer than the change itself demands. The pieces
+        together are the whole state at this moment, whatever happens after.
+        """
+
+    @abstractmethod
+    def load(self, pieces: Sequence[Piece], *, watermark_us: int) -> None:
+        """Become what these pieces (all `in_memory`, oldest first) say. Called at most once, before anything else.
+
+        Pieces that carry a `ref` stay durable: they are not written again. `watermark_us` is the operator's watermark
+        when they were frozen: what it had already closed is dropped.
+        """
+
+    @abstractmethod
+    def mergeable(self) -> tuple[Piece, ...]:
+        """Contiguous pieces that are worth folding into one now, or none. Called by the merger, off the task's thread."""
+
+    @abstractmethod
+    def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
+        """The rows that mean the same as `frames` together. Pure. `oldest`: nothing older exists, so tombstones may go."""
+
+    @abstractmethod
+    def merged(self, old: Sequence[Piece], new: Piece) -> None:
+        """Use `new` (durable) in place of `old`, unless they have gone. Called off the task's thread."""
+
+    @property
+    @abstractmethod
+    def keeps_frames(self) -> bool:
+        """Whether the rows of written pieces stay in memory because they are the state itself."""
+
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """About how much memory the state takes."""

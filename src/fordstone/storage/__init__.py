@@ -1,0 +1,1 @@
+"""Disk, atomic file writes, append logs and remote file systems: every fsync and every fsspec URL is here."""

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fordstone.epochs.manifest import Cut, Manifest, PartitionCut, TaskCut
+from fordstone.plan.ids import PartitionId
+from fordstone.runtime.assignment import assign, newcomers, readers
+
+CUTS = {name: PartitionCut(position=place) for place, name in enumerate("abcd")}
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """Subtask 0 had read a and d, subtask 1 b; c joined since."""
+    return Manifest(
+        pipeline="p",
+        node="n",
+        epoch=1,
+        attempt=1,
+        mode="unaligned",
+        parallelism=2,
+        plan_digest="",
+        step_digests={},
+        created_us=0,
+        cut=Cut(epoch=1, sources={}),
+        tasks=(
+            TaskCut("rows/0", {"a": 5, "d": 9}),
+            TaskCut("rows/1", {"b": 7}),
+            TaskCut("rows2/0", {"a": 1}),
+            TaskCut("sums/0", {"rows/0-0-sums/0": 5}),
+        ),
+    )
+
+
+def test_partitions_stay_with_their_readers(manifest: Manifest) -> None:
+    had = readers(manifest, "rows", 2)
+    assert had == {"a": 0, "d": 0, "b": 1}
+    assert [set(share) for share in assign(CUTS, 2, had)] == [{"a", "d"}, {"b", "c"}]
+    assert assign(CUTS, 2, had)[1]["c"] == CUTS["c"]
+
+
+def test_after_rescaling_all_are_dealt_out_anew(manifest: Manifest) -> None:
+    assert readers(manifest, "rows", 3) == {}
+    assert readers(msgspec.structs.replace(manifest, parallelism=3), "rows", 2) == {}
+    assert [set(share) for share in assign(CUTS, 3, {})] == [{"a", "d"}, {"b"}, {"c"}]
+    assert assign(CUTS, 3, {}) == assign(dict(reversed(CUTS.items())), 3, {})
+
+
+def test_newcomers_go_to_those_who_have_fewest() -> None:
+    found = [PartitionId(name) for name in "abxyz"]
+    assert newcomers(found, [{"a": CUTS["a"], "b": CUTS["b"]}, {}]) == [("z",), ("x", "y")]

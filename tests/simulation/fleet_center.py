@@ -1,0 +1,140 @@
+"""The center of a simulated fleet: the real engine over the real source and sink, which ask the hub through a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tests.simulation.fleet_host import KEEP, Host
+from tests.simulation.fleet_scenario import CONTROL, CUT, PIPELINE, FleetScenario
+
+from fordstone.connectors.base import Sink, SinkStream, Source
+from fordstone.connectors.control_publish import ControlSink
+from fordstone.connectors.hub.epochs import HubOptions, HubSource
+from fordstone.connectors.hub.index import Follower
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine.connectors import ConnectorOpener
+from fordstone.edge.link.owner import holder_of
+from fordstone.edge.run import recovered_engine
+from fordstone.epochs.store import CheckpointStore
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.testing.memory_disk import MemoryDisk
+
+CENTER: Final = "center"
+
+
+class SteppedFollower(Follower):
+    """Follows the hub when it is told to, instead of on a thread of its own."""
+
+    def start(self) -> None:
+        """Nothing begins by itself."""
+
+    def wait_for_first(self, seconds: float) -> None:
+        """Ask until all was told, or the hub turned out to be away."""
+        del seconds
+        while not self.asked:
+            self.turn()
+
+
+class CenterEnds(ConnectorOpener):
+    """The far ends of the center's half: streams and control tables at the hub, through the center's wire."""
+
+    def __init__(self, host: Center, types: Mapping[Any, Any], disk: MemoryDisk, home: str, **more: Any) -> None:
+        super().__init__(types, disk, home, **more)
+        self._host = host
+        self._home_dir = home
+
+    def source(self, step: p.Source) -> Source:
+        """A stream at the hub."""
+        options = HubOptions(pipeline=PIPELINE, stream=CUT)
+        return HubSource(
+            self._host.wire,
+            options,
+            Schema.stored(step.schema),
+            bounded=self._host.bounded,
+            clock_us=self._host.clock.monotonic_us,
+            pause=lambda _: None,
+            follower=self._host.followed,
+        )
+
+    def sink(self, step: p.Sink) -> Sink:
+        """A control table at the hub; others are in memory."""
+        if step.connector.kind != "control":
+            return super().sink(step)
+        stream = self._types[step.input]
+        owner = holder_of(self._host.disk, self._home_dir)
+        told = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        return ControlSink(self._host.wire, told, pipeline=PIPELINE, control=CONTROL, keys=("k",))
+
+
+class Center(Host):
+    """Runs the center's half."""
+
+    def __init__(self, *given: Any, plan: p.Plan, scenario: FleetScenario) -> None:
+        super().__init__(*given)
+        self.plan = plan
+        self.scenario = scenario
+        self.bounded = False
+        """What the hub has is all that will ever come."""
+        self._follower: SteppedFollower | None = None
+        self._follow_at_us = 0
+        self._store: CheckpointStore | None = None
+
+    def followed(self, *given: Any, **more: Any) -> Follower:
+        """What follows the hub for the engine's source."""
+        self._follower = SteppedFollower(*given, **more)
+        return self._follower
+
+    def start(self) -> None:
+        """Recover and be ready to be stepped."""
+        config = RunConfig(
+            node=CENTER,
+            bounded=self.bounded,
+            parallelism=self.parallelism(self.scenario),
+            interval=f"{self.scenario.center_interval_us}us",
+            keep=KEEP,
+            batch_rows=self.scenario.batch_rows,
+        )
+        self.starts += 1
+        self._follower, self._follow_at_us = None, 0
+        self._store = store = self.store()
+        self.check_whole(store)
+        environment = self.rim(lambda *given, **more: CenterEnds(self, *given, **more))
+        self.engine = engine = recovered_engine(self.plan, {}, config, environment, store, None)
+        self._sealed = engine.writer.epoch
+        self.state = "running"
+        self.steps = [*(one.step for one in engine.steppables()), self._follow]
+
+    def after_step(self) -> None:
+        """Judge what a step has changed."""
+        if self.engine is None or self._store is None:
+            return
+        self.note_seals(self._store)
+        if self.engine.over:
+            self.state = "ended" if self.engine.config.bounded else "off"
+            self.engine, self.steps = None, []
+
+    def needed(self) -> dict[str, int] | None:
+        """By node, the epoch behind which it may have to begin again; None: it does not run, so nobody knows."""
+        if self.engine is None or self._store is None:
+            return None
+        if not (epochs := self._store.epochs()):
+            return {}
+        partitions = self._store.manifest(epochs[0]).cut.sources[CUT].partitions
+        return {name: part.position for name, part in partitions.items()}
+
+    def has_read(self, heads: Mapping[str, int]) -> bool:
+        """Whether all that nodes will ever send is sealed here."""
+        if self.engine is None or self._store is None or not (epochs := self._store.epochs()):
+            return False
+        manifest = self._store.manifest(epochs[-1])
+        parts = manifest.cut.sources[CUT].partitions
+        return all(node in parts and parts[node].position == head for node, head in heads.items())
+
+    def _follow(self) -> bool:
+        if self._follower is None or self.clock.now_us < self._follow_at_us:
+            return False
+        wait_s = self._follower.turn()
+        self._follow_at_us = self.clock.now_us + int(wait_s * 1e6)
+        return True

@@ -1,0 +1,122 @@
+"""What the machines of a simulated fleet have in common: a real engine on a disk that forgets.
+
+A host is started, stepped and crashed by `fleet`; what it asks of the hub goes through its `Wire`. See `fleet_machine` and
+`fleet_center`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from random import Random
+from typing import Final, Literal
+
+from tests.simulation.fleet_ledger import Ledger
+from tests.simulation.fleet_network import Wire
+from tests.simulation.fleet_scenario import PIPELINE, FleetScenario
+from tests.simulation.rows import SimulationError
+from tests.simulation.simulator import NoDeadLetters, SimClock
+
+from fordstone.edge.engine.connectors import ConnectorOpener
+from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.epochs.store import CheckpointStore
+from fordstone.errors import FencedError, HubRefusedError
+from fordstone.testing.memory_disk import MemoryDisk, PowerCut
+
+KEEP: Final = 2
+Step = Callable[[], bool]
+
+
+class Host(ABC):
+    """A machine: its disk outlives its processes."""
+
+    def __init__(self, name: str, node: str, wire: Wire, clock: SimClock, rng: Random, ledger: Ledger) -> None:
+        self.name = name
+        self.node = node
+        self.wire = wire
+        self.clock = clock
+        self.rng = rng
+        self.ledger = ledger
+        self.disk = MemoryDisk()
+        self.engine: Engine | None = None
+        self.steps: list[Step] = []
+        """What may be stepped now."""
+        self.state: Literal["off", "running", "ended", "dead"] = "off"
+        self.starts = 0
+        self._sealed = 0
+
+    def store(self) -> CheckpointStore:
+        """Open the checkpoints on its disk."""
+        return CheckpointStore(self.disk, pipeline=PIPELINE, node=self.node, compression="none", keep=KEEP)
+
+    def rim(self, ends: Callable[..., ConnectorOpener] = ConnectorOpener) -> Environment:
+        """What an engine here is handed."""
+        return Environment(
+            clock=self.clock,
+            disk=self.disk,
+            choose=self.rng.randrange,
+            dead_letters=lambda _: NoDeadLetters(),
+            ends=ends,
+        )
+
+    def crash(self) -> None:
+        """Lose the process, and perhaps the power."""
+        if self.rng.random() < 0.5:
+            self.disk.crash(self.rng)
+        else:
+            self.disk.kill()
+        self.engine, self.steps = None, []
+        if self.state == "running":
+            self.state = "off"
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """Judge what a step has changed."""
+
+    def check_whole(self, store: CheckpointStore) -> None:
+        """Every sealed checkpoint is whole after a crash, and sealed as it was (unless we damaged it ourselves)."""
+        if self.name in self.ledger.again:
+            return
+        for fact in store.survey(deep=True).checkpoints:
+            if fact.problem is not None:
+                raise SimulationError(f"{self.name}: sealed checkpoint {fact.epoch} is not whole: {fact.problem}")
+        for epoch in store.epochs():
+            self.ledger.note_sealed(self.name, store.manifest(epoch).cut)
+
+    def parallelism(self, scenario: FleetScenario) -> int:
+        """Of the next start."""
+        return self.rng.choice((1, 2)) if scenario.rescales else 1
+
+    def note_seals(self, store: CheckpointStore) -> bool:
+        """See whether an epoch was sealed since; what is kept must be whole then."""
+        if self.engine is None or self.engine.writer.epoch == self._sealed:
+            return False
+        self._sealed = self.engine.writer.epoch
+        for epoch in store.epochs():
+            manifest = store.manifest(epoch)
+            self.ledger.note_sealed(self.name, manifest.cut)
+            for ref in manifest.runs():
+                if (fault := store.run_fault(ref)) is not None:
+                    raise SimulationError(f"{self.name}: checkpoint {epoch} names a run that is not there: {fault}")
+        return True
+
+
+def step(host: Host, work: Step) -> bool:
+    """Let a host do one thing. A crash ends its process, a newer generation ends it for good."""
+    try:
+        did = work()
+        host.after_step()
+    except PowerCut:
+        host.crash()
+        return True
+    except FencedError:
+        host.crash()
+        host.state = "dead"
+        return True
+    except HubRefusedError as error:
+        if error.code != "held":
+            raise
+        host.crash()
+        host.state = "dead"
+        return True
+    return did

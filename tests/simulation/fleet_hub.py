@@ -1,0 +1,271 @@
+"""The hub of a simulated fleet: the real log, decisions and retention, without HTTP, over blobs in memory that forget.
+
+Every call is carried out at once, by whoever asks. A crash comes at a failpoint of the hub, or between calls: the log keeps
+what it has committed (its file lies in memory, where a sync costs nothing), blobs keep what was made durable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import IO, Final
+
+import msgspec
+from tests.simulation.rows import SimulationError
+
+from fordstone.hub.messages import (
+    Checkpoint,
+    Commit,
+    Committed,
+    ConsumerPosition,
+    ControlPage,
+    ControlPublish,
+    ControlVersion,
+    Head,
+    Lease,
+    LeaseRequest,
+    StreamPage,
+)
+from fordstone.hub.refused import Refused
+from fordstone.hub.server import checks
+from fordstone.hub.store import commits, control, streams
+from fordstone.hub.store.blob_refs import sizes_of
+from fordstone.hub.store.blobs import BlobStore, Gate, Upload
+from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.state.base import RunRef
+
+IN_MEMORY: Final = Path("/dev/shm")
+PAGE_ENTRIES: Final = 7
+"""Small, so that streams have several pages."""
+VERSIONS_A_PAGE: Final = 3
+
+
+class HubCrashedError(Exception):
+    """The hub's process ended in the middle of a call."""
+
+
+class MemoryBlobs(BlobStore):
+    """Blobs that a crash may take back: those that were named, or removed, without a sync."""
+
+    def __init__(self, hit: Callable[[str], None]) -> None:
+        self._hit = hit
+        self._there: dict[str, bytes] = {}
+        self._unsynced: dict[str, None] = {}
+        """In the order in which they came: what a crash keeps must not depend on digests, which differ from run to run."""
+        self._removed: dict[str, bytes] = {}
+
+    def put(self, digest: str, upload: Upload) -> None:
+        """Name it, then sync."""
+        self._hit("hub.blob-written")
+        self._there[digest] = bytes(upload.data)
+        self._unsynced[digest] = None
+        self._hit("hub.blob-renamed")
+        self._settle(digest)
+
+    def size(self, digest: str) -> int | None:
+        """Look. What is told to be there is durable."""
+        if digest not in self._there:
+            return None
+        self._settle(digest)
+        return len(self._there[digest])
+
+    def whole(self, run: RunRef) -> bool:
+        """Whether what is named is there. For judges: it changes nothing."""
+        return len(self._there.get(run.digest, b"")) == run.size_bytes and run.digest in self._there
+
+    def open(self, digest: str) -> IO[bytes]:
+        """Read."""
+        if digest not in self._there:
+            raise Refused("not_found", f"the hub has no blob {digest}.")
+        return io.BytesIO(self._there[digest])
+
+    def remove(self, digest: str) -> None:
+        """Take the name away, without a sync."""
+        if digest in self._there:
+            self._removed[digest] = self._there.pop(digest)
+            self._unsynced.pop(digest, None)
+
+    def names(self, prefix: str) -> list[tuple[str, int]]:
+        """All with this prefix, in order."""
+        found = sorted(digest for digest in self._there if digest.startswith(prefix))
+        for digest in found:
+            self._settle(digest)
+        return [(digest, len(self._there[digest])) for digest in found]
+
+    def all(self) -> set[str]:
+        """The digests of all that is there. For judges."""
+        return set(self._there)
+
+    def free_bytes(self) -> int | None:
+        """Nobody knows."""
+        return None
+
+    def beside(self) -> Path:
+        """Uploads here are small."""
+        return Path(tempfile.gettempdir())
+
+    def crash(self, rng: Random) -> None:
+        """Keep what is durable; the rest is there or not."""
+        for digest in self._unsynced:
+            if rng.getrandbits(1):
+                del self._there[digest]
+        for digest in self._removed:
+            if rng.getrandbits(1):
+                self._there.setdefault(digest, self._removed[digest])
+        self._unsynced.clear()
+        self._removed.clear()
+
+    def _settle(self, digest: str) -> None:
+        self._unsynced.pop(digest, None)
+        self._removed.pop(digest, None)
+
+
+class FleetHub:
+    """Each call either gives its answer, or raises `Refused` or `HubCrashedError`. One thread."""
+
+    def __init__(self, clock_us: Callable[[], int], rng: Random) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fordstone-fleet-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        self._clock_us = clock_us
+        self._rng = rng
+        self.crash_at: str | None = None
+        """The failpoint at which it dies next."""
+        self.up = True
+        self.blobs = MemoryBlobs(self.hit)
+        self._open()
+
+    def hit(self, name: str) -> None:
+        """Die here if it is time."""
+        if name == self.crash_at:
+            self.crash_at = None
+            raise HubCrashedError(name)
+
+    def crash(self) -> None:
+        """Lose what is not durable. It stays down until `restart`."""
+        self.up = False
+        self.log.close()
+        self.blobs.crash(self._rng)
+
+    def restart(self) -> None:
+        """Come up again."""
+        self.crash_at = None
+        self._open()
+        self.up = True
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open(self) -> None:
+        self.log = HubLog(self._folder / "log.sqlite", clock_us=self._clock_us, failpoints=self)
+        self._gate = Gate()
+        self.retention = Retention(self.log, self.blobs, self._gate, keeping=Keeping(), failpoints=self)
+
+    # Blobs.
+
+    def put_blob(self, digest: str, data: bytes) -> None:
+        """As `hub.blob_calls` does."""
+        upload = Upload(self.blobs.beside())
+        upload.write(data)
+        with self._gate.arrival(checks.digest_in(digest)):
+            upload.store(self.blobs, digest)
+            self.log.note_blob(digest, upload.size_bytes)
+
+    def get_blob(self, digest: str) -> bytes:
+        """The bytes."""
+        with self.blobs.open(checks.digest_in(digest)) as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise SimulationError(f"blob {digest} at the hub has other bytes than its name says")
+        return data
+
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Which of these could not be named."""
+        asked = list(digests)
+        sizes = self.log.read(lambda db: sizes_of(db, asked)) | self.log.arrived(asked)
+        return set(asked) - sizes.keys()
+
+    # Nodes.
+
+    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
+        """Take or renew the right to commit."""
+        return self.log.write(lambda turn: commits.lease(turn, pipeline, node, request)).result()
+
+    def head(self, pipeline: str, node: str) -> Head:
+        """Where a node stands."""
+        return self.log.read(lambda db: commits.head(db, pipeline, node))
+
+    def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
+        """The newest checkpoint."""
+        try:
+            return self.log.read(lambda db: commits.newest_checkpoint(db, pipeline, node))
+        except Refused as refused:
+            if refused.refusal.error == "not_found":
+                return None
+            raise
+
+    def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
+        """Take epochs in."""
+        body = checks.decoded(msgspec.json.encode(commit), Commit)
+        checks.check_commit(body, body.epochs[0].epoch, body.epochs[-1].epoch)
+        ready = commits.prepare(body)
+        return self.log.write(lambda turn: commits.commit(turn, pipeline, node, ready)).result()
+
+    # Readers and publishers.
+
+    def stream_page(self, pipeline: str, stream: str, *, after: int) -> StreamPage:
+        """What was committed behind `after`."""
+        return self.log.read(lambda db: streams.page(db, pipeline, stream, after=after, limit=PAGE_ENTRIES))
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+        """Register a consumer and what it has passed."""
+        self.log.write(lambda turn: streams.keep_position(turn, pipeline, consumer, position)).result()
+
+    def publish(self, pipeline: str, name: str, version: ControlPublish) -> tuple[ControlVersion, bool]:
+        """Number a version; give it, and whether it is new."""
+        return self.log.write(lambda turn: control.publish(turn, pipeline, name, version)).result()
+
+    def control_page(self, pipeline: str, name: str, *, after: int) -> ControlPage:
+        """Versions behind `after`."""
+        return self.log.read(lambda db: control.page(db, pipeline, name, after=after, limit=VERSIONS_A_PAGE))
+
+    # What only a simulation asks.
+
+    def entries(self, node: str) -> list[tuple[int, str, tuple[int, int]]]:
+        """Epoch, digest and generation of all that the log has of a node, in order."""
+        query = (
+            "SELECT e.epoch, e.digest, e.hub_generation, e.local_generation FROM entries e "
+            "JOIN nodes n ON n.id = e.node_id WHERE n.node = ? ORDER BY e.epoch"
+        )
+        rows = self.log.read(lambda db: db.execute(query, (node,)).fetchall())
+        return [(epoch, digest, (hub, local)) for epoch, digest, hub, local in rows]
+
+    def kept(self, node: str) -> set[int]:
+        """The epochs whose rows can still be read."""
+        query = "SELECT s.epoch FROM segments s JOIN nodes n ON n.id = s.node_id WHERE n.node = ?"
+        return {epoch for (epoch,) in self.log.read(lambda db: db.execute(query, (node,)).fetchall())}
+
+    def unnamed(self) -> set[str]:
+        """Blobs that are there although nothing names them."""
+        rows = self.log.read(lambda db: db.execute("SELECT digest FROM blobs WHERE refs > 0").fetchall())
+        return self.blobs.all() - {digest for (digest,) in rows}
+
+    def check_blobs(self) -> None:
+        """Whatever the log names is there, whole."""
+        rows = self.log.read(lambda db: db.execute("SELECT digest, size_bytes FROM blobs WHERE refs > 0").fetchall())
+        named = [("its log", RunRef(digest, size_bytes, 0)) for digest, size_bytes in rows]
+        for (runs,) in self.log.read(lambda db: db.execute("SELECT runs FROM segments").fetchall()):
+            named += [("a segment", run) for run in msgspec.json.decode(runs, type=tuple[RunRef, ...])]
+        for (content,) in self.log.read(lambda db: db.execute("SELECT content FROM checkpoints").fetchall()):
+            named += [("a checkpoint", run) for run in commits.runs_of(msgspec.json.decode(content, type=Checkpoint))]
+        for (content,) in self.log.read(lambda db: db.execute("SELECT content FROM versions").fetchall()):
+            named.append(("a control version", msgspec.json.decode(content, type=ControlVersion).blob))
+        for by, run in named:
+            if not self.blobs.whole(run):
+                raise SimulationError(f"at the hub, {by} names blob {run.digest[:12]}, which is not there whole")

@@ -1,0 +1,88 @@
+"""Judge what became of a simulated fleet: at the hub, at a plain reader, and at the center, against plain oracles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from tests.simulation.fleet_ledger import Ledger
+from tests.simulation.fleet_scenario import CUT, WINDOW_S, FleetScenario, node_name, passes
+from tests.simulation.fleet_tap import Tap
+from tests.simulation.rows import Row, SimulationError, check_equal, late_of, second_of
+
+from fordstone.connectors.memory import MemorySink
+
+
+def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
+    """The stream at the hub: every epoch as it was sealed, every row once, late ones marked, with what the table said."""
+    for number, partitions in enumerate(scenario.nodes):
+        node = node_name(number)
+        late = late_of(partitions)
+        accepted = ledger.accepted.get(node, {})
+        check_equal(f"epochs of {node} that were read", len(tap.read.get(node, ())), len(accepted))
+        ids: Counter[int] = Counter()
+        for entry, frames in tap.read.get(node, ()):
+            machine, sent = ledger.sent[node, entry.epoch, accepted[entry.epoch]]
+            check_equal(f"runs of epoch {entry.epoch} of {node}", entry.runs, sent.streams[CUT].runs)
+            if scenario.pushes:
+                continue
+            for frame in frames:
+                ids.update(frame.get_column("id").to_list())
+                for row in frame.iter_rows(named=True):
+                    check_equal(f"whether row {row['id']} is late", row["__late"], row["id"] in late)
+                    if scenario.controls:
+                        met, could = row["bound"], ledger.bounds_in(machine, entry.epoch, row["k"])
+                        if met not in could:
+                            raise SimulationError(
+                                f"row {row['id']} in epoch {entry.epoch} of {node} met {met}, not one of {could}"
+                            )
+        if not scenario.pushes:
+            wanted = Counter(row.id for partition in partitions for row in partition if passes(row))
+            check_equal(f"rows of {node} at the hub", ids, wanted)
+
+
+def judge_center(scenario: FleetScenario, sinks: Mapping[str, MemorySink]) -> None:
+    """The result over all nodes: every row is in its window or late, once; late at the edge is late here."""
+    rows = [row for row in scenario.rows() if passes(row)]
+    edge_late = {one for node in scenario.nodes for one in late_of(node)}
+    late = edge_late
+    if not scenario.pushes:
+        check_equal("rows at the center", _ids(sinks["rows"]), Counter(row.id for row in rows))
+        found = _ids(sinks["late"])
+        missing = [row.id for row in rows if row.id in edge_late and not found[row.id]]
+        if missing or any(count > 1 for count in found.values()):
+            raise SimulationError(f"late rows at the center: {found}, of which {missing} are missing")
+        late = set(found)
+        if scenario.offline_hours > 1_000 and len(scenario.nodes) == 1 and late != edge_late & {row.id for row in rows}:
+            raise SimulationError(
+                f"rows {late - edge_late} became late at the center, though its one node was never away"
+            )
+    check_equal(
+        "windows at the center", _windows(sinks["windows"]), _expected(row for row in rows if row.id not in late)
+    )
+
+
+def _expected(rows: Iterable[Row]) -> dict[tuple[int, int], tuple[int, int]]:
+    windows: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in rows:
+        window = (row.k, row.second // WINDOW_S * WINDOW_S)
+        n, total = windows.get(window, (0, 0))
+        windows[window] = (n + 1, total + row.id)
+    return windows
+
+
+def _windows(sink: MemorySink) -> dict[tuple[int, int], tuple[int, int]]:
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    rows = sink.rows()
+    if rows.width:
+        for k, start, n, total in rows.select("k", "window_start", "n", "total").iter_rows():
+            window = (k, second_of(start))
+            if window in found:
+                raise SimulationError(f"window {window} was let out twice")
+            found[window] = (n, total)
+    return found
+
+
+def _ids(sink: MemorySink) -> Counter[int]:
+    rows = sink.rows()
+    return Counter(rows.get_column("id").to_list() if rows.width else [])

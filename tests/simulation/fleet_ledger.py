@@ -1,0 +1,163 @@
+"""What a simulated fleet has done so far, written down beside it, and what must hold at every moment.
+
+Judged here: sealed content never changes; the hub has what some machine had sealed, under the number it was sealed with,
+without gaps; after a generation nothing below it commits; an answer that says yes is true; rows meet a control table as it
+was at the barrier before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import polars as pl
+from tests.simulation.fleet_hub import FleetHub
+from tests.simulation.fleet_scenario import CONTROL, CUT, SOURCE
+from tests.simulation.rows import LATENESS_S, SimulationError
+
+from fordstone.connectors.control_log import apply_changes
+from fordstone.epochs.manifest import Cut
+from fordstone.epochs.run_file import decode_run
+from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.state.base import RunRef
+
+TABLE = pl.Schema({"k": pl.Int64(), "bound": pl.Int64(), "__op": pl.String()})
+
+
+class SealedEpoch(msgspec.Struct, frozen=True):
+    """What of an epoch must never change."""
+
+    runs: tuple[RunRef, ...]
+    control: int
+    """The version of the control table that was taken when it ended."""
+    ended: bool
+    watermark_us: int
+    """How far time had come in the partition that is furthest behind."""
+    midway: tuple[int, ...] = ()
+    """The versions that were taken at barriers within it: those of attempts that were given up."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Kept by the simulation; nothing in the fleet reads it."""
+
+    lags: bool = False
+    """The stream that crosses comes from a step whose time may be behind that of the source."""
+    sealed: dict[str, dict[int, SealedEpoch]] = field(default_factory=dict)
+    """By machine and epoch."""
+    again: dict[str, list[SealedEpoch]] = field(default_factory=dict)
+    """By machine whose disk was damaged: epochs that were computed again, in other runs."""
+    sent: dict[tuple[str, int, str], tuple[str, EpochEntry]] = field(default_factory=dict)
+    """By node, epoch and digest: which machine sent it, and what."""
+    accepted: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By node and epoch: the digest that the hub was first seen with."""
+    versions: dict[int, ControlVersion] = field(default_factory=dict)
+    tables: dict[int, dict[int, int]] = field(default_factory=lambda: {0: {}})
+    """By version: what the control table says."""
+
+    # Machines.
+
+    def note_sealed(self, machine: str, cut: Cut) -> None:
+        """An epoch is sealed on a machine, or was found there again."""
+        runs = next((segment.runs for segment in cut.segments if segment.sink == CUT), ())
+        control = cut.sources.get(CONTROL)
+        version = max((part.position for part in control.partitions.values()), default=0) if control else 0
+        stages = control.stages if control else ()
+        midway = tuple(part.position for stage in stages for part in stage.values())
+        new = SealedEpoch(runs, version, cut.ended, _watermark_us(cut), midway)
+        known = self.sealed.setdefault(machine, {}).setdefault(cut.epoch, new)
+        if known != new and machine in self.again:
+            self.again[machine].append(new)
+        elif known != new:
+            raise SimulationError(f"{machine}: epoch {cut.epoch} was sealed as {known}, and now it is {new}")
+
+    # The hub.
+
+    def note_sent(self, node: str, machine: str, commit: Commit) -> None:
+        """A commit is on its way."""
+        for entry in commit.epochs:
+            self.sent.setdefault((node, entry.epoch, entry.digest()), (machine, entry))
+
+    def look_at(self, hub: FleetHub, node: str) -> None:
+        """Compare what the hub has of a node with all that is known."""
+        known = self.accepted.setdefault(node, {})
+        newest: tuple[int, int] = (0, 0)
+        entries = hub.entries(node)
+        # Of epochs long ago nothing is kept; those that are must follow each other.
+        first = entries[0][0] if entries else 1
+        if first > len(known) + 1:
+            raise SimulationError(f"the hub has epoch {first} of {node} behind {len(known)}")
+        for place, (epoch, digest, generation) in enumerate(entries, start=first):
+            if epoch != place:
+                raise SimulationError(f"the hub has epoch {epoch} of {node} where {place} is due")
+            if generation < newest:
+                raise SimulationError(
+                    f"{node}: generation {generation} committed epoch {epoch} after {newest} had committed"
+                )
+            newest = generation
+            if known.setdefault(epoch, digest) != digest:
+                raise SimulationError(f"the hub's epoch {epoch} of {node} has changed")
+            if (node, epoch, digest) not in self.sent:
+                raise SimulationError(f"the hub has an epoch {epoch} of {node} that nobody sent")
+            machine, entry = self.sent[node, epoch, digest]
+            self._check_content(node, machine, entry)
+
+    def check_answer(self, node: str, commit: Commit, answer: Committed) -> None:
+        """The hub said yes: then it has all of this."""
+        known = self.accepted.get(node, {})
+        for entry in commit.epochs:
+            if known.get(entry.epoch) != entry.digest():
+                raise SimulationError(
+                    f"the hub said that it has epoch {entry.epoch} of {node}, and has another or none"
+                )
+        if answer.head < commit.epochs[-1].epoch:
+            raise SimulationError(
+                f"the hub took epoch {commit.epochs[-1].epoch} of {node} and says that {answer.head} is its newest"
+            )
+
+    def _check_content(self, node: str, machine: str, entry: EpochEntry) -> None:
+        sealed = self.sealed.get(machine, {}).get(entry.epoch)
+        if sealed is None:
+            raise SimulationError(f"the hub has epoch {entry.epoch} of {node}, which {machine} never sealed")
+        runs = entry.streams[CUT].runs if CUT in entry.streams else ()
+        if not any(runs == one.runs and entry.ended == one.ended for one in (sealed, *self.again.get(machine, ()))):
+            raise SimulationError(f"the hub has epoch {entry.epoch} of {node} with other rows than {machine} sealed")
+        told_us = entry.streams[CUT].watermark_us
+        behind = told_us < sealed.watermark_us and not self.lags
+        if not entry.ended and (behind or told_us > sealed.watermark_us) and machine not in self.again:
+            raise SimulationError(
+                f"epoch {entry.epoch} of {node} declares {told_us}, and its time is {sealed.watermark_us}"
+            )
+
+    # Control tables.
+
+    def note_version(self, version: ControlVersion, data: bytes) -> None:
+        """A version was published."""
+        known = self.versions.setdefault(version.version, version)
+        if known != version:
+            raise SimulationError(f"control version {version.version} has changed at the hub")
+        if version.version in self.tables:
+            return
+        if version.version - 1 not in self.tables:
+            raise SimulationError(f"control version {version.version} came after {max(self.tables)}")
+        before = {} if version.snapshot else self.tables[version.version - 1]
+        rows = [(k, bound, "upsert") for k, bound in before.items()]
+        table = apply_changes(pl.DataFrame(rows, schema=TABLE, orient="row"), [decode_run(data, version.blob)], ["k"])
+        self.tables[version.version] = dict(table.select("k", "bound").iter_rows())
+
+    def bounds_in(self, machine: str, epoch: int, k: int) -> set[int | None]:
+        """What a row of an epoch may have met: the table at the barrier before it, or at that of an attempt given up since."""
+        before = self.sealed[machine].get(epoch - 1)
+        versions = (before.control if before is not None else 0, *self.sealed[machine][epoch].midway)
+        return {self.tables[version].get(k) for version in versions}
+
+
+def _watermark_us(cut: Cut) -> int:
+    source = cut.sources.get(SOURCE)
+    if source is None:
+        return TIME_MIN_US
+    lateness_us = LATENESS_S * 1_000_000
+    parts = [part for part in source.partitions.values() if not part.done]
+    times = [max(max(part.max_time_us, TIME_MIN_US + lateness_us) - lateness_us, part.floor_us) for part in parts]
+    return min(times, default=TIME_MAX_US if source.partitions else TIME_MIN_US)

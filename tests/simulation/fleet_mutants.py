@@ -1,0 +1,218 @@
+"""Deliberate faults between nodes, hub and center. The simulation of fleets must catch every one of them.
+
+Each mutant is a context manager that breaks one thing while it is open.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from tests.simulation.fleet_hub import MemoryBlobs
+
+from fordstone.connectors.hub.epochs import HubSource
+from fordstone.connectors.hub.reader import HubReader
+from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.sender import Sender
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import HubAwayError
+from fordstone.hub.store import commits, retention
+from fordstone.hub.store.log import Turn
+from fordstone.hub.store.retention import Retention
+from fordstone.operators.join.lookup import LookupLatest
+from fordstone.protocol import delivery
+from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
+
+_decide_order = delivery.decide_order
+
+
+def _deciding(judge: Callable[[CommitFacts, CommitDecision], CommitDecision]) -> AbstractContextManager[Any]:
+    """Let the hub's decision be another one."""
+
+    def order(facts: CommitFacts) -> CommitDecision:
+        return judge(facts, _decide_order(facts))
+
+    return patch.multiple(
+        commits, decide_order=order, decide_commit=lambda facts, absent: _with_blobs(order(facts), absent)
+    )
+
+
+def _with_blobs(decision: CommitDecision, absent: Any) -> CommitDecision:
+    if isinstance(decision, Accept) and absent:
+        return delivery.Missing(digests=tuple(sorted(absent)))
+    return decision
+
+
+@contextmanager
+def hub_accepts_a_gap() -> Iterator[None]:
+    """Epochs are taken in although some before them are missing."""
+
+    def judge(facts: CommitFacts, decision: CommitDecision) -> CommitDecision:
+        return Accept(first_new=facts.sent[0].epoch) if isinstance(decision, Gap) else decision
+
+    with _deciding(judge):
+        yield
+
+
+@contextmanager
+def hub_accepts_an_old_generation() -> Iterator[None]:
+    """Who was shut out may still commit."""
+
+    def judge(facts: CommitFacts, decision: CommitDecision) -> CommitDecision:
+        if isinstance(decision, Stale) and facts.granted is not None:
+            return _decide_order(replace(facts, fence=facts.granted))
+        return decision
+
+    with _deciding(judge):
+        yield
+
+
+@contextmanager
+def hub_takes_other_content() -> Iterator[None]:
+    """An epoch that is there is not compared with what is sent again."""
+
+    def judge(facts: CommitFacts, decision: CommitDecision) -> CommitDecision:
+        if not isinstance(decision, OtherContent):
+            return decision
+        return AlreadyDone() if facts.sent[-1].epoch <= facts.head else Accept(first_new=facts.head + 1)
+
+    with _deciding(judge):
+        yield
+
+
+@contextmanager
+def fold_loses_an_epoch() -> Iterator[None]:
+    """Of epochs that are committed together, only the last brings its rows."""
+    original = commits._add_segments
+
+    def lazy(turn: Turn, node: Any, pipeline: str, entry: Any, seq: int) -> None:
+        known = turn.db.execute("SELECT last FROM entries WHERE node_id = ? AND epoch = ?", (node.id, entry.epoch))
+        if known.fetchone()[0] == entry.epoch:
+            original(turn, node, pipeline, entry, seq)
+
+    with patch.object(commits, "_add_segments", lazy):
+        yield
+
+
+@contextmanager
+def gc_takes_what_nobody_has_passed() -> Iterator[None]:
+    """A segment goes as soon as one consumer has passed it, although another has not."""
+    original = Retention._all_passed
+
+    class Greedy:
+        """The log, with the largest position instead of the least."""
+
+        def __init__(self, db: sqlite3.Connection) -> None:
+            self._db = db
+
+        def execute(self, query: str, *given: Any) -> Any:
+            return self._db.execute(
+                query.replace("SELECT min(coalesce(p.epoch, 0))", "SELECT max(coalesce(p.epoch, 0))"), *given
+            )
+
+    with patch.object(Retention, "_all_passed", lambda self, db: original(self, Greedy(db))):  # type: ignore[arg-type]  # close enough
+        yield
+
+
+@contextmanager
+def named_blobs_are_not_counted() -> Iterator[None]:
+    """Blobs go after their grace time, whoever names them."""
+    with patch.object(commits, "rename", lambda *_: None), patch.object(retention, "rename", lambda *_: None):
+        yield
+
+
+@contextmanager
+def blob_told_before_it_is_durable() -> Iterator[None]:
+    """The hub says that it has a blob whose name is not synced."""
+    with patch.object(MemoryBlobs, "_settle", lambda *_: None):
+        yield
+
+
+@contextmanager
+def node_drops_entries_before_the_answer() -> Iterator[None]:
+    """The outbox forgets epochs when they are sent, whatever the hub says."""
+    original = Sender._commit
+
+    def hasty(self: Sender, parcel: Any, generation: Any) -> None:
+        self._outbox.mark(parcel.last)
+        original(self, parcel, generation)
+
+    with patch.object(Sender, "_commit", hasty):
+        yield
+
+
+@contextmanager
+def node_collects_unsent_runs() -> Iterator[None]:
+    """Runs go with their checkpoint, although the hub does not have them."""
+    with patch.object(Outbox, "held", lambda _: set()):
+        yield
+
+
+@contextmanager
+def sender_takes_silence_for_yes() -> Iterator[None]:
+    """A commit without an answer counts as one that was accepted."""
+    original = Sender._commit
+
+    def trusting(self: Sender, parcel: Any, generation: Any) -> None:
+        try:
+            original(self, parcel, generation)
+        except HubAwayError:
+            self._met = True
+            self._put_down()
+            self._mark(parcel.last)
+
+    with patch.object(Sender, "_commit", trusting):
+        yield
+
+
+@contextmanager
+def position_told_before_the_seal() -> Iterator[None]:
+    """The center tells the hub what it has read rather than what it has sealed."""
+    original = HubReader.read
+
+    def early(self: HubReader, rows_max: int, until: Any = None) -> Any:
+        chunk = original(self, rows_max, until)
+        source = self._source
+        if chunk is not None and isinstance(source, HubSource):
+            source.ack({self._node: PartitionCut(position=int(chunk.position))})
+        return chunk
+
+    with patch.object(HubReader, "read", early):
+        yield
+
+
+@contextmanager
+def control_taken_without_a_barrier() -> Iterator[None]:
+    """Rows meet a control version as soon as it has come."""
+    original = LookupLatest.on_batch
+
+    def eager(self: LookupLatest, frame: Any, *, late: bool) -> Any:
+        out = original(self, frame, late=late)
+        self._take_control()
+        return out
+
+    with patch.object(LookupLatest, "on_batch", eager):
+        yield
+
+
+FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        hub_accepts_a_gap,
+        hub_accepts_an_old_generation,
+        hub_takes_other_content,
+        fold_loses_an_epoch,
+        gc_takes_what_nobody_has_passed,
+        named_blobs_are_not_counted,
+        blob_told_before_it_is_durable,
+        node_drops_entries_before_the_answer,
+        node_collects_unsent_runs,
+        sender_takes_silence_for_yes,
+        position_told_before_the_seal,
+        control_taken_without_a_barrier,
+    )
+}

@@ -1,0 +1,189 @@
+"""The network of a simulated fleet: requests and answers are lost, come late, come twice, or come after others.
+
+Whoever asks has a `Wire`, which speaks as `hub.client.HubClient` does. A request that comes late is carried out when its
+asker has long given it up, perhaps after it was started anew, or after somebody has taken over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tests.simulation.fleet_hub import FleetHub, HubCrashedError
+
+from fordstone.errors import DamagedError, HubAwayError, HubRefusedError
+from fordstone.hub.messages import (
+    Checkpoint,
+    Commit,
+    Committed,
+    ConsumerPosition,
+    ControlPage,
+    ControlPublish,
+    ControlVersion,
+    Head,
+    Lease,
+    LeaseRequest,
+    StreamPage,
+)
+from fordstone.hub.refused import Refused
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet_ledger import Ledger
+
+    from fordstone.state.base import RunRef
+
+LATE_MAX: Final = 20
+"""So many requests are under way at most."""
+
+T = TypeVar("T")
+
+
+class Network:
+    """Carries requests to the hub, or does not."""
+
+    def __init__(self, hub: FleetHub, ledger: Ledger, rng: Random, *, lost: float) -> None:
+        self.hub = hub
+        self.ledger = ledger
+        self.lost = lost
+        self.late: list[Callable[[], object]] = []
+        """Requests that are still under way."""
+        self.asked = 0
+        self.failed = 0
+        self._rng = rng
+
+    def ask(self, work: Callable[[], T], *, changes: bool) -> T:
+        """Carry a request there and its answer back. `changes`: it leaves something at the hub, so that it matters when it comes."""
+        self.asked += 1
+        fate = self._rng.random() if self.lost else 1.0
+        if not self.hub.up or fate < self.lost / 3:
+            raise self._away("the request was lost")
+        if changes and fate < self.lost * 2 / 3 and len(self.late) < LATE_MAX:
+            self.late.append(work)
+            raise self._away("the request is late")
+        answer = self._carry_out(work)
+        if fate < self.lost:
+            raise self._away("the answer was lost")
+        if changes and fate < self.lost * 1.3 and len(self.late) < LATE_MAX:
+            self.late.append(work)
+        return answer
+
+    def deliver(self) -> None:
+        """Let a late request come in, any of them, perhaps not for the last time. Nobody waits for its answer."""
+        work = self.late.pop(self._rng.randrange(len(self.late)))
+        if self.hub.up:
+            try:
+                self._carry_out(work)
+            except (HubRefusedError, HubAwayError):
+                return
+
+    def _carry_out(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Refused as refused:
+            if refused.status >= 500:
+                raise self._away(str(refused)) from refused
+            raise HubRefusedError(
+                f"refused: {refused}", status=refused.status, code=refused.refusal.error, refusal=refused.refusal
+            ) from refused
+        except HubCrashedError:
+            self.hub.crash()
+            raise self._away("the hub crashed") from None
+
+    def _away(self, what: str) -> HubAwayError:
+        self.failed += 1
+        return HubAwayError(f"{what}.")
+
+
+class Wire:
+    """The hub as one machine sees it."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self.name = name
+        self.cut_off = False
+        """Nothing goes through."""
+        self._network = network
+        self._hub = network.hub
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _ask(self, work: Callable[[], T], *, changes: bool = False) -> T:
+        if self.cut_off:
+            raise HubAwayError("cut off.")
+        return self._network.ask(work, changes=changes)
+
+    # Blobs.
+
+    def put_blob(self, digest: str, data: bytes) -> None:
+        """Store a blob."""
+        self._ask(partial(self._hub.put_blob, digest, data), changes=True)
+
+    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
+        """Read a blob, checked."""
+        del direct_url
+        data = self._ask(partial(self._hub.get_blob, ref.digest))
+        if len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.digest:
+            raise DamagedError(f"blob {ref.digest[:12]} is not what was asked for.")
+        return data
+
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Which blobs the hub lacks."""
+        return self._ask(partial(self._hub.missing, list(digests)))
+
+    # Nodes.
+
+    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
+        """Take or renew the right to commit."""
+        return self._ask(partial(self._hub.lease, pipeline, node, request), changes=True)
+
+    def head(self, pipeline: str, node: str) -> Head:
+        """Where the node stands."""
+        return self._ask(partial(self._hub.head, pipeline, node))
+
+    def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
+        """The newest checkpoint."""
+        return self._ask(partial(self._hub.checkpoint, pipeline, node))
+
+    def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
+        """Commit a range."""
+        self._network.ledger.note_sent(node, self.name, commit)
+
+        def carried_out() -> Committed:
+            answer = self._hub.commit(pipeline, node, commit)
+            self._network.ledger.look_at(self._hub, node)
+            self._network.ledger.check_answer(node, commit, answer)
+            return answer
+
+        return self._ask(carried_out, changes=True)
+
+    # Readers and publishers.
+
+    def stream_page(
+        self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0, limit: int | None = None
+    ) -> StreamPage:
+        """What was committed to a stream."""
+        del wait_s, limit
+        return self._ask(partial(self._hub.stream_page, pipeline, stream, after=after))
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+        """Register, or say how far a consumer has come."""
+        self._ask(partial(self._hub.consumer, pipeline, consumer, position), changes=True)
+
+    def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
+        """Publish a version."""
+
+        def carried_out() -> ControlVersion:
+            published, new = self._hub.publish(pipeline, control, version)
+            if new:
+                self._network.ledger.note_version(published, self._hub.get_blob(published.blob.digest))
+            return published
+
+        return self._ask(carried_out, changes=True)
+
+    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
+        """The versions of a control table."""
+        del wait_s
+        return self._ask(partial(self._hub.control_page, pipeline, control, after=after))

@@ -1,0 +1,176 @@
+"""Random fleets under a seed: nodes with their rows, the pipeline for two tiers, and how unkind the world is to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import msgspec
+from tests.simulation.rows import LATENESS_S, SCHEMA, Row
+
+from fordstone.api.pipeline import Pipeline
+from fordstone.api.window import tumbling
+from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.plan.plan import Mode, Plan, Source
+
+PIPELINE: Final = "fleet"
+CUT: Final = "cut"
+"""The stream that crosses."""
+CONTROL: Final = "bounds"
+SOURCE: Final = "source0"
+SINKS: Final = ("rows", "windows", "late")
+WINDOW_S: Final = 10
+HOUR_US: Final = 3_600_000_000
+ROWS_BEGIN_US: Final = 1_767_225_600_000_000
+"""2026 began: the zero of the rows' seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetScenario:
+    """Everything that a seed decides before the first step."""
+
+    seed: int
+    nodes: tuple[tuple[tuple[Row, ...], ...], ...]
+    """For each node, for each partition of its source, the rows."""
+    mode: Mode
+    center: bool
+    """A center runs; else rows end at the hub, where a plain reader takes them."""
+    pushes: bool
+    """Partial aggregates cross instead of rows."""
+    controls: bool
+    """Rows carry what a control table says of their key."""
+    hub_state: bool
+    batch_rows: int
+    interval_us: int
+    center_interval_us: int
+    chaos_steps: int
+    """So long things go wrong; then the network is whole and nothing crashes any more."""
+    lost: float
+    """How often a request or an answer is lost, or a request comes late, or twice."""
+    crash_rate: float
+    crashes_max: int
+    takes_over: bool
+    """Another machine takes a node over while the old one may go on."""
+    jump_rate: float
+    """How often the clock moves on by hours."""
+    cut_rate: float
+    """How often a node cannot reach the hub for long."""
+    offline_hours: int
+    rescales: bool
+    """Every start has another parallelism."""
+    damages: bool
+    """The newest checkpoint of a node is damaged once: it is computed again, or fetched from the hub."""
+    fills: bool
+    """The disks of nodes are full now and then."""
+    outbox_bytes: int
+    """How much fits into an outbox."""
+    small: bool
+    """Bounds that are rarely reached are small: ranges, files of control tables, what the hub remembers."""
+    hub_skew_us: int
+    """How far the hub's clock is ahead of the nodes'."""
+
+    @classmethod
+    def of(cls, seed: int) -> FleetScenario:
+        """The scenario of a seed."""
+        rng = Random(seed)
+        ids = iter(range(1_000_000))
+        nodes = tuple(
+            tuple(_rows(rng, ids, rng.randint(1, 10)) for _ in range(rng.choice((1, 1, 2))))
+            for _ in range(rng.choice((1, 2, 2, 3)))
+        )
+        pushes = rng.random() < 0.25
+        controls = not pushes and rng.random() < 0.5
+        hub_state = rng.random() < 0.8
+        damages = not controls and rng.random() < 0.2
+        mode: Mode = rng.choice(("aligned", "aligned", "blocking"))
+        return cls(
+            seed=seed,
+            nodes=nodes,
+            mode=mode,
+            center=pushes or rng.random() < 0.5,
+            pushes=pushes,
+            controls=controls,
+            hub_state=hub_state,
+            batch_rows=rng.choice((1, 2, 5)),
+            interval_us=rng.choice((2_000, 6_000, 20_000)),
+            center_interval_us=rng.choice((5_000, 15_000)),
+            chaos_steps=rng.choice((150, 300, 600)),
+            lost=rng.choice((0.0, 0.05, 0.2)),
+            crash_rate=rng.choice((0.0, 0.01, 0.03)),
+            crashes_max=rng.choice((2, 6)),
+            takes_over=hub_state and rng.random() < 0.4,
+            # After a jump attempts are given up, and what went by their barriers could not be computed again exactly.
+            jump_rate=0.0 if damages else rng.choice((0.0, 0.008)),
+            cut_rate=rng.choice((0.0, 0.01)),
+            offline_hours=100_000 if pushes else rng.choice((10, 100_000)),
+            rescales=rng.random() < 0.3,
+            damages=damages,
+            fills=rng.random() < 0.2,
+            outbox_bytes=rng.choice((1_500, 10**9, 10**9)),
+            small=rng.random() < 0.5,
+            hub_skew_us=rng.choice((0, 0, 24, -2)) * HOUR_US,
+        )
+
+    def title(self) -> str:
+        """How a failure names it."""
+        words = [name for name in ("center", "pushes", "controls", "takes_over") if getattr(self, name)]
+        return f"fleet seed {self.seed} ({len(self.nodes)} nodes, {', '.join([self.mode, *words])})"
+
+    def rows(self) -> list[Row]:
+        """Every row."""
+        return [row for node in self.nodes for partition in node for row in partition]
+
+
+def node_name(number: int) -> str:
+    """The id of a node."""
+    return f"node{number}"
+
+
+def passes(row: Row) -> bool:
+    """Whether a row comes out of the filter below the cut."""
+    return row.id % 7 != 3
+
+
+def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str, MemorySink]) -> Plan:
+    """The pipeline, whole: both halves are cut out of it."""
+    pipeline = Pipeline(PIPELINE, mode=scenario.mode)
+    rows = pipeline.source(SOURCE, memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    stream = rows.filter("id % 7 <> 3")
+    if scenario.controls:
+        table = pipeline.control(CONTROL, schema={"k": "bigint", "bound": "bigint"}, key="k")
+        stream = stream.join_control(table, on="k")
+    above = stream.to_center(name=CUT, offline=f"{scenario.offline_hours}h")
+    windows = (
+        above.group_by("k").window(tumbling(f"{WINDOW_S}s")).agg(name="windows_by_k", n="count(*)", total="sum(id)")
+    )
+    windows.final().sink("windows", memory(sinks["windows"]))
+    if not scenario.pushes:
+        windows.late.sink("late", memory(sinks["late"]))
+        above.sink("rows", memory(sinks["rows"]))
+    if scenario.controls:
+        counts = above.group_by("k").agg(name="count_by_k", n="count(*)")
+        counts.select("k", "n AS bound").to_edges(CONTROL)
+    return pipeline.plan()
+
+
+def reading(edge: Plan, source: MemorySource) -> Plan:
+    """The nodes' half, for a node with this input."""
+    steps = (
+        msgspec.structs.replace(step, connector=memory(source))
+        if isinstance(step, Source) and step.name == SOURCE
+        else step
+        for step in edge.steps
+    )
+    return msgspec.structs.replace(edge, steps=tuple(steps))
+
+
+def _rows(rng: Random, ids: object, count: int) -> tuple[Row, ...]:
+    """Rows whose time moves on with some disorder, a few of them late."""
+    now, rows = rng.randint(0, 20), []
+    for _ in range(count):
+        now += rng.choice((0, 1, 2, 7))
+        back = rng.choice((0, 0, 0, 1, LATENESS_S, LATENESS_S + 1, 25))
+        rows.append(Row(id=next(ids), k=rng.randrange(4), second=now - back, n=0))  # type: ignore[call-overload]
+    return tuple(rows)

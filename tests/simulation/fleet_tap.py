@@ -1,0 +1,139 @@
+"""Who reads and writes at the hub without an engine: a plain reader of the stream that crosses, and a publisher of controls.
+
+The reader keeps what it has read in two parts, what is durable and what a crash takes back, and tells the hub only the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Final
+
+import polars as pl
+from tests.simulation.fleet_ledger import TABLE
+from tests.simulation.fleet_network import Wire
+from tests.simulation.fleet_scenario import CONTROL, CUT, PIPELINE
+from tests.simulation.rows import SimulationError
+from tests.simulation.simulator import SimClock
+
+from fordstone.epochs.run_file import decode_run, encode_run
+from fordstone.errors import HubAwayError, HubRefusedError
+from fordstone.hub.messages import ConsumerPosition, ControlPublish, StreamEpoch
+from fordstone.lang.duration import TIME_MIN_US
+
+TAP: Final = "tap"
+POLL_US: Final = 20_000
+KEYS: Final = 4
+
+
+class Tap:
+    """Reads every epoch of every node, in order."""
+
+    def __init__(self, wire: Wire, clock: SimClock) -> None:
+        self.read: dict[str, list[tuple[StreamEpoch, list[pl.DataFrame]]]] = {}
+        """By node, what is durable."""
+        self._wire = wire
+        self._clock = clock
+        self._volatile: dict[str, list[tuple[StreamEpoch, list[pl.DataFrame]]]] = {}
+        self._listed: deque[StreamEpoch] = deque()
+        self._after = 0
+        self._poll_at_us = 0
+        self._untold = False
+
+    def position(self, node: str) -> int:
+        """The last epoch that is durably read."""
+        return len(self.read.get(node, ()))
+
+    def crash(self) -> None:
+        """Forget what is not durable, and what was listed."""
+        self._volatile.clear()
+        self._listed.clear()
+        self._after = 0
+
+    def step(self) -> bool:
+        """Read an epoch, or keep what was read, or tell the hub, or ask for more."""
+        if self._clock.now_us < self._poll_at_us:
+            return False
+        try:
+            self._advance()
+        except HubAwayError:
+            self._poll_at_us = self._clock.now_us + POLL_US
+            return False
+        except HubRefusedError as error:
+            raise SimulationError(f"the hub refused a reader: {error}") from error
+        return True
+
+    def _advance(self) -> None:
+        if self._listed:
+            self._take(self._listed[0])
+            self._listed.popleft()
+        elif self._volatile:
+            for node, epochs in self._volatile.items():
+                self.read.setdefault(node, []).extend(epochs)
+            self._volatile.clear()
+            self._untold = True
+        elif self._untold:
+            passed = {node: len(epochs) for node, epochs in self.read.items()}
+            self._wire.consumer(PIPELINE, TAP, ConsumerPosition(streams={CUT: passed}))
+            self._untold = False
+        else:
+            page = self._wire.stream_page(PIPELINE, CUT, after=self._after)
+            self._after = page.next
+            self._listed.extend(page.epochs)
+            self._poll_at_us = self._clock.now_us + (0 if page.epochs else POLL_US)
+
+    def _take(self, entry: StreamEpoch) -> None:
+        have = [*self.read.get(entry.node, ()), *self._volatile.get(entry.node, ())]
+        if entry.epoch <= len(have):
+            return
+        if entry.epoch != len(have) + 1:
+            raise SimulationError(f"the hub gave epoch {entry.epoch} of {entry.node} behind {len(have)}")
+        before_us = have[-1][0].watermark_us if have else TIME_MIN_US
+        if entry.watermark_us < before_us:
+            raise SimulationError(f"the time of {entry.node} went back from {before_us} to {entry.watermark_us}")
+        frames = [decode_run(self._wire.read_blob(ref), ref) for ref in entry.runs]
+        self._volatile.setdefault(entry.node, []).append((entry, frames))
+
+
+class Publisher:
+    """Publishes versions of the control table, where no center does."""
+
+    def __init__(self, wire: Wire, rng: Random) -> None:
+        self._wire = wire
+        self._rng = rng
+        self._table: dict[int, int] = {}
+        self._batch = 0
+        self._value = 0
+        self._waiting: tuple[ControlPublish, bytes, dict[int, int]] | None = None
+
+    def publish(self) -> None:
+        """Publish another version, or the one before again if nobody knows what became of it."""
+        if self._waiting is None:
+            self._waiting = self._next()
+        version, data, table = self._waiting
+        try:
+            self._wire.put_blob(version.blob.digest, data)
+            self._wire.publish(PIPELINE, CONTROL, version)
+        except HubAwayError:
+            return
+        except HubRefusedError as error:
+            if error.code != "missing_blobs":
+                raise SimulationError(f"the hub refused a publisher: {error}") from error
+            return
+        self._table, self._waiting = table, None
+
+    def _next(self) -> tuple[ControlPublish, bytes, dict[int, int]]:
+        self._batch += 1
+        self._value += 1
+        key = self._rng.randrange(KEYS)
+        table = dict(self._table)
+        if key in table and self._rng.random() < 0.2:
+            rows = [(key, table.pop(key), "delete")]
+        else:
+            table[key] = self._value
+            rows = [(key, self._value, "upsert")]
+        snapshot = self._rng.random() < 0.2
+        if snapshot:
+            rows = [(k, bound, "upsert") for k, bound in table.items()]
+        ref, data = encode_run(pl.DataFrame(rows, schema=TABLE, orient="row"), "none")
+        return ControlPublish(owner="publisher", batch=self._batch, blob=ref, snapshot=snapshot), bytes(data), table

@@ -1,0 +1,189 @@
+"""Deliberate faults in the protocol. The suites must catch every one of them: a suite that does not is worth nothing.
+
+Each mutant is a context manager that breaks one thing while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from fordstone.edge.engine.channel import Channel
+from fordstone.edge.engine.gate import Gate, InFlight
+from fordstone.edge.engine.source_task import SourceTask
+from fordstone.edge.engine.writer import Writer
+from fordstone.epochs import store as store_module
+from fordstone.plan.ids import Attempt
+from fordstone.protocol.alignment import Alignment
+from fordstone.protocol.retention import Retention, decide_retention
+from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.snapshot import Barrier, Item, TaskSnapshot
+from fordstone.testing.memory_disk import MemoryDisk
+
+
+@contextmanager
+def no_alignment() -> Iterator[None]:
+    """Gates hold nothing back."""
+    with patch.object(Alignment, "held", lambda *_: False):
+        yield
+
+
+@contextmanager
+def barrier_overtakes() -> Iterator[None]:
+    """In aligned mode too, the barrier passes the rows that stand before it in a channel."""
+    append = Channel._append
+
+    def jump(self: Channel, item: Item) -> None:
+        append(self, item)
+        if isinstance(item, Barrier):
+            self._items.rotate(1)
+
+    with patch.object(Channel, "_append", jump):
+        yield
+
+
+@contextmanager
+def manifest_before_runs() -> Iterator[None]:
+    """The manifest is durable before the runs that it names."""
+    fsync, fsync_dir = MemoryDisk.fsync, MemoryDisk.fsync_dir
+
+    def lazy_fsync(self: MemoryDisk, path: str) -> None:
+        if "/runs/" not in path:
+            fsync(self, path)
+
+    def lazy_fsync_dir(self: MemoryDisk, path: str) -> None:
+        if not path.endswith("/runs"):
+            fsync_dir(self, path)
+
+    with patch.object(MemoryDisk, "fsync", lazy_fsync), patch.object(MemoryDisk, "fsync_dir", lazy_fsync_dir):
+        yield
+
+
+@contextmanager
+def acknowledge_before_fsync() -> Iterator[None]:
+    """Output leaves although the manifest may still be lost."""
+    fsync, fsync_dir = MemoryDisk.fsync, MemoryDisk.fsync_dir
+
+    def lazy_fsync(self: MemoryDisk, path: str) -> None:
+        if "/manifests/" not in path:
+            fsync(self, path)
+
+    def lazy_fsync_dir(self: MemoryDisk, path: str) -> None:
+        if not path.endswith("/manifests"):
+            fsync_dir(self, path)
+
+    with patch.object(MemoryDisk, "fsync", lazy_fsync), patch.object(MemoryDisk, "fsync_dir", lazy_fsync_dir):
+        yield
+
+
+@contextmanager
+def retention_drops_named_runs() -> Iterator[None]:
+    """Runs go as soon as the newest manifest does not name them, although an older one is kept."""
+    decide = decide_retention
+
+    def greedy(manifests: Mapping[int, frozenset[str]], runs: set[str], **more: Any) -> Retention:
+        decision = decide(manifests, runs, **more)
+        newest = manifests[max(manifests)] if manifests else frozenset()
+        return replace(decision, remove_runs=tuple(sorted(set(runs) - newest - set(more["held"]))))
+
+    with patch.object(store_module, "decide_retention", greedy):
+        yield
+
+
+@contextmanager
+def loop_log_not_saved() -> Iterator[None]:
+    """What is inside a loop at the barrier is forgotten."""
+    original = Gate.next
+
+    def forgetful(self: Gate, *, urgent_only: bool = False) -> object:
+        event = original(self, urgent_only=urgent_only)
+        return InFlight(event.attempt, {}) if isinstance(event, InFlight) else event
+
+    with patch.object(Gate, "next", forgetful):
+        yield
+
+
+@contextmanager
+def positions_after_the_barrier() -> Iterator[None]:
+    """A source's position is taken after it has read on, instead of at the barrier."""
+    original = SourceTask._cut
+
+    def late(self: SourceTask, barrier: Barrier, *, logging: bool) -> None:
+        reports, self._reports = self._reports, _Held()  # type: ignore[assignment]
+        original(self, barrier, logging=logging)
+        held, self._reports = self._reports, reports
+        self._read()
+        for snapshot in held.snapshots:  # type: ignore[attr-defined]
+            reports.acknowledge(replace(snapshot, source=replace(snapshot.source, partitions=self.cuts())))
+
+    with patch.object(SourceTask, "_cut", late):
+        yield
+
+
+class _Held:
+    def __init__(self) -> None:
+        self.snapshots: list[TaskSnapshot] = []
+
+    def acknowledge(self, snapshot: TaskSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+@contextmanager
+def aborted_output_is_dropped() -> Iterator[None]:
+    """What an attempt that was given up had frozen is not carried into the next."""
+    original = Outlet.freeze
+
+    def forget(self: Outlet, attempt: Attempt, committed: Attempt) -> object:
+        self._frozen = []
+        return original(self, attempt, committed)
+
+    with patch.object(Outlet, "freeze", forget):
+        yield
+
+
+@contextmanager
+def sealed_output_stays_pending() -> Iterator[None]:
+    """What was sealed is let out again with the next epoch."""
+    original = Outlet.freeze
+
+    def keep(self: Outlet, attempt: Attempt, committed: Attempt) -> object:
+        del committed
+        return original(self, attempt, Attempt(0))
+
+    with patch.object(Outlet, "freeze", keep):
+        yield
+
+
+@contextmanager
+def release_before_the_seal() -> Iterator[None]:
+    """Sinks get the rows before the manifest is written."""
+    original = Writer._manifest
+
+    def early(self: Writer, sealing: Any, outputs: Any, logs: Any) -> object:
+        manifest = original(self, sealing, outputs, logs)
+        for name, pieces in outputs.items():
+            self.release(name, manifest.epoch, [piece.frame() for piece in pieces])
+        return manifest
+
+    with patch.object(Writer, "_manifest", early):
+        yield
+
+
+MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        no_alignment,
+        barrier_overtakes,
+        manifest_before_runs,
+        acknowledge_before_fsync,
+        retention_drops_named_runs,
+        loop_log_not_saved,
+        positions_after_the_barrier,
+        aborted_output_is_dropped,
+        sealed_output_stays_pending,
+        release_before_the_seal,
+    )
+}

@@ -1,0 +1,38 @@
+"""Which tail a seed gives a random pipeline."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.simulation.join_tails import JoinTail, LatestTail
+from tests.simulation.keyed_tails import MatchTail, ProcessTail
+from tests.simulation.tails import Tail
+from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail
+
+from fordstone.plan.plan import Mode
+
+
+def draw_tail(rng: Random, mode: Mode) -> Tail | None:
+    """A tail, or none. A lookup in a control stream is refused where barriers overtake rows."""
+    if rng.random() < 0.2:
+        return None
+    kinds = ("sliding", "early", "session", "count", "join", "match", "process", "latest")
+    match rng.choice(kinds if mode != "unaligned" else kinds[:-1]):
+        case "sliding" | "early" as kind:
+            size, every, offset = rng.choice(((6, 2, 0), (10, 5, 1), (5, 3, 0), (2, 7, 3), (4, 4, 0), (12, 4, 0)))
+            early_us = rng.choice((1_000, 8_000)) if kind == "early" else None
+            return SlidingTail(early_us=early_us, size=size, every=every, offset=offset)
+        case "session":
+            return SessionTail(early_us=None, gap=rng.choice((1, 3, 8)))
+        case "count":
+            size, slide = rng.choice(((1, 1), (3, 3), (4, 1), (3, 2), (2, 5)))
+            return CountTail(early_us=None, size=size, every=slide)
+        case "join":
+            least, most = rng.choice(((-2, 2), (0, 3), (-4, -1), (1, 1), (0, 0)))
+            return JoinTail(how=rng.choice(("inner", "left", "right", "full")), least=least, most=most)
+        case "match":
+            return MatchTail(kind=rng.choice(("strict", "relaxed", "absent")), skip=rng.choice(("past_last", "next")))
+        case "process":
+            return ProcessTail(by_clock=rng.random() < 0.3)
+        case _:
+            return LatestTail(waits=rng.random() < 0.7)
