@@ -196,7 +196,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from tests.edge.test_control_hub import Node
-from fordstone.hub.address import HubAddress
+from fordstone.hub.client.address import HubAddress
 node = Node(Path(sys.argv[1]))
 node.feed(int(sys.argv[3]))  # what the process before has read must be there
 node.run_until(lambda: node.newest() == {"a": 3.0, "b": 2.0}, hub=HubAddress(url=sys.argv[2]))

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import io, sys
 import polars as pl
-from fordstone.checkpoint import run_file
+from fordstone.epochs import run_file
 
 frame = pl.DataFrame({"k": range(int(sys.argv[1]))})
 looked = []

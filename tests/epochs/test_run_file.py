@@ -79,7 +79,7 @@ def test_compression_that_does_not_exist_is_refused() -> None:
 WRITE_WHILE_READ = """
 import threading
 import polars as pl
-from fordstone.checkpoint.run_file import encode_run
+from fordstone.epochs.run_file import encode_run
 
 frame = pl.DataFrame({"n": range(40_000), "text": [str(n) for n in range(40_000)]})
 done = threading.Event()

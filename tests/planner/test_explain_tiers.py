@@ -196,7 +196,7 @@ def test_a_weaker_pipeline_gives_tables_no_more_than_it_is():
 
 
 COLD_CHAIN = """
-from tests.tiers.fleets import cold_chain
+from tests.planner.fleets import cold_chain
 
 p = cold_chain()
 """

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from fordstone.spark import prepared, session
 from fordstone.spark.session import is_connect, parallelism
-from fordstone.spark.session_settings import MEANING
+from fordstone.spark.session.settings import MEANING
 
 class Reader(DataSourceStreamReader):
     def initialOffset(self): return {"at": 0}

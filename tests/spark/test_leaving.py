@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import atexit, sys, threading, time
-from fordstone.spark.leaving import leave
+from fordstone.spark.session.exit import leave
 atexit.register(lambda: sys.stdout.write("tidied"))
 threading.Thread(target=time.sleep, args=(600,)).start()
 leave(3)

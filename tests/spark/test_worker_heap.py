@@ -10,7 +10,7 @@ import pytest
 
 _PROGRAM = """
 import gc
-from fordstone.spark.worker_heap import leave_alone_what_stays
+from fordstone.spark.session.worker_heap import leave_alone_what_stays
 
 class Loop:
     def __init__(self):
