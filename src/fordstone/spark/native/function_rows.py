@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.operators.base import Functions, OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
@@ -25,7 +25,7 @@ def function_rows(
 ) -> Callable[[Batches], Batches]:
     """What `mapInArrow` calls for a step behind `stream`."""
     # Of the plan only this step is sent: sinks may hold what lives in the driver.
-    setting = OperatorSetting(
+    setting = OperatorContext(
         plan=p.Plan(pipeline=pipeline, steps=()),
         types={step.input: stream},
         functions={path: function for path, function in functions.items() if path == step.path},
