@@ -7,7 +7,7 @@ import polars as pl
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.window.registry import partials_of
+from fordstone.operators.aggregate.family import partials_of
 from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted.feed import QuerySetting
 from fordstone.spark.hosted.host import ShardHost
