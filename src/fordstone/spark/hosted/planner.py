@@ -150,11 +150,11 @@ class Planner:
             has_rows = name not in gone and self._has_rows(step, name, cut)
             if has_rows:
                 heard_us = self._heard_us[at] = now_us
-            means = self._sources[step.name].outlook(PartitionId(name), Position(cut.position))
+            means = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
             if means is Idleness.UNKNOWN:
                 heard_us = self._heard_us[at] = now_us
             silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
-            silent = silent or means is Idleness.RESTING
+            silent = silent or means is Idleness.FINISHED
             # Of bounded input nothing is waited for: what was idle is read to its end.
             wakes = has_rows or (cut.idle and self._bounded)
             if (cut.idle or cut.done) and wakes:
