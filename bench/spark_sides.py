@@ -23,7 +23,6 @@ from fordstone.connectors import files
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.commit import BatchOutcome
 from fordstone.spark.hosted.query import hosted_query
-from fordstone.spark.native.native_query import native_query
 from fordstone.spark.session.session import prepared
 from spark_input import SCHEMA, SPARK_SCHEMA
 
@@ -59,8 +58,8 @@ class Place:
     def out(self) -> str:
         return str(self.home / OUT)
 
-    def config(self, native: Any) -> SparkConfig:
-        return SparkConfig(state=self.home / "state", interval=_AT_ONCE, native=native, rows_max=self.rows_max)
+    def config(self) -> SparkConfig:
+        return SparkConfig(state=self.home / "state", interval=_AT_ONCE, rows_max=self.rows_max)
 
 
 Side = Callable[["SparkSession", Place], "StreamingQuery"]
@@ -88,13 +87,6 @@ def ewma_plan(place: Place, *, lets_out: bool) -> Pipeline:
     return p
 
 
-def native_windows(spark: SparkSession, place: Place) -> StreamingQuery:
-    """Windows by Spark's own operators, from our plan."""
-    p = windows_plan(place)
-    query = native_query(p.plan(), p.functions, place.config("always"), spark, streaming=True)
-    return query.start(place.on_batch)[0]
-
-
 def hosted_windows(spark: SparkSession, place: Place) -> StreamingQuery:
     """Windows by our operators."""
     return _hosted(spark, windows_plan(place), place)
@@ -120,7 +112,7 @@ def growing(spark: SparkSession, place: Place) -> StreamingQuery:
 
 
 def _hosted(spark: SparkSession, p: Pipeline, place: Place) -> StreamingQuery:
-    query = hosted_query(p.plan(), p.functions, place.config("never"), spark, batch=False)
+    query = hosted_query(p.plan(), p.functions, place.config(), spark, batch=False)
     return query.start(place.on_batch)[0]
 
 
@@ -128,7 +120,7 @@ def _hosted(spark: SparkSession, p: Pipeline, place: Place) -> StreamingQuery:
 
 
 def windows_by_hand(spark: SparkSession, place: Place) -> StreamingQuery:
-    """What the native query does, as one would write it."""
+    """The same windows with Spark's own operators."""
     windows = _read(spark, place).withWatermark("ts", "10 seconds").groupBy("dev", F.window("ts", "10 seconds"))
     found = windows.agg(
         F.count("*").alias("n"),

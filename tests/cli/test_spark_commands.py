@@ -99,7 +99,7 @@ def test_json_has_no_line_for_people(invoke: Invoke, spark_stand_in: FakeSpark):
 
 def test_options_reach_the_session_and_the_query(invoke: Invoke, place: Path, spark_stand_in: FakeSpark):
     given = (
-        "--master spark://center:7077 --memory 4g --conf spark.cores.max=8 --conf spark.a=b=c --native never --shards 16 "
+        "--master spark://center:7077 --memory 4g --conf spark.cores.max=8 --conf spark.a=b=c --shards 16 "
         "--rows-max 1000 --available-now --from-checkpoint edge --state kept --node gateway --interval 5s --batch-rows 10 "
         "--allow-new-state -v"
     )
@@ -119,7 +119,6 @@ def test_options_reach_the_session_and_the_query(invoke: Invoke, place: Path, sp
             state="kept",
             available_now=True,
             interval="5s",
-            native="never",
             shards=16,
             rows_max=1000,
             batch_rows=10,
@@ -154,7 +153,6 @@ def test_center_is_a_run_on_spark_without_an_end(invoke: Invoke, spark_stand_in:
         (["--on", "spark", "--shards", "1000"], "shards=1000"),
         (["--on", "spark", "--conf", "spark.ui.enabled"], "write NAME=VALUE"),
         (["--on", "spark", "--conf", "ui=1"], "write NAME=VALUE"),
-        (["--on", "spark", "--native", "sometimes"], "'sometimes' is not one of"),
         (["--master", "local[2]"], "--master goes with --on spark, not with --on edge. The edge runs in this process"),
         (["--on", "edge", "--available-now"], "On the edge, --bounded reads what is there."),
         (["--from-checkpoint", "state"], "--from-checkpoint goes with --on spark"),

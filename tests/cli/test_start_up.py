@@ -33,7 +33,6 @@ COMMANDS = [
     ["checkpoints", "verify"],
     ["checkpoints", "merge"],
     ["checkpoints", "import-spark"],
-    ["plan-interval"],
 ]
 IDLE = """
 from fordstone import Pipeline, tumbling

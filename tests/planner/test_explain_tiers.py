@@ -64,10 +64,9 @@ PRUNED = """\
 CENTER_ON_SPARK = """\
 ── center, on Spark ────────────────────────────────────────────────────────────────────────────────
 
-  runs       hosted, as one query; a micro-batch is an epoch
-  because    rows of nodes are read and merged by our own operators, the same as on the edge
+  runs       as one query; a micro-batch is an epoch
 
-readers: our operators run where rows are read
+readers: operators run where rows are read
   readings_to_center: what all nodes sent as readings_to_center, from the hub
   │  columns  device string, __end bigint, __rows_5d88c63a bigint, __n0 bigint, __s0 double, __hi0 double
   │  time     as far as every node has come; one away for 1d is not waited for

@@ -24,7 +24,6 @@ from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
 def identity(owner: str) -> QueryIdentity:
     return QueryIdentity(
         pipeline="p",
-        way="hosted",
         plan=msgspec.Raw(b"{}"),
         step_digests={},
         stages=(),

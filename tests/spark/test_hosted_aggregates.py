@@ -16,8 +16,6 @@ from tests.spark.small_batches import run_with_deaths
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.connectors.compare import same_rows
-from fordstone.errors import ConfigError
-from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -53,22 +51,3 @@ def test_hosted_results_are_those_of_the_edge_engine(seed: int, tmp_path: Path) 
     assert same_rows(windows.rows(), edge_windows.rows())
     columns = edge_running.rows().columns
     assert same_rows(latest(running).select(columns), latest(edge_running))
-
-
-@pytest.mark.parametrize("text", ["first(x)", "last(x)", "count_distinct(s)", "median(x)", "collect(x)", "own"])
-def test_an_aggregate_that_spark_has_not_in_this_meaning_is_hosted(text: str) -> None:
-    pipeline = Pipeline("choice")
-    stream = pipeline.source("rows", files("in/*.parquet", format="parquet"), schema=SCHEMA, time="ts", on_error="fail")
-    stream.group_by("k").agg(r=Longest.of("s") if text == "own" else text).sink("out", files("out", format="parquet"))
-    choice = choose(pipeline.plan())
-    assert not choice.native
-    assert "an aggregate that Spark does not have in the same meaning" in choice.why
-    with pytest.raises(ConfigError, match="does not have in the same meaning"):
-        choose(pipeline.plan(), native="always")
-
-
-def test_variances_are_sparks_own() -> None:
-    pipeline = Pipeline("choice")
-    stream = pipeline.source("rows", files("in/*.parquet", format="parquet"), schema=SCHEMA, time="ts", on_error="fail")
-    stream.group_by("k").agg(v="variance(x)", d="stddev_pop(x)").sink("out", files("out", format="parquet"))
-    assert choose(pipeline.plan()).native

@@ -17,7 +17,6 @@ from tests.spark.small_batches import LATENESS_S, Made, run_with_deaths
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -81,8 +80,3 @@ def test_a_batch_job_gives_what_the_edge_gives(tmp_path: Path) -> None:
     job, found = made(tmp_path / "in")
     MicroSpark(1).run_batch(job.plan(), job.functions, state=tmp_path / "batch", shards=2, batch_rows=6)
     assert shown(found) == shown(sinks)
-
-
-def test_they_are_hosted(tmp_path: Path) -> None:
-    fill(tmp_path / "in", Random(1))
-    assert not choose(made(tmp_path / "in")[0].plan()).native

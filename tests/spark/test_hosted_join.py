@@ -17,7 +17,6 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.plan.plan import Lookup
 from fordstone.spark.hosted.paths import absolute
-from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("right", -4, 2), ("full", -3, 3)]
@@ -99,9 +98,3 @@ def test_control_rows_are_kept_from_micro_batch_to_micro_batch(tmp_path):
     # A row of another epoch than its control row has it from the state; and newer ones take its place.
     assert rows.filter(k="a")["ts_now"].drop_nulls().n_unique() > 1
     assert rows.filter(k="a")["ts_now"].null_count() < rows.filter(k="a").height
-
-
-def test_they_are_hosted_and_the_choice_says_why(tmp_path):
-    Input.of(1, 5).write(tmp_path)
-    for plan in (Joined.over(tmp_path, "inner", -1, 1).pipeline.plan(), looked_up(tmp_path)[0].plan()):
-        assert not choose(plan).native

@@ -14,7 +14,6 @@ from tests.spark.runs import small_values
 from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
-from fordstone.spark.native.choice import choose
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 SHAPES = [(20, 5, 0, None), (20, 7, 3, "1ms"), (30, 2, 1, None), (30, 2, 1, "1ms"), (4, 9, 2, "1ms")]
@@ -56,10 +55,3 @@ def test_windows_as_a_batch_job_are_the_same(tmp_path):
     slid.add(source(pipeline, tmp_path / "in"))
     MicroSpark(1, cores=2).run_batch(pipeline.plan(), {}, state=tmp_path / "state", shards=3, batch_rows=8)
     same_rows(slid.out.rows(), slid.expected(partitions))
-
-
-def test_sliding_windows_are_our_own_on_spark(tmp_path):
-    pipeline = Pipeline("sliding")
-    slid = Slid(20, 7)
-    slid.add(source(pipeline, tmp_path))
-    assert not choose(pipeline.plan()).native

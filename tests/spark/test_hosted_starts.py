@@ -18,6 +18,7 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, generator, memory, rows
 from fordstone.connectors.base import SinkStream
 from fordstone.connectors.files import sink as file_sink
+from fordstone.epochs.manifest import Cut
 from fordstone.errors import (
     CheckpointError,
     ConfigError,
@@ -125,7 +126,7 @@ def test_a_second_copy_of_a_task_cannot_change_what_the_first_wrote(
     won = list(task([1, 2]))
     next(task([2, 1]))
     assert [row["what"] for row in won] == [PART, PART]
-    sinks.release(sinks.seal(1, "attempt", won, None))
+    sinks.release(sinks.seal(1, "attempt", won, Cut(epoch=1, sources={})))
     assert out(tmp_path) == [1, 2]
 
 

@@ -346,7 +346,6 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
                 available_now=way == "stream",
                 shards=2,
                 rows_max=60,
-                native="never",
             )
             query = hosted_query(plan, {}, config, spark, batch=way == "job")
             if way == "job":

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 def identity(**changed: Any) -> QueryIdentity:
     known: dict[str, Any] = {
         "pipeline": "p",
-        "way": "hosted",
         "plan": msgspec.Raw(b"{}"),
         "step_digests": {"s": "1", "windows": "2", "totals": "3"},
         "stages": (("windows", "totals"),),
@@ -42,7 +41,6 @@ def test_what_state_does_not_depend_on_may_change(changed: dict[str, Any]) -> No
     ("changed", "told"),
     [
         ({"pipeline": "q"}, "it is that of pipeline p, this is q."),
-        ({"way": "native"}, "its state is hosted (see `explain --on spark`), and this query would run native."),
         ({"stages": (("windows",), ("totals",))}, "the steps are the same, but stand at other depths now"),
         ({"bounded": True}, "its input was unbounded."),
     ],

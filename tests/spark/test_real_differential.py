@@ -43,7 +43,7 @@ def test_edge_stream_and_batch_give_what_the_oracle_gives(seed: int, spark: Spar
     )
     compare(out_of(edge_case, edge_sinks), case.oracle, what="edge")
 
-    config = SparkConfig(state=tmp_path / "stream", bounded=True, shards=2, rows_max=100, native="never")
+    config = SparkConfig(state=tmp_path / "stream", bounded=True, shards=2, rows_max=100)
     query = hosted_query(case.pipeline.plan(), case.pipeline.functions, config, spark, batch=False)
     (running,) = query.start(_ignore)
     running.awaitTermination()
@@ -53,7 +53,7 @@ def test_edge_stream_and_batch_give_what_the_oracle_gives(seed: int, spark: Spar
     compare(out_of(case, sinks), case.oracle, what="stream")
 
     batch_case, batch_sinks = trial.case()
-    config = SparkConfig(state=tmp_path / "batch", bounded=True, shards=2, native="never")
+    config = SparkConfig(state=tmp_path / "batch", bounded=True, shards=2)
     hosted_query(batch_case.pipeline.plan(), batch_case.pipeline.functions, config, spark, batch=True).run_batch(
         _ignore
     )

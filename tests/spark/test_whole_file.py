@@ -38,9 +38,7 @@ def test_a_process_that_dies_while_it_writes_leaves_what_was_there(
 def test_a_query_that_died_while_it_wrote_its_identity_can_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = QueryIdentity(
-        pipeline="p", way="hosted", plan=msgspec.Raw(b"{}"), step_digests={}, stages=(), shards=1, first_epoch=1
-    )
+    identity = QueryIdentity(pipeline="p", plan=msgspec.Raw(b"{}"), step_digests={}, stages=(), shards=1, first_epoch=1)
 
     def die(self: Path, target: Path) -> None:
         raise OSError("no power")

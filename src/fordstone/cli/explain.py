@@ -14,7 +14,6 @@ from fordstone.cli.memory import limit_polars
 
 if TYPE_CHECKING:
     from fordstone.planner.explain_tiers import CenterWords
-    from fordstone.spark.native.choice import Native
 
 
 @click.command(
@@ -48,28 +47,18 @@ if TYPE_CHECKING:
     show_default="edge; of two tiers, the center on spark",
     help="The engine that it, or its center part, would run on. Spark is not started.",
 )
-@click.option(
-    "--native",
-    type=click.Choice(["auto", "never", "always"]),
-    default="auto",
-    show_default=True,
-    help="On Spark: whether its own operators are used: where they mean the same, never, or wherever it has them.",
-)
 @click.option("--bounded", is_flag=True, help="On Spark: as a batch job over what is there now.")
-@click.option("--seeded", is_flag=True, help="On Spark: begun with the state of an edge checkpoint.")
 def explain(
     file: str,
     form: str,
     parallelism: int | None,
     engine: str | None,
-    native: Native,
     bounded: bool,  # noqa: FBT001 - a flag of the command line
-    seeded: bool,  # noqa: FBT001 - likewise
 ) -> None:
     """Show what a pipeline would do, without running it.
 
     Which steps run together as one task, what is shuffled by which key, what is kept in checkpoints, and what each path
-    from a source to a sink guarantees, with the reason. With --on spark also whether our operators or Spark's own run.
+    from a source to a sink guarantees, with the reason.
 
     Of a pipeline for two tiers: the edge part, what crosses to the center and what was pushed below the cut to make that
     less, the center part, and the control tables.
@@ -79,7 +68,7 @@ def explain(
     if plan.tiered:
         from fordstone.planner.explain_tiers import explain as explain_tiers
 
-        text = explain_tiers(plan, format=form, parallelism=parallelism or 1, center=_center(engine, native, bounded))
+        text = explain_tiers(plan, format=form, parallelism=parallelism or 1, center=_center(engine, bounded))
         click.echo(text, nl=False)
         return
     if form == "json":
@@ -92,7 +81,7 @@ def explain(
             raise Misuse("a flowchart is drawn of tasks on the edge; on Spark there is --format text.")
         from fordstone.spark import explain as on_spark
 
-        text = on_spark.explain(plan, native=native, seeded=seeded, bounded=bounded, shards=parallelism)
+        text = on_spark.explain(plan, bounded=bounded, shards=parallelism)
         click.echo(text, nl=False)
         return
     from fordstone.planner import explain as wording
@@ -100,10 +89,10 @@ def explain(
     click.echo(wording.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
 
 
-def _center(engine: str | None, native: Native, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given
+def _center(engine: str | None, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given
     """How the center part is worded: as it runs on Spark, unless told otherwise."""
     if engine == "edge":
         return None
     from fordstone.spark.explain import center_words
 
-    return partial(center_words, native=native, bounded=bounded)
+    return partial(center_words, bounded=bounded)

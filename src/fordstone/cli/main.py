@@ -20,7 +20,6 @@ from fordstone.cli.explain import explain
 from fordstone.cli.help import TaughtGroup
 from fordstone.cli.hub import hub
 from fordstone.cli.hub_tables import epochs, nodes, streams
-from fordstone.cli.plan_interval import plan_interval
 from fordstone.cli.run import run
 from fordstone.cli.sql.command import sql
 
@@ -81,7 +80,6 @@ cli.add_command(epochs)
 cli.add_command(hub)
 cli.add_command(explain)
 cli.add_command(checkpoints)
-cli.add_command(plan_interval)
 
 
 def main() -> None:

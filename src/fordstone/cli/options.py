@@ -172,14 +172,6 @@ spark_options = _all(
         help="A setting of Spark's; may be given several times.",
     ),
     _spark(
-        "--native",
-        type=click.Choice(["auto", "never", "always"]),
-        default="auto",
-        show_default=True,
-        otherwise="The edge has no operators but ours.",
-        help="Whether Spark's own operators may stand in for ours; 'explain --on spark' says where.",
-    ),
-    _spark(
         "--shards",
         metavar="N",
         type=int,

@@ -60,8 +60,6 @@ class AggregateFunction:
     options: tuple[Option, ...] = ()
     needs_time: bool = False
     """Which value is first or last is a question of event time."""
-    native: bool = True
-    """Spark has an aggregate of this name that means the same."""
     repeats: bool = True
     """The same rows give the same result however they were batched, floats within rounding; else within a stated error."""
 
@@ -188,11 +186,11 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
             accepts=_extreme,
         ),
         AggregateFunction(
-            name="first", signature="first(x)", example="first(1)", accepts=_ordered, needs_time=True, native=False,
+            name="first", signature="first(x)", example="first(1)", accepts=_ordered, needs_time=True,
             about="The value of the row with the least time, which may be null; of several such rows, the least value (null is less than any).",
         ),
         AggregateFunction(
-            name="last", signature="last(x)", example="last(1)", accepts=_ordered, needs_time=True, native=False,
+            name="last", signature="last(x)", example="last(1)", accepts=_ordered, needs_time=True,
             about="The value of the row with the greatest time, which may be null; of several such rows, the greatest value.",
         ),
         AggregateFunction(
@@ -213,31 +211,31 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
         ),
         AggregateFunction(
             name="count_distinct", signature="count_distinct(x[, lgk])", example="count_distinct(1)", accepts=_distinct,
-            options=(_LG_K,), native=False,
+            options=(_LG_K,),
             about="About how many different values there are, nulls not counted: HyperLogLog with 2 to the power of lgk (7 to 21, 12 unless told) registers.",
         ),
         AggregateFunction(
-            name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double, native=False,
+            name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double,
             options=(Option(name="q", check=between(0, 1)), _K), repeats=False,
             about="About the least value that at least the share q (0 to 1) of all do not exceed, a double; nulls and NaN are not counted. Exact for up to k values (8 to 65535, 200 unless told), else a KLL sketch. median(x) is quantile(x, 0.5).",
         ),
         AggregateFunction(
-            name="collect", signature="collect(x)", example="collect(1)", accepts=_collected, native=False,
+            name="collect", signature="collect(x)", example="collect(1)", accepts=_collected,
             about="All values but nulls, an array in order of time and then of value; it grows with the window. Also collect_list(x).",
         ),
         AggregateFunction(
-            name="beta_mean", signature="beta_mean(ok[, a, b])", example="beta_mean(1 < 2)", accepts=_truth, native=False,
+            name="beta_mean", signature="beta_mean(ok[, a, b])", example="beta_mean(1 < 2)", accepts=_truth,
             options=_PRIOR, invertible="always",
             about="The expected rate at which ok is true, a double, nulls not counted: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 unless told), counts as so many rows seen before.",
         ),
         AggregateFunction(
             name="beta_low", signature="beta_low(ok, level[, a, b])", example="beta_low(1 < 2, 0.95)", accepts=_truth,
-            native=False, options=(_LEVEL, *_PRIOR), invertible="always",
+            options=(_LEVEL, *_PRIOR), invertible="always",
             about="The lower end of the interval in which that rate lies with the probability level (above 0, below 1), as likely below it as above.",
         ),
         AggregateFunction(
             name="beta_high", signature="beta_high(ok, level[, a, b])", example="beta_high(1 < 2, 0.95)", accepts=_truth,
-            native=False, options=(_LEVEL, *_PRIOR), invertible="always",
+            options=(_LEVEL, *_PRIOR), invertible="always",
             about="The upper end of that interval.",
         ),
     )

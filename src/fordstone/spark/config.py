@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
-
-Native = Literal["auto", "never", "always"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +22,6 @@ class SparkConfig:
     """Read what is there now as a stream, keep the state, and stop: the next run goes on."""
     interval: str = "1s"
     """Between two micro-batches, if there is something to do."""
-    native: Native = "auto"
-    """Whether Spark's own operators may stand in for ours."""
     shards: int | None = None
     """Into how many parts keys are divided; as many as tasks run at once if left out. Fixed for the life of the state."""
     rows_max: int = 4_000_000
@@ -42,8 +37,6 @@ class SparkConfig:
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
         positive_us(self.interval, what="interval")
-        if self.native not in {"auto", "never", "always"}:
-            raise ConfigError(f"native={self.native!r}: it is 'auto', 'never' or 'always'.")
         if self.shards is not None and not 1 <= self.shards <= KEY_GROUPS:
             raise ConfigError(f"shards={self.shards}: it is 1 to {KEY_GROUPS}, the number of key groups.")
         if self.rows_max < 1 or self.batch_rows < 1:

@@ -26,11 +26,8 @@ from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
 from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.identity import QueryFile
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.hosted.stop_mark import StopMark
-from fordstone.spark.native.choice import choose
-from fordstone.spark.native.native_query import NativeQuery, native_query
 from fordstone.spark.session.session import java_gone, session
 from fordstone.spark.session.worker_trace import last_words
 from fordstone.storage.disk import OsDisk
@@ -66,7 +63,7 @@ def run(
     """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process is told to stop.
 
     Of a pipeline for two tiers its center runs, over what is at `hub`. Options are those of `fordstone.spark.config.SparkConfig`:
-    `state=`, `bounded=`, `interval=`, `native=` ...
+    `state=`, `bounded=`, `interval=`, `shards=` ...
     """
     if config is not None and options:
         raise ConfigError("give either a SparkConfig or options, not both.")
@@ -153,25 +150,13 @@ def _run_once(
     signals: Signals,
     on_progress: OnProgress | None,
 ) -> Report:
-    file = QueryFile(config.checkpoint_of(plan.pipeline))
-    known = file.read() if file.begun() else None
-    # A query goes on the way it began, whatever would be chosen now.
-    native = "never" if config.native == "auto" and known is not None and known.way == "hosted" else config.native
-    choice = choose(plan, native=native, seeded=config.from_checkpoint is not None, streaming=not config.bounded)
-    resumed_from: int | None = None
-    query: HostedQuery | NativeQuery
-    if choice.native:
-        query = native_query(plan, functions, config, spark, streaming=not config.bounded)
-        begun = query.done()
-    else:
-        query = hosted_query(plan, functions, config, spark, batch=config.bounded)
-        epochs = query.cuts.epochs()
-        begun = bool(epochs)
-        resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
+    query = hosted_query(plan, functions, config, spark, batch=config.bounded)
+    epochs = query.cuts.epochs()
+    resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
     if not config.bounded:
         outcome = _follow(query, tally, signals, on_progress)
-    elif begun:
+    elif epochs:
         outcome = "already_ended"
     else:
         _run_batch(query, tally, signals, on_progress)
@@ -181,15 +166,12 @@ def _run_once(
     return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
 
 
-def _follow(
-    query: HostedQuery | NativeQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
-) -> Literal["stopped"]:
+def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> Literal["stopped"]:
     """Run streams until they have read what is there, one fails, or the process is told to stop."""
     mark = StopMark(query.checkpoint)
     mark.take_away()
     running = query.start(tally.add)
     stop_by: float | None = None
-    last_batch = 0
     try:
         while any(not _over(stream) for stream in running):
             tally.look(running)
@@ -197,12 +179,10 @@ def _follow(
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
             if signals.stop_requested and stop_by is None:
                 mark.put()
-                stop_by, last_batch = time.monotonic() + STOP_WAIT_S, tally.batches
+                stop_by = time.monotonic() + STOP_WAIT_S
             if stop_by is None:
                 continue
-            # Spark's own sources know no mark: there, the batch that ran when the signal came is waited for, and no other.
-            finished = isinstance(query, NativeQuery) and tally.batches > last_batch
-            if finished or time.monotonic() > stop_by or not any(map(_busy, running)):
+            if time.monotonic() > stop_by or not any(map(_busy, running)):
                 break
         tally.look(running)
     finally:
@@ -212,9 +192,7 @@ def _follow(
     return "stopped"
 
 
-def _run_batch(
-    query: HostedQuery | NativeQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None
-) -> None:
+def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> None:
     """Run a batch job in a thread of its own, so that progress is shown meanwhile and a signal is heard.
 
     The query's session is its own: what is interrupted there is nobody else's.
@@ -290,16 +268,11 @@ class _Tally:
                 self._seen[query.name] = told.batchId
                 durations = dict(told.durationMs)
                 self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
-                if self._last is not None and self._last.cut is None:
-                    # Where Spark reads by itself, it alone knows how much.
-                    self._rows_in += told.numInputRows
-                    self._rows_late += sum(one.numRowsDroppedByWatermark for one in told.stateOperators)
 
     def progress(self) -> Progress:
         """How the run stands."""
         last = self._last
-        cut = last.cut if last is not None else None
-        times = [one.watermark_us for one in cut.sources.values()] if cut is not None else []
+        times = [one.watermark_us for one in last.cut.sources.values()] if last is not None else []
         least_us = min(times, default=TIME_MIN_US)
         return Progress(
             pipeline=self._pipeline,

@@ -64,8 +64,7 @@ class BatchOutcome:
     """What a batch did, for whoever shows progress."""
 
     epoch: int
-    cut: Cut | None = None
-    """None: Spark's own source knows."""
+    cut: Cut
     rows_in: int = 0
     rows_out: int = 0
     rows_late: int = 0
@@ -180,7 +179,7 @@ class Sinks:
         self._sinks = self._opened() if sinks is None else tuple(sinks)
         self._failpoints = failpoints or NoFailpoints()
 
-    def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut | None) -> SealedEpoch:
+    def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut) -> SealedEpoch:
         """Record what the tasks of this try gave; if an earlier try is on record, that one stands."""
         known = self._sealed.read(epoch)
         if known is not None:
@@ -302,8 +301,6 @@ class Committer:
 
     def finish(self, sealed: SealedEpoch) -> Cut:
         """Let a sealed epoch out, and keep its cut."""
-        if sealed.cut is None:
-            raise DamagedError(f"the record of epoch {sealed.epoch} has no cut: it is that of a native query.")
         self._sinks.release(sealed)
         self._failpoints.hit("batch.released")
         self._cuts.write(sealed.cut)

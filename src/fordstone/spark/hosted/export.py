@@ -55,11 +55,6 @@ def import_spark(spark: SparkSession, checkpoint: str, state: str, *, node: str 
             f"{checkpoint} is not the checkpoint location of a fordstone query: it has no fordstone/query.json. "
             "It is <state>/<pipeline>/_spark below the --state that the query ran with."
         )
-    if identity.way == "native":
-        raise CheckpointError(
-            f"pipeline {identity.pipeline} ran with Spark's own operators, whose state only Spark understands. "
-            "Run it with --native never to be able to move its state."
-        )
     batch_id = _committed(checkpoint)
     epoch = identity.first_epoch + batch_id
     cut = CutFiles(checkpoint).read(epoch)

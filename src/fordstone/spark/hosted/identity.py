@@ -7,7 +7,7 @@ is written down, compared first, and a difference is told in our words (rule 22)
 from __future__ import annotations
 
 import glob
-from typing import Final, Literal
+from typing import Final
 
 import fsspec
 import msgspec
@@ -27,7 +27,6 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     version: int = IDENTITY_VERSION
     pipeline: str
-    way: Literal["hosted", "native"]
     plan: msgspec.Raw
     """As it was when the query was begun."""
     step_digests: dict[str, str]
@@ -103,29 +102,18 @@ class QueryFile:
 
     def begun(self) -> bool:
         """Whether a batch was ever planned here, or a batch job came to its end."""
-        names = (
-            "*/offsets/0",
-            "offsets/0",
-            "fordstone/sealed/*.json",
-            "*/fordstone/sealed/*.json",
-            "fordstone/cuts/*.json",
-        )
+        names = ("offsets/0", "fordstone/sealed/*.json", "fordstone/cuts/*.json")
         return any(self._fs.glob(f"{glob.escape(self._root)}/{name}") for name in names)
 
     def _used(self) -> bool:
-        """Whether a query of Spark's was ever started here, or in a directory below, as those of native queries are."""
-        if not self._fs.exists(self._root):
-            return False
-        names = [str(name).rpartition("/")[2] for name in self._fs.ls(self._root, detail=False)]
-        return _LOG in names or any(self.has(f"{name}/{_LOG}") for name in names)
+        """Whether a query of Spark's was ever started here."""
+        return self.has(_LOG)
 
 
 def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
     """Why a query cannot go on from a checkpoint location, in words; None: it can."""
     if found.pipeline != wanted.pipeline:
         return f"  it is that of pipeline {found.pipeline}, this is {wanted.pipeline}."
-    if found.way != wanted.way:
-        return f"  its state is {found.way} (see `explain --on spark`), and this query would run {wanted.way}. Set native= as it was."
     match = match_plan(found.step_digests, wanted.step_digests)
     if not match.whole:
         # Spark can neither drop nor add state: the last lines, which offer that, are the edge's.

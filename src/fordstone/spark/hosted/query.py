@@ -158,7 +158,6 @@ def hosted_query(
     seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(
         pipeline=plan.pipeline,
-        way="hosted",
         plan=msgspec.Raw(plan.unplaced().to_json()),
         step_digests=step_digests(plan, stream_types(plan)),
         stages=tuple(tuple(host.name for host in stages.at(depth)) for depth in range(1, stages.depth + 1)),

@@ -71,8 +71,8 @@ class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """By sink: parts that its tasks wrote."""
     rows: dict[str, int]
     """By sink: how many rows are kept here for it, for sinks that take no parts."""
-    cut: Cut | None = None
-    """Where the sources stood behind it; None: Spark's own source knows."""
+    cut: Cut
+    """The positions of the sources after it."""
 
     @property
     def rows_out(self) -> int:
@@ -148,7 +148,7 @@ class SealedFiles:
 
 
 def sealed_of(
-    epoch: int, attempt: str, given: Sequence[tuple[str, Sequence[Part], Sequence[pl.DataFrame]]], cut: Cut | None
+    epoch: int, attempt: str, given: Sequence[tuple[str, Sequence[Part], Sequence[pl.DataFrame]]], cut: Cut
 ) -> tuple[SealedEpoch, dict[str, pl.DataFrame]]:
     """A record of what the tasks of a try gave, sink by sink, and the rows that belong to it."""
     frames = {sink: pl.concat(some) for sink, _, some in given if some}

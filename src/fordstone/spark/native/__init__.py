@@ -1,1 +1,0 @@
-"""Native lowering to Spark SQL."""
