@@ -23,7 +23,7 @@ from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Ta
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import MAIN, Operator, OperatorSetting
+from fordstone.operators.base import MAIN, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
@@ -48,7 +48,7 @@ class Parts:
     """What an engine is put together from."""
 
     graph: Graph
-    setting: OperatorSetting
+    setting: OperatorContext
     sources: Mapping[str, Source]
     partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
     """For each source, for each of its subtasks: those of the checkpoint."""

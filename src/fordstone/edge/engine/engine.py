@@ -32,7 +32,7 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, positive_us
-from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.plan.stream_type import StreamType
@@ -283,7 +283,7 @@ class Engine:
     def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
         plan, config, environment = self.plan, self.config, self.environment
         graph = build_graph(plan, config.parallelism)
-        setting = OperatorSetting(
+        setting = OperatorContext(
             plan=plan, types=self._types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
         )
         shares = {name: self._partitions(name) for name in self.sources}
