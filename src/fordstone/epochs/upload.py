@@ -9,6 +9,7 @@ waited for by a commit. One uploader a pipeline and node: whoever holds the lock
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,28 +21,15 @@ from fordstone.epochs.run_file import run_problem, short
 from fordstone.epochs.sealed import decode_manifest, encode_cut, encode_manifest, epoch_name, parse_epoch_name
 from fordstone.epochs.store import KEEP_DEFAULT, CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
+from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.retention import decide_retention
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote
 
 CUT_CHUNKS_MAX: Final = 1024
-"""So many chunks of cuts are kept at the remote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """How long to wait after failures in a row."""
-
-    first_us: int = 1_000_000
-    factor: int = 2
-    max_us: int = 300_000_000
-
-    def wait_us(self, failures: int) -> int:
-        """The wait after so many failures in a row, from 1."""
-        # The exponent is bounded so that a night without network does not make a number of a thousand digits.
-        grown_us: int = self.first_us * self.factor ** min(failures - 1, 62)
-        return min(self.max_us, grown_us)
+"""Maximum number of chunks of cuts at the remote."""
+UPLOAD_BACKOFF: Final = Backoff(first_us=1_000_000, max_us=300_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +66,8 @@ class Uploader:
         url: str | Remote,
         *,
         keep: int = KEEP_DEFAULT,
-        backoff: Backoff | None = None,
+        backoff: Backoff = UPLOAD_BACKOFF,
+        chance: Callable[[], float] = random.random,
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
     ) -> None:
         """`keep`: how many checkpoints stay at the remote. `clock_us` may start anywhere but only goes forward."""
@@ -86,7 +75,7 @@ class Uploader:
         self._url = url
         self._opened: Remote | None = None if isinstance(url, str) else url
         self._keep = keep
-        self._backoff = backoff or Backoff()
+        self._backoff, self._chance = backoff, chance
         self._clock_us = clock_us
         self._base = f"{store.pipeline}/{store.node}"
         self._offered = 0
@@ -261,7 +250,7 @@ class Uploader:
     def _failed(self, error: Exception) -> None:
         """Wait, then start over with the newest: a node that is offline for days must not keep an old epoch pinned."""
         failures = self._status.failures + 1
-        next_try_us = self._clock_us() + self._backoff.wait_us(failures)
+        next_try_us = self._clock_us() + self._backoff.wait_us(failures, chance=self._chance())
         self._status = replace(self._status, failures=failures, next_try_us=next_try_us, last_error=str(error))
         # A request that failed may have come through in part, so what is there must be asked again.
         self._there = None
