@@ -134,7 +134,7 @@ class Uploader:
             return False
         if self._there is None:
             for directory in ("runs", "cuts", "manifests"):
-                self._remote.tidy(f"{self._base}/{directory}")
+                self._remote.remove_leftovers(f"{self._base}/{directory}")
             self._there = self._remote.sizes(f"{self._base}/runs")
         self._store.pin(epoch)
         try:

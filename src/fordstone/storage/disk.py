@@ -101,17 +101,16 @@ class Disk(ABC):
 class OsDisk(Disk):
     """The real file system below a directory, which is made if missing."""
 
-    def __init__(self, root: str | Path, *, file_mode: int = 0o644) -> None:
+    def __init__(self, root: str | Path, *, file_mode: int = 0o644, create_root: bool = True) -> None:
+        """`create_root=False`: a missing root is created by `make_dirs`, so a disk that is only read creates nothing."""
         self._root = Path(root)
         self._file_mode = file_mode
         self._mutex = threading.Lock()
         self._unsynced: dict[str, int] = {}
         self._failed: str | None = None
         self._lock_fd: int | None = None
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._refuse(error, "make the directory", "")
+        if create_root:
+            self._create_root()
 
     @property
     def root(self) -> Path:
@@ -223,6 +222,7 @@ class OsDisk(Disk):
         """Make the missing directories from the top, syncing the parent of each."""
         self._check()
         here = self._root
+        self._create_root()
         for part in path.split("/"):
             parent, here = here, here / part
             if here.is_dir():
@@ -281,6 +281,12 @@ class OsDisk(Disk):
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _create_root(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._refuse(error, "make the directory", "")
 
     def _at(self, path: str) -> Path:
         return self._root / path
