@@ -225,7 +225,7 @@ class MemoryDisk(Disk):
             for name in path.split("/") if path else ():
                 below = here.names.get(name)
                 if isinstance(below, _File):
-                    raise StorageError(f"could not make the directory {path}: {name} is a file.")
+                    raise StorageError(f"could not create the directory {path}: {name} is a file.")
                 here = here.make(name) if below is None else below
 
     def size(self, path: str) -> int:
