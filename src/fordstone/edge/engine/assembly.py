@@ -14,9 +14,9 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Sink, Source
+from fordstone.connectors.base import Capability, Sink, Source
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.engine.channel import Channel
-from fordstone.edge.engine.crossing import CENTER
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.source_task import Reservation, SourceSetup, SourceTask
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
@@ -243,7 +243,7 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
 
 
 def _outlet(parts: Parts, step: p.Sink) -> Outlet:
-    crosses = step.connector.kind == CENTER
+    crosses = Capability.CROSSES in capabilities(step.connector)
     # What crosses waits for the seal whatever the guarantee, and one outlet's rows of an epoch are one blob at the hub.
     waits = crosses or (parts.plan.guarantee == "exactly_once" and step.release == "commit")
     return Outlet(
