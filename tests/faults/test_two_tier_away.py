@@ -15,7 +15,7 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import next_owner
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.store import CheckpointStore
-from fordstone.hub.server.tokens import TokenFile
+from fordstone.hub.server.auth import TokenFile
 from fordstone.storage.disk import OsDisk
 
 HOUR_US = 3_600_000_000
@@ -51,7 +51,7 @@ def test_an_hour_without_the_hub_costs_some_calls_and_no_row(tmp_path: Path, fau
                 store=store,
                 owner=next_owner(disk, directory),
                 clock=clock,
-                choose=Random(41).randrange,
+                chance=Random(41).random,
             )
             tries = 0
             while clock.monotonic_us() < HOUR_US:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.faults.two_tier import Fleet, Part
 
-from fordstone.hub.server.tokens import TokenFile
+from fordstone.hub.server.auth import TokenFile
 
 BOMB_BYTES = 32 << 20
 GROWTH_BYTES_MAX = 64 << 20

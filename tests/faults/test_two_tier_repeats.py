@@ -95,7 +95,7 @@ def test_who_was_shut_out_commits_nothing_more_and_is_told_so(tmp_path: Path, fa
         fleet.feed_until(first, lambda: False, "end of who was shut out")
         ended = first.ended()
         assert ended.code == FENCED_CODE, ended.errors
-        assert "was taken over by somebody else. This process stops" in ended.errors
+        assert "was taken over by another process. This one stops" in ended.errors
         assert "stays in its state directory" in ended.errors
         again = fleet.node("north", live=False).ended()
         assert "--take-over" in again.errors, again.errors

@@ -356,7 +356,7 @@ class Planner:
                 changed[name] = replace(cut, idle=False, done=True)
                 continue
             has_rows = name not in gone and self._has_rows(step, name, cut)
-            idleness = self._sources[step.name].outlook(PartitionId(name), Position(cut.position))
+            idleness = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
             if has_rows or idleness is Idleness.UNKNOWN:
                 self._seen_us[at] = now_us
             facts = PartitionFacts(
@@ -366,7 +366,7 @@ class Planner:
                 bounded=self._bounded,
                 has_rows=has_rows,
                 silent_us=now_us - self._seen_us[at],
-                finished=idleness is Idleness.RESTING,
+                finished=idleness is Idleness.FINISHED,
                 unknown=idleness is Idleness.UNKNOWN,
             )
             match decide(facts, step.idle_after_us):

@@ -28,7 +28,7 @@ import polars as pl
 
 from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import PipelineError
-from fordstone.operators.base import MAIN, OperatorSetting
+from fordstone.operators.base import MAIN, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
@@ -161,7 +161,7 @@ class ToSink:
         self.packer.out(self.tag, frame)
 
 
-def make_chain(stages: Stages, host: Host, setting: OperatorSetting, packer: Packer) -> Chain:
+def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Packer) -> Chain:
     """The chain of one host, with fresh operators."""
     plan, members = stages.plan, set(host.members)
     links: list[Link] = []
@@ -210,10 +210,10 @@ class QuerySetting:
         """The plan, cut."""
         return build_stages(p.read_plan(self.plan_json))
 
-    def operators(self, stages: Stages) -> OperatorSetting:
+    def operators(self, stages: Stages) -> OperatorContext:
         """How the operators are made: running results come once a batch, as on the edge once an epoch."""
         plan = stages.plan
-        return OperatorSetting(
+        return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
             functions=self.functions,

@@ -16,12 +16,12 @@ from polars.testing import assert_frame_equal
 from fordstone.connectors import base as connector
 from fordstone.connectors import files
 from fordstone.connectors.base import ReadPlan, Source, SourceOptions
-from fordstone.connectors.files import reach as file_reach
-from fordstone.connectors.files import reach as line_reach
+from fordstone.connectors.files import read_plan as file_reach
+from fordstone.connectors.files import read_plan as line_reach
 from fordstone.connectors.files.bytes import HeldBytes, PlainFile
 from fordstone.connectors.files.csv_rows import CsvRows
 from fordstone.connectors.files.jsonl import JsonLines
-from fordstone.connectors.files.reach import LineReach
+from fordstone.connectors.files.read_plan import LineReach
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
@@ -318,7 +318,7 @@ def test_a_file_that_shrank_or_vanished_is_an_error_where_it_is_planned_and_wher
 def test_compressed_files_are_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "1.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"n":1}\n' * 1000))
-    monkeypatch.setattr(connector, "REACH_ROWS", 16)
+    monkeypatch.setattr(connector, "PLAN_READ_ROWS", 16)
     assert plan_read(path, 0, 50, bounded=True) == ReadPlan(position=Position(400))
     assert plan_read(path, 80, ALL_ROWS, bounded=True) == ReadPlan(position=Position(8000), ended=True)
     assert plan_read(path, 8000, 1, bounded=True) == ReadPlan(position=Position(8000), ended=True)
