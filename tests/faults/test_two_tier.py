@@ -31,7 +31,7 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import next_owner
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.store import CheckpointStore
-from fordstone.hub.server.tokens import TokenFile
+from fordstone.hub.server.auth import TokenFile
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import CONTROL_FAILPOINTS, HUB_FAILPOINTS, OUTBOX_FAILPOINTS
 

@@ -22,7 +22,7 @@ from tests.faults.proxy import Proxy, Sent, proxied
 from tests.faults.two_tier import Fleet, Part
 
 from fordstone.hub.messages import Commit, Refusal
-from fordstone.hub.server.tokens import TokenFile
+from fordstone.hub.server.auth import TokenFile
 
 BOMB_BYTES = 32 << 20
 GROWTH_BYTES_MAX = 64 << 20

@@ -1,11 +1,10 @@
-"""Who may talk to the hub: tokens, stored hashed in the data directory.
+"""Tokens, stored hashed in the data directory, and what each may do.
 
-A token is 256 random bits, shown once when it is made; the file has its sha256, which is enough for a secret that nobody
-can guess. The command line changes the file (`TokenFile`), a running hub looks at it again when it has changed
-(`Tokens`). What a token may do is `places`' business.
+A token is 256 random bits, shown once when it is made; the file has its sha256, which is enough for a secret that cannot be
+guessed. The command line changes the file (`TokenFile`), a running hub reads it again when it has changed (`Tokens`).
 
 Invariants: the file is replaced as a whole, after a sync, and only under a lock of its own; once a hub has seen a token,
-it never again answers without one, even if the file goes away or cannot be read.
+it never again answers without one, even if the file disappears or cannot be read.
 """
 
 from __future__ import annotations
@@ -20,12 +19,15 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from fordstone.errors import ConfigError, FordstoneError, StorageError
 from fordstone.plan.ids import checked_name
+
+if TYPE_CHECKING:
+    from fordstone.hub.server.routes import Matched
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +256,25 @@ class Tokens:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def why_forbidden(token: Token, matched: Matched) -> str | None:
+    """Return why this token has no access to a route; None: it has."""
+    route, role = matched.route, token.role
+    if role == "admin" or "anyone" in route.roles:
+        return None
+    if role not in route.roles:
+        return f"a token of role {role} may not {route.method} {route.path}"
+    node, pipeline = matched.params.get("node"), matched.params.get("pipeline")
+    if role == "node" and node is not None and node != token.node:
+        return f"the token {token.name} is for node {token.node}, not for {node}"
+    if token.pipelines is None:
+        return None
+    if pipeline is not None and pipeline not in token.pipelines:
+        return f"the token {token.name} is for other pipelines than {pipeline}"
+    if pipeline is None and "/blobs/" not in route.path:
+        return f"the token {token.name} is for some pipelines only, and {route.path} shows all"
+    return None
 
 
 def _hashed(text: str) -> str:

@@ -6,13 +6,15 @@ import logging
 import stat
 import threading
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 
 from fordstone.errors import ConfigError, PipelineError, StorageError
-from fordstone.hub.server.places import Place, find, why_not
-from fordstone.hub.server.tokens import LOOK_EVERY_S, WRITE_USED_EVERY_S, Token, TokenFile, Tokens
+from fordstone.hub.server.auth import LOOK_EVERY_S, WRITE_USED_EVERY_S, Token, TokenFile, Tokens, why_forbidden
+from fordstone.hub.server.routes import Matched, Routes
 
 DIGEST = b"a" * 64
 
@@ -252,6 +254,7 @@ ALL_CENTER = {"center", "center-p", "admin"}
     ],
 )
 def test_who_may_ask_for_what(method, path, who):
-    place = find(method, path)
-    assert isinstance(place, Place)
-    assert {role for role, token in ROLES.items() if why_not(token, place) is None} == who
+    routes = Routes(cast("Any", MagicMock()))
+    matched = routes.match({"type": "http", "method": method, "path": path.decode(), "raw_path": path})
+    assert isinstance(matched, Matched)
+    assert {role for role, token in ROLES.items() if why_forbidden(token, matched) is None} == who

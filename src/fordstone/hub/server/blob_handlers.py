@@ -1,4 +1,4 @@
-"""The calls that carry blobs in and out."""
+"""Handlers of the routes that upload and download blobs. A request that ends early leaves nothing stored."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from typing import IO, Final, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from fordstone.hub.messages import BLOB_BYTES_MAX, Digests
-from fordstone.hub.refused import Refused
-from fordstone.hub.server.bodies import body_of, json_answer, refuse_if_larger, too_large
-from fordstone.hub.server.checks import decoded, digest_in
-from fordstone.hub.server.room import Room
+from fordstone.hub.messages import Digests
+from fordstone.hub.rejection import Rejection
+from fordstone.hub.server.checks import decoded, digest_in, json_response
+from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.store.blob_index import SMALL_BYTES_MAX, save_small
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobStore, Gate, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
-ASKED_MAX: Final = 100_000
+DIGESTS_MAX: Final = 100_000
 BLOB_TYPE: Final = "application/octet-stream"
 
 T = TypeVar("T")
 
 
-class BlobCalls:
+class BlobHandlers:
     """Called on the event loop."""
 
     def __init__(
@@ -37,7 +36,7 @@ class BlobCalls:
         blobs: BlobStore,
         gate: Gate,
         threads: Executor,
-        room: Room,
+        quota: DiskQuota,
         *,
         small_bytes_max: int = SMALL_BYTES_MAX,
         failpoints: Failpoints | None = None,
@@ -46,30 +45,27 @@ class BlobCalls:
         self._blobs = blobs
         self._gate = gate
         self._threads = threads
-        self._room = room
+        self._quota = quota
         self._small_bytes_max = small_bytes_max
         self._failpoints = failpoints or NoFailpoints()
 
     async def put(self, request: Request) -> Response:
         """`PUT /blobs/{sha256}`: 201 stored, 200 there already (what came is checked all the same)."""
-        digest = digest_in(request.path_params["digest"])
-        refuse_if_larger(request, BLOB_BYTES_MAX)
-        self._room.for_blob()
+        digest = request.path_params["digest"]
+        self._quota.check_blob()
         upload = Upload(self._blobs.beside())
         writing: asyncio.Future[None] | None = None
         try:
             parts, held_bytes, size_bytes = list[bytes](), 0, 0
             async for part in request.stream():
                 size_bytes += len(part)
-                if size_bytes > BLOB_BYTES_MAX:
-                    raise too_large(BLOB_BYTES_MAX)
                 parts.append(part)
                 held_bytes += len(part)
                 if held_bytes >= CHUNK_BYTES:
                     if writing is not None:
                         await asyncio.shield(writing)
                     # The next piece comes while this one is hashed and written.
-                    writing = self._begun(partial(upload.write, *parts))
+                    writing = self._start(partial(upload.write, *parts))
                     parts, held_bytes = [], 0
             if writing is not None:
                 await asyncio.shield(writing)
@@ -80,21 +76,21 @@ class BlobCalls:
                 new = await self._on_thread(lambda: self._store(upload, digest, parts))
         finally:
             if writing is not None:
-                await _over(writing)
+                await _finish(writing)
             upload.close()
         return Response(status_code=201 if new else 200)
 
     async def head(self, request: Request) -> Response:
         """`HEAD /blobs/{sha256}`: whether a commit may name it."""
-        digest = digest_in(request.path_params["digest"])
+        digest = request.path_params["digest"]
         sizes = await self._on_thread(lambda: self._log.blob_sizes((digest,)))
         if digest not in sizes:
-            raise Refused("not_found", f"the hub has no blob {digest}.")
+            raise Rejection("not_found", f"the hub has no blob {digest}.")
         return Response(headers={"content-length": str(sizes[digest])}, media_type=BLOB_TYPE)
 
     async def get(self, request: Request) -> Response:
         """`GET /blobs/{sha256}`."""
-        digest = digest_in(request.path_params["digest"])
+        digest = request.path_params["digest"]
 
         def begin() -> tuple[IO[bytes], bytes, int]:
             small = self._log.read(lambda log: log.small_blob(digest))
@@ -117,21 +113,21 @@ class BlobCalls:
 
     async def missing(self, request: Request) -> Response:
         """`POST /blobs/missing`."""
-        body = await body_of(request)
+        body = await request.body()
 
         def answer() -> Response:
             asked = decoded(body, Digests)
-            if len(asked.digests) > ASKED_MAX:
-                raise Refused("bad_request", f"more than {ASKED_MAX} digests: ask in several calls.")
+            if len(asked.digests) > DIGESTS_MAX:
+                raise Rejection("bad_request", f"more than {DIGESTS_MAX} digests: ask in several requests.")
             for digest in asked.digests:
                 digest_in(digest)
             sizes = self._log.blob_sizes(asked.digests)
-            return json_answer(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
+            return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
 
         return await self._on_thread(answer)
 
     async def _keep_small(self, upload: Upload, digest: str) -> bool:
-        """In the log, with whatever else is written at this moment."""
+        """Keep it in the log, in the same transaction as everything else that is written now."""
         upload.verify(digest)
         self._failpoints.hit("hub.blob-written")
         new = await asyncio.wrap_future(self._log.write(lambda tx: save_small(tx, digest, bytes(upload.data))))
@@ -155,20 +151,20 @@ class BlobCalls:
             file.close()
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Work that is waited for to its end, even by a request that is cancelled: nobody pulls the upload from under it."""
-        working = self._begun(work)
+        """Run work to its end even if the request is cancelled, because the work uses the upload."""
+        working = self._start(work)
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
             await asyncio.wait({working})
             raise
 
-    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-async def _over(writing: asyncio.Future[None]) -> None:
-    """Wait for the end of what a thread does, whatever it is. Whether it failed was told, or does not matter any more."""
+async def _finish(writing: asyncio.Future[None]) -> None:
+    """Wait until a thread is done. Whether it failed was raised before, or does not matter any more."""
     await asyncio.wait({writing})
     if not writing.cancelled():
         writing.exception()

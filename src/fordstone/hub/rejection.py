@@ -1,17 +1,20 @@
-"""Saying no: the one exception that becomes an answer, and which status goes with which word."""
+"""The one exception that becomes an HTTP response, and which status belongs to which error."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from fordstone.hub.messages import Generation, Refusal
 
-Word: TypeAlias = Literal[
+ErrorCode: TypeAlias = Literal[
     "gap", "other_content", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
     "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed",
 ]  # fmt: skip
 
-STATUS: Final[dict[Word, int]] = {
+STATUS: Final[dict[ErrorCode, int]] = {
     "gap": 409,
     "other_content": 409,
     "held": 409,
@@ -31,21 +34,27 @@ STATUS: Final[dict[Word, int]] = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer rather than an error
-    """The request is refused; nothing of it stays."""
+class Rejection(Exception):  # noqa: N818 - it is a response rather than an error
+    """The request is rejected, and nothing of it is kept. `middleware` turns it into a response."""
 
     def __init__(
         self,
-        word: Word,
+        error: ErrorCode,
         message: str,
         *,
         status: int | None = None,
+        headers: Mapping[str, str] | None = None,
         next_epoch: int | None = None,
         generation: Generation | None = None,
         missing: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
-        self.status = STATUS[word] if status is None else status
+        self.status = STATUS[error] if status is None else status
+        self.headers = dict(headers or {})
         self.refusal = Refusal(
-            error=word, message=message, next_epoch=next_epoch, generation=generation, missing=missing
+            error=error, message=message, next_epoch=next_epoch, generation=generation, missing=missing
         )
+
+    def body(self) -> bytes:
+        """Encode the body of the response."""
+        return msgspec.json.encode(self.refusal)
