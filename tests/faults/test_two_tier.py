@@ -591,7 +591,7 @@ def test_an_hour_without_the_hub_costs_few_requests_and_no_row(tmp_path: Path, f
             store=store,
             owner=next_owner(disk, directory),
             clock=clock,
-            choose=Random(41).randrange,
+            chance=Random(41).random,
         )
         tries = 0
         while clock.monotonic_us() < HOUR_US:

@@ -373,7 +373,7 @@ def test_a_node_that_was_fenced_commits_nothing_more_and_logs_why(tmp_path: Path
         fleet.feed_until(first, lambda: False, "end of the fenced node")
         ended = first.ended()
         assert ended.code == FENCED_CODE, ended.errors
-        assert "was taken over by somebody else. This process stops" in ended.errors
+        assert "was taken over by another process. This one stops" in ended.errors
         assert "stays in its state directory" in ended.errors
         again = fleet.node("north", live=False).ended()
         assert "--take-over" in again.errors, again.errors

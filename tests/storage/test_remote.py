@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.storage.remote import DiskRemote, FsspecRemote, open_remote
+from fordstone.storage.remote import DiskRemote, FsspecRemote, open_remote, read_url
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -37,6 +37,8 @@ def test_what_was_put_is_got_and_replaced(remote: Any) -> None:
     remote.put("p/n/runs/empty", b"")
     assert remote.get("p/n/runs/a") == b"other"
     assert remote.sizes("p/n/runs") == {"a": 5, "empty": 0}
+    assert remote.exists("p/n/runs/a")
+    assert not remote.exists("p/n/runs/b")
 
 
 def test_what_is_missing_is_told_as_missing(remote: Any) -> None:
@@ -61,17 +63,17 @@ def test_directories_are_not_listed_as_files(remote: Any) -> None:
     remote.put("p/b", b"22")
     assert remote.sizes("p").get("b") == 2
     assert "a" not in remote.sizes("p")
-    remote.tidy("p/n")
+    remote.remove_leftovers("p/n")
     assert remote.sizes("p/n") == {"a": 1}
 
 
-def test_leftovers_are_hidden_and_tidied() -> None:
+def test_leftovers_are_hidden_and_removed() -> None:
     disk = MemoryDisk()
     disk.make_dirs("p")
     disk.create("p/.tmp-half", b"1")
     remote = DiskRemote(disk)
     assert remote.sizes("p") == {}
-    remote.tidy("p")
+    remote.remove_leftovers("p")
     assert disk.list("p") == []
 
 
@@ -104,6 +106,24 @@ def test_a_url_that_cannot_be_opened_says_what_to_install(url: Any) -> None:
 def test_a_url_that_does_not_answer_may_be_tried_again() -> None:
     with pytest.raises(StorageError, match="cannot be reached"):
         open_remote("ftp://127.0.0.1:1/bucket")
+
+
+def test_opening_and_reading_a_missing_directory_creates_nothing(tmp_path: Path) -> None:
+    remote = open_remote(f"file:{tmp_path}/far")
+    assert remote.sizes("p") == {}
+    assert not remote.exists("p/a")
+    assert not (tmp_path / "far").exists()
+    remote.put("a", b"1")
+    assert (tmp_path / "far" / "a").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("scheme", ["memory://read-url", "file://"])
+def test_a_bounded_part_of_a_file_is_read_by_its_url(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}{tmp_path}"
+    open_remote(url).put("a", b"12345")
+    assert read_url(f"{url}/a", bytes_max=3) == b"123"
+    with pytest.raises(FileNotFoundError):
+        read_url(f"{url}/b", bytes_max=3)
 
 
 def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
