@@ -61,7 +61,7 @@ def run_all(child: SparkChild, spark: SparkSession) -> int:
             print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
             if child.jobs:
                 return 1
-        except Exception:  # noqa: BLE001 - the test is told of it
+        except Exception:  # noqa: BLE001 - the test reports it
             print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
             if child.jobs:
                 return 2
