@@ -16,12 +16,12 @@ from polars.testing import assert_frame_equal
 from fordstone.connectors import base as connector
 from fordstone.connectors import files
 from fordstone.connectors.base import ReadPlan, Source, SourceOptions
-from fordstone.connectors.files import reach as file_reach
-from fordstone.connectors.files import reach as line_reach
+from fordstone.connectors.files import read_plan as file_reach
+from fordstone.connectors.files import read_plan as line_reach
 from fordstone.connectors.files.bytes import HeldBytes, PlainFile
 from fordstone.connectors.files.csv_rows import CsvRows
 from fordstone.connectors.files.jsonl import JsonLines
-from fordstone.connectors.files.reach import LineReach
+from fordstone.connectors.files.read_plan import LineReach
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema

@@ -1,15 +1,11 @@
-"""What a file source remembers to tell how far reads would come: one look at a file that has nothing new costs one `stat`.
+"""Plans reads of files: the position that a read of about `rows_max` rows would reach. Checking an unchanged file costs one `stat`.
 
-Bounded input ends where the file ended when it was first asked about. That a file was replaced by another one that is
-not shorter goes unnoticed here: readers that keep it open would tell.
+Text is not parsed. Where each newline ends a record, a few samples estimate the length of records, and a search around the
+estimated position finds the end of one. Otherwise the bytes up to there are searched for newlines inside values; blocks that
+contain such newlines are left to `LineReader`. Bounded input ends where the file ended at the first call. A file that was replaced
+by one that is not shorter is not noticed here, but by readers that keep it open.
 
-How far a read of a plain text file would come, told from its bytes.
-
-Parses next to nothing. Where each newline ends a record, a few samples tell about how long records are, and one look
-around the place that follows finds the end of one. Else the bytes up to there are gone through, for newlines that stand
-in a value; what holds some is left to `LineReader`, which alone knows what it makes of them.
-
-Invariants: what is given is a place where a `LineReader` that reads straight through comes by, behind a newline or at
+Invariants: a planned position is one that a `LineReader` passes when it reads straight through: after a newline, or at
 the end of bounded input, whatever is appended later. Memory does not grow with the file.
 """
 
@@ -34,7 +30,7 @@ SAMPLE_BYTES: Final = 1 << 16
 """How much is looked at where reading would begin."""
 SPREAD_SAMPLES: Final = 8
 SPREAD_BYTES: Final = 1 << 14
-"""So many samples of so many bytes are taken on the way to where reading would end."""
+"""Number and size of the samples taken on the way to the end of the read."""
 SHRINKS_MAX: Final = 6
 """How often the way is made shorter because lines on it turn out to be short."""
 _NEAR_ENOUGH: Final = 1.25
@@ -68,7 +64,7 @@ class LineReach:
     def find(self, position: int, rows_max: int, *, searched: int = 0) -> int | None:
         """Where a read of about `rows_max` rows would end; None if there is nothing to read yet.
 
-        No newline lies between `position` and `searched`: an earlier look, that found nothing, tells.
+        No newline lies between `position` and `searched`: an earlier search found none.
         """
         first = self._format.begin(self._data, self._end if self._bounded else None, complete=self._bounded)
         if first is None:
@@ -246,7 +242,7 @@ class FileReach:
         return ReadPlan(position=Position(found), ended=self._bounded and found >= end)
 
     def of_table(self, path: Path, table: Callable[[], TableReader], position: Position, rows_max: int) -> ReadPlan:
-        """Of a file that tells how many rows it has."""
+        """The plan for a file that stores its number of rows."""
         looks = _stat(path)
         counted = self._counted.get(path)
         same = counted is not None and (counted.size, counted.mtime_ns) == (looks.st_size, looks.st_mtime_ns)
