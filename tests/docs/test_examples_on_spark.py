@@ -25,7 +25,7 @@ from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
-from fordstone.spark.session.shipping import ship
+from fordstone.spark.session.application import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,7 @@ from fordstone.protocol.restart import RestartPolicy
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 from fordstone.spark.session.application import application
-from fordstone.spark.session.exit import leave
+from fordstone.spark.session.failures import leave
 
 PR_SET_PDEATHSIG = 1
 

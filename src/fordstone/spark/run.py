@@ -27,10 +27,10 @@ from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
 from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.hosted.checkpoint import StopMark
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.hosted.stop_mark import StopMark
+from fordstone.spark.session.failures import last_words
 from fordstone.spark.session.session import java_gone, session
-from fordstone.spark.session.worker_trace import last_words
 from fordstone.storage.disk import OsDisk
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ import msgspec
 
 from fordstone.errors import ConfigError, FordstoneError, StorageError
 from fordstone.plan.ids import checked_name
+from fordstone.storage.atomic import write_file
 
 if TYPE_CHECKING:
     from fordstone.hub.server.routes import Matched
@@ -146,12 +147,11 @@ class TokenFile:
 
     def write_used(self, used_us: dict[str, int]) -> None:
         """Note when tokens were last used. Called by the hub, now and then; a crash may lose the last minute of it."""
-        _replace(
-            self._data / _USED, msgspec.json.format(msgspec.json.encode(used_us, order="deterministic")), sync=False
-        )
+        data = msgspec.json.format(msgspec.json.encode(used_us, order="deterministic"))
+        write_file(self._data / _USED, data, mode=0o600, durable=False)
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        _replace(self.path, msgspec.json.format(msgspec.json.encode(_Stored(tokens=tokens))) + b"\n", sync=True)
+        write_file(self.path, msgspec.json.format(msgspec.json.encode(_Stored(tokens=tokens))) + b"\n", mode=0o600)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -279,26 +279,3 @@ def why_forbidden(token: Token, matched: Matched) -> str | None:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _replace(path: Path, data: bytes, *, sync: bool) -> None:
-    """Put a file in the place of another, readable by its owner only."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        fresh.replace(path)
-        if sync:
-            directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -33,6 +33,7 @@ from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.connection import Connection
 from fordstone.hub.server.limits import Limits
 from fordstone.hub.store.retention import Keeping
+from fordstone.storage.atomic import write_file
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints
 
@@ -302,13 +303,11 @@ def _url(sock: socket.socket, *, tls: bool) -> str:
 
 
 def _write_ready(path: Path, url: str) -> None:
-    """Whoever sees the file sees all of it."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    """Write the hub's address atomically: a reader that sees the file sees all of it."""
     try:
-        fresh.write_text(f"{url}\n")
-        fresh.replace(path)
-    except OSError as error:
-        raise StorageError(f"--ready-file {path} cannot be written: {error.strerror}.") from error
+        write_file(path, f"{url}\n".encode(), durable=False)
+    except StorageError as error:
+        raise StorageError(f"--ready-file {path}: {error}") from error
 
 
 def _raise_file_limit() -> None:

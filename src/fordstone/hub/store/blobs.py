@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
 
-from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.rejection import Rejection
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.remote import open_filesystem
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
@@ -340,16 +340,7 @@ def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failp
         return DiskBlobs(Path(text), failpoints=failpoints)
     if scheme in {"file", "local"}:
         return DiskBlobs(Path(unquote(rest)), failpoints=failpoints)
-    try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - a hub on a disk does not pay for it
-
-        filesystem, root = url_to_fs(text)
-    except OSError as error:
-        raise StorageError(f"blob store {text!r} cannot be reached: {error}.") from error
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"blob store {text!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
-        ) from error
+    filesystem, root = open_filesystem(text, kind="blob store")
     return FsspecBlobs(
         filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints
     )

@@ -1,4 +1,9 @@
-"""Find in what Spark says of a failure the one thing that counts: what a Python worker raised, and where.
+"""End a process whose Java process is gone.
+
+Threads that talked to Java are still about then, inside of native code. If Python takes itself apart around them, now and
+then one of them touches what is gone, and the process dies of a segmentation fault instead of giving its exit code.
+
+Find in what Spark says of a failure the one thing that counts: what a Python worker raised, and where.
 
 Spark wraps a worker's traceback into its own words, tracebacks of its own and plans, several times over. The innermost
 traceback is the last one. If that is of a call to Java, what counts is what Java names as the cause. Reads text and nothing
@@ -7,15 +12,19 @@ else.
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 RAISED_LINES_MAX: Final = 20
 _BEGINS: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)')
 _ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streaming Query|Driver stacktrace|\t")
-_OURS: Final = re.compile(r"(?:^|/)fordstone/[a-z_]+/[a-z_]+\.py$")
+_OURS: Final = re.compile(r"(?:^|/)fordstone/(?:[a-z_]+/)+[a-z_]+\.py$")
 _LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
 _ARCHIVE: Final = re.compile(r"^.*\.zip/")
 _IN_JAVA: Final = "py4j.protocol.Py4JJavaError: "
@@ -79,3 +88,12 @@ def _of_user(lines: list[str]) -> tuple[str, ...]:
     ours = [place for place, (file, _) in enumerate(frames) if _OURS.search(file)]
     behind = frames[ours[-1] + 1 :] if ours else frames
     return tuple("\n".join(shown) for file, shown in behind if not _LIBRARY.search(file))
+
+
+def leave(code: int) -> NoReturn:
+    """Do what is left to do at the end of a process, and end it at once with this code."""
+    atexit._run_exitfuncs()  # noqa: SLF001 - nothing else runs them without ending the process by its own way
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it has gone, or it is closed
+            stream.flush()
+    os._exit(code)

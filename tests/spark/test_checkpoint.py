@@ -1,19 +1,28 @@
-"""What a checkpoint location belongs to: the same query goes on, another is told what differs and what to do."""
+"""Small files below a checkpoint location: whole or not there, whatever happens while they are written.
+
+The cuts of a query: there or missed, whole or told of, and not kept for ever.
+
+What a checkpoint location belongs to: the same query goes on, another is told what differs and what to do.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import fsspec
 import msgspec
 import pytest
 from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
-from fordstone.errors import CheckpointError, ConfigError, PipelineError, PlanMismatchError
-from fordstone.spark.hosted.identity import QueryFile, QueryIdentity, mismatch
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, PlanMismatchError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.spark.hosted.checkpoint import KEPT, CutFiles, QueryFile, QueryIdentity, StopMark, mismatch, write_whole
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -173,3 +182,114 @@ def test_a_source_in_this_processs_memory_is_refused(tmp_path: Path) -> None:
     found.source("s", memory([[]]), schema={"n": "bigint"}).sink("out", files(str(tmp_path / "o"), format="jsonl"))
     with pytest.raises(ConfigError, match="lives in this process's memory"):
         MicroSpark().query(found.plan(), state=tmp_path / "state")
+
+
+def cut(epoch: int) -> Cut:
+    partitions = {"β.jsonl": PartitionCut(position=2**62, max_time_us=TIME_MIN_US, floor_us=TIME_MAX_US, idle=True)}
+    return Cut(epoch=epoch, sources={"s": SourceCut(partitions=partitions, watermark_us=TIME_MAX_US)}, bounded=True)
+
+
+@pytest.fixture(params=["path", "url"])
+def cuts(request: pytest.FixtureRequest, tmp_path: Path) -> CutFiles:
+    return CutFiles(str(tmp_path / "query")) if request.param == "path" else CutFiles(f"memory://{uuid4()}/query/")
+
+
+def test_a_cut_is_read_as_it_was_written(cuts: CutFiles) -> None:
+    assert cuts.epochs() == ()
+    for epoch in (1, 2, 10):
+        cuts.write(cut(epoch))
+    assert cuts.read(2) == cut(2)
+    assert cuts.epochs() == (1, 2, 10)
+
+
+def test_a_cut_that_is_written_again_stays(cuts: CutFiles) -> None:
+    cuts.write(cut(1))
+    cuts.write(cut(1))
+    assert cuts.read(1) == cut(1)
+    assert cuts.epochs() == (1,)
+
+
+def test_a_missing_cut_says_what_to_do(cuts: CutFiles) -> None:
+    cuts.write(cut(1))
+    with pytest.raises(CheckpointError, match=r"epoch 2 is missing(?s:.)*Restore the checkpoint location"):
+        cuts.read(2)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
+def test_a_damaged_cut_is_told_of(data: bytes, tmp_path: Path) -> None:
+    cuts = CutFiles(str(tmp_path))
+    cuts.write(cut(1))
+    (file,) = (tmp_path / "fordstone" / "cuts").iterdir()
+    file.write_bytes(data)
+    with pytest.raises(DamagedError, match="is damaged"):
+        cuts.read(1)
+
+
+def test_old_cuts_go(cuts: CutFiles) -> None:
+    for epoch in range(1, KEPT + 4):
+        cuts.write(cut(epoch))
+    assert cuts.epochs() == tuple(range(4, KEPT + 4))
+
+
+def test_what_a_crash_left_half_written_is_no_cut(tmp_path: Path) -> None:
+    cuts = CutFiles(str(tmp_path))
+    cuts.write(cut(1))
+    (tmp_path / "fordstone" / "cuts" / ".000000000002.json.tmp").write_bytes(b"{")
+    assert cuts.epochs() == (1,)
+    cuts.write(cut(2))
+    assert cuts.read(2) == cut(2)
+
+
+def test_a_file_is_written_and_replaced_at_a_path_and_behind_a_url(tmp_path: Path) -> None:
+    for place in (f"{tmp_path}/a/b/file", f"file://{tmp_path}/c/file", "memory://whole/file"):
+        for data in (b"one", b"another"):
+            write_whole(place, data)
+            fs, path = fsspec.core.url_to_fs(place)
+            assert fs.cat_file(path) == data
+
+
+def test_a_process_that_dies_while_it_writes_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "file"
+    write_whole(str(place), b"one")
+
+    def die(self: Path, target: Path) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr(Path, "replace", die)
+    with pytest.raises(OSError, match="no power"):
+        write_whole(str(place), b"another")
+    assert place.read_bytes() == b"one"
+
+
+def test_a_query_that_died_while_it_wrote_its_identity_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = QueryIdentity(pipeline="p", plan=msgspec.Raw(b"{}"), step_digests={}, stages=(), shards=1, first_epoch=1)
+
+    def die(self: Path, target: Path) -> None:
+        raise OSError("no power")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", die)
+        with pytest.raises(OSError, match="no power"):
+            QueryFile(str(tmp_path)).checked(identity)
+    assert QueryFile(str(tmp_path)).read() is None
+    assert QueryFile(str(tmp_path)).checked(identity) == identity
+
+
+@pytest.fixture(params=["disk", "url"])
+def mark(request: pytest.FixtureRequest, tmp_path: Path) -> StopMark:
+    return StopMark(str(tmp_path / "_spark") if request.param == "disk" else f"memory://{uuid4().hex}/_spark")
+
+
+def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: StopMark):
+    other = StopMark(mark.checkpoint)
+    assert not other.stands()
+    mark.put()
+    mark.put()
+    assert other.stands()
+    mark.take_away()
+    mark.take_away()
+    assert not other.stands()

@@ -1,7 +1,11 @@
-"""Keyed steps of one shard through batches: what is stored, how much of it, in how many pieces, and what it gives."""
+"""Pieces of open windows are read back only when one of their rows is due.
+
+Keyed steps of one shard through batches: what is stored, how much of it, in how many pieces, and what it gives.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,16 +22,24 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.aggregate.family import partials_of
 from fordstone.operators.base import OP
 from fordstone.operators.registry import make_feeder
 from fordstone.plan import plan as p
 from fordstone.protocol.partitions import SourceState
-from fordstone.spark.hosted import host as host_module
-from fordstone.spark.hosted.feed import QuerySetting
-from fordstone.spark.hosted.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
+from fordstone.spark.hosted import operator_host as host_module
+from fordstone.spark.hosted.operator_host import (
+    MemoryStore,
+    SeedHeader,
+    ShardHost,
+    ShardMemo,
+    _SparkStore,
+    pack_seed,
+    unpack_seed,
+)
 from fordstone.spark.hosted.packing import Packed, What, decode, encode
-from fordstone.spark.hosted.processor import _SparkStore
-from fordstone.spark.hosted.work import Clock, SourceClock, TaskFacts, read_clock
+from fordstone.spark.hosted.plan_batches import Clock, SourceClock, TaskFacts, read_clock
+from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.state.table import DELETED
 
 SECOND = 1_000_000
@@ -361,3 +373,63 @@ def test_windows_that_had_closed_before_the_checkpoint_stay_closed() -> None:
     assert out(found) == []
     assert store.known.watermarks_us == {"windows": 12 * SECOND}
     assert out(run(query, store, END)) == [(1, at(10), at(20), 1, 1)]
+
+
+HOUR_US = 3_600_000_000
+
+
+class ReadCountingStore(MemoryStore):
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def get(self, state, number):
+        self.reads += 1
+        return super().get(state, number)
+
+
+def _setting():
+    p = Pipeline("hours")
+    rows = p.source("r", files("in/*.jsonl"), schema={"k": "string", "ts": "timestamp"}, time="ts")
+    rows.group_by("k").window(tumbling("1h")).agg(n="count(*)").sink("out", files("out", format="jsonl"))
+    return QuerySetting(plan_json=p.plan().to_json(), shards=1)
+
+
+def _run(setting, store, seconds, watermark_us):
+    stages = setting.stages()
+    partials = partials_of(stages.keyed[0], setting.operators(stages))
+    times = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
+    frame = pl.DataFrame(
+        {"k": ["a"] * len(times), "ts": times}, schema={"k": pl.String, "ts": pl.Datetime("us", "UTC")}
+    )
+    clock = Clock(clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state=SourceState.OPEN, least_us=watermark_us)})
+    packed = [Packed(0, What.CLOCK, 0, clock.to_json())]
+    if times:
+        packed.append(Packed(0, What.ROWS, 0, encode(partials.of_rows(frame))))
+    out = list(ShardHost(setting, 1, 0, store).run(packed))
+    return [row for one in out if one.what is What.OUT for row in decode(one.data).select("k", "n").rows()]
+
+
+def test_a_batch_that_closes_no_window_reads_no_state():
+    setting, store = _setting(), ReadCountingStore()
+    for batch in range(20):
+        assert _run(setting, store, [batch, batch + 0.5], batch * 1_000_000) == []
+    # Folding neighbours of like size reads them, which is in proportion to what was written.
+    folding, store.reads = store.reads, 0
+    assert folding <= 40
+    assert _run(setting, store, [], 30_000_000) == []
+    assert store.reads == 0
+    assert _run(setting, store, [], HOUR_US) == [("a", 40)]
+    assert store.reads > 0
+
+
+def test_a_piece_of_which_half_is_closed_never_gives_that_half_again():
+    setting, store = _setting(), ReadCountingStore()
+    # One piece with rows of two hours.
+    assert _run(setting, store, [1, 3601], 0) == []
+    assert _run(setting, store, [], HOUR_US) == [("a", 1)]
+    for _ in range(3):
+        assert _run(setting, store, [], HOUR_US + 1) == []
+    assert _run(setting, store, [3602], HOUR_US + 2) == []
+    assert _run(setting, store, [], 2 * HOUR_US) == [("a", 2)]
+    assert _run(setting, store, [], 3 * HOUR_US) == []

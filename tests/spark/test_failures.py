@@ -1,6 +1,11 @@
+"""Ending a process around threads that cannot be ended."""
+
 from __future__ import annotations
 
-from fordstone.spark.session.worker_trace import last_words, worker_trace
+import subprocess
+import sys
+
+from fordstone.spark.session.failures import last_words, worker_trace
 
 STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
@@ -8,7 +13,7 @@ STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:
                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
 Traceback (most recent call last):
-  File "/env/lib/python3.11/site-packages/fordstone/spark/feed.py", line 159, in _push
+  File "/env/lib/python3.11/site-packages/fordstone/spark/hosted/source.py", line 159, in _push
     chain.push(frame, late=False)
   File "/env/lib/python3.11/site-packages/fordstone/operators/rowwise.py", line 120, in apply
     given = self._function(record)
@@ -43,7 +48,7 @@ def test_the_innermost_traceback_counts_with_the_frames_of_the_users_code():
 
 def test_a_failure_of_ours_has_no_frames_of_the_user():
     trace = worker_trace(
-        STREAM.replace("/var/spark-1/userFiles-2/flow-2e868d.zip/flow.py", "/x/fordstone/edge/chain.py").replace(
+        STREAM.replace("/var/spark-1/userFiles-2/flow-2e868d.zip/flow.py", "/x/fordstone/edge/engine/task.py").replace(
             "/srv/", "/x/lib/python3.11/"
         )
     )
@@ -96,3 +101,17 @@ def test_the_last_words_of_a_failure_in_java_are_the_cause_that_spark_names():
     assert last_words(aborted) == "Job aborted: lost executor 3"
     silent = IN_JAVA.partition(": org.apache")[0]
     assert last_words(silent) == "py4j.protocol.Py4JJavaError: An error occurred while calling o1049.getResult."
+
+
+PROGRAM = """
+import atexit, sys, threading, time
+from fordstone.spark.session.failures import leave
+atexit.register(lambda: sys.stdout.write("tidied"))
+threading.Thread(target=time.sleep, args=(600,)).start()
+leave(3)
+"""
+
+
+def test_a_process_leaves_with_its_code_and_tidied_up_whatever_its_threads_do() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "tidied", "")

@@ -1,4 +1,12 @@
-"""Put together the fused steps of a host: the edge engine's chain of our operators, whose output is packed.
+"""The user's functions on their way to tasks: unpacked where one is first asked for, and not where none is.
+
+Spark sends a query's parts not only to tasks, but to the processes in which it plans a streaming source and a stateful step.
+Those need no function, and in Spark 4.3 they do not find modules that were sent along (`--py-files`, `addPyFile`): unpacking a
+function there, which imports what it refers to, would fail.
+
+What tasks get.
+
+Put together the fused steps of a host: the edge engine's chain of our operators, whose output is packed.
 
 From a plan to the stages of one query on Spark.
 
@@ -10,18 +18,22 @@ steps run wherever its rows come from. So the whole pipeline is one query with o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import polars as pl
 
+from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import PipelineError
 from fordstone.operators.base import MAIN, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
+from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, Onward
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.hosted.packing import Packer
@@ -182,3 +194,63 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
                 inside[stream.port].append(consumer.name)
         links += [Link(name, make_operator(step, setting), links=inside, onward=onward), *more]
     return Chain(links, [host.name], subtask=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuerySetting:
+    """What every task of a query is told. Sent by Spark to its workers, functions included."""
+
+    plan_json: bytes
+    shards: int
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    batch_rows: int = 65_536
+    bounded: bool = False
+
+    def stages(self) -> Stages:
+        """The plan, cut."""
+        return build_stages(p.read_plan(self.plan_json))
+
+    def operators(self, stages: Stages) -> OperatorContext:
+        """How the operators are made: running results come once a batch, as on the edge once an epoch."""
+        plan = stages.plan
+        return OperatorContext(
+            plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
+            types=stream_types(plan),
+            functions=self.functions,
+            read_table=read_table,
+            with_ids=steps_with_ids(plan),
+        )
+
+
+class SentFunctions(Mapping[str, Callable[..., Any]]):
+    """Functions by path, as `operators.factory.Functions`. Travels as Spark's own functions do."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._functions: dict[str, Callable[..., Any]] | None = dict(functions)
+        self._packed = b""
+
+    def __getitem__(self, path: str) -> Callable[..., Any]:
+        return self._unpacked()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._unpacked())
+
+    def __len__(self) -> int:
+        return len(self._unpacked())
+
+    def __getstate__(self) -> bytes:
+        return self._packed or bytes(_serializer().dumps(self._functions))
+
+    def __setstate__(self, packed: bytes) -> None:
+        self._functions, self._packed = None, packed
+
+    def _unpacked(self) -> dict[str, Callable[..., Any]]:
+        if self._functions is None:
+            self._functions = dict(_serializer().loads(self._packed))
+        return self._functions
+
+
+def _serializer() -> Any:
+    from pyspark.serializers import CloudPickleSerializer  # noqa: PLC0415 - explaining a plan needs no pyspark
+
+    return CloudPickleSerializer()  # type: ignore[no-untyped-call]  # not typed there

@@ -1,11 +1,15 @@
+"""Spark's Python workers do not look for garbage among what stays for good."""
+
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark.session.worker_check import WorkerFacts, check_workers, complaints
+from fordstone.spark.session.workers import WorkerFacts, check_workers, complaints
 
 
 def worker(
@@ -57,3 +61,36 @@ def test_executors_without_python_are_an_error_too(spark, tmp_path):
     theirs.conf.set("spark.sql.execution.pyspark.python", str(tmp_path / "no-such-python"))
     with pytest.raises(ConfigError, match=r"the executors cannot run Python: .*no-such-python"):
         check_workers(theirs, 1)
+
+
+_PROGRAM = """
+import gc
+from fordstone.spark.session.workers import freeze_gc
+
+class Loop:
+    def __init__(self):
+        self.itself = self
+
+before = len(gc.get_objects())
+kept = [Loop() for _ in range(100)]
+freeze_gc()
+print(gc.get_freeze_count() > 0, len(gc.get_objects()) < before)
+again = gc.get_freeze_count()
+made = [Loop() for _ in range(100)]
+freeze_gc()
+print(gc.get_freeze_count() == again)
+del made
+print(gc.collect() >= 100)
+"""
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_what_is_there_after_the_first_task_is_left_alone_in_workers_that_are_used_again(reused: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REUSE_WORKER"}
+    environment |= {"SPARK_REUSE_WORKER": "1"} if reused else {}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, env=environment, check=True, timeout=60
+    )
+    frozen, once, garbage = done.stdout.splitlines()
+    assert frozen == f"{reused} {reused}"
+    assert (once, garbage) == ("True", "True")

@@ -18,11 +18,10 @@ from fordstone.connectors import MemorySink, files, memory
 from fordstone.epochs.manifest import ChannelLog, LoggedItem, Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, PlanMismatchError
-from fordstone.spark.hosted.export import import_spark
-from fordstone.spark.hosted.feed import QuerySetting
-from fordstone.spark.hosted.host import unpack_seed
+from fordstone.spark.hosted.operator_host import unpack_seed
 from fordstone.spark.hosted.packing import What
-from fordstone.spark.hosted.seed import edge_seed, step_times_us
+from fordstone.spark.hosted.stages import QuerySetting
+from fordstone.spark.hosted.state_transfer import edge_seed, import_spark, step_times_us
 from fordstone.storage.disk import OsDisk
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

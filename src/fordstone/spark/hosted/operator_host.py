@@ -1,4 +1,8 @@
-"""Host keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
+"""TODO.
+
+The stateful half of a hosted stage: Spark's stateful processor around `host.ShardHost`, with its state in Spark's store.
+
+Host keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
 
 Free of Spark: rows come in packed and go out packed, state goes through `PieceStore`. A streaming query and a batch job
 use it alike. A state is the list of pieces that it is on the edge; each piece is one value in the store, so a batch writes
@@ -10,21 +14,26 @@ batch is the whole of what the next one needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Never, Protocol
 
 import msgspec
 import polars as pl
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from fordstone.errors import DamagedError
+from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.base import Moment
+from fordstone.plan import plan as p
 from fordstone.runtime.chain import Chain
-from fordstone.spark.hosted.chains import Host, make_chain
-from fordstone.spark.hosted.feed import QuerySetting
-from fordstone.spark.hosted.packing import Packed, Packer, What, decode, encode
-from fordstone.spark.hosted.work import TaskFacts, read_clock, time_of, watermarks_us
+from fordstone.spark.hosted.packing import Packed, Packer, What, batches, decode, encode, shard_keys, shards_of
+from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
+from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
+from fordstone.spark.session.workers import freeze_gc
 from fordstone.state.base import Piece, RunRef, State
 
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -295,3 +304,120 @@ def _memo_of(piece: Piece) -> PieceMemo:
         raise AssertionError("every piece has been written")
     number, _, count = ref.digest.partition("+")
     return PieceMemo(int(number), ref.rows, ref.size_bytes, piece.span_us, int(count))
+
+
+MEMO: Final = "memo"
+# Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
+_JSON: Final = StructType([StructField("json", BinaryType())])
+_NUMBER: Final = StructType([StructField("number", LongType())])
+_DATA: Final = StructType([StructField("data", BinaryType())])
+
+
+class HostProcessor(StatefulProcessor):
+    """Hosts one stage. Spark makes one a task and calls it for every shard of every batch."""
+
+    def __init__(self, setting: QuerySetting, depth: int) -> None:
+        self._setting = setting
+        self._depth = depth
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the states."""
+        stages = self._setting.stages()
+        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `sent_functions`).
+        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
+        operators = replace(self._setting.operators(stages), functions=functions)
+        self._keys = shard_keys(self._setting.shards)
+        self._shards = shards_of(self._keys)
+        self._memo = handle.getValueState(MEMO, _JSON)
+        self._states = {
+            name: handle.getMapState(name, _NUMBER, _DATA)
+            for host in stages.at(self._depth)
+            for name in states_of(make_chain(stages, host, operators, Packer(1)))
+        }
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803 - Spark's names
+        """One shard's rows of one batch."""
+        shard = self._shards[key[0]]
+        packed = (Packed(shard, What(row.what), row.tag, bytes(row.data)) for row in rows)
+        host = ShardHost(self._setting, self._depth, shard, _SparkStore(self._memo, self._states))
+        for out in host.run(packed):
+            yield Row(shard=self._keys[out.shard], what=int(out.what), tag=out.tag, data=out.data)
+
+    def close(self) -> None:
+        """Nothing is held. Called at the end of every task."""
+        freeze_gc()
+
+
+def _not_called(*_: object) -> Never:
+    raise AssertionError("a function stands in for the user's where states are opened, and is not called")
+
+
+class _SparkStore:
+    """`host.PieceStore` on Spark's state of the current shard."""
+
+    def __init__(self, memo: Any, states: dict[str, Any]) -> None:
+        self._memo = memo
+        self._states = states
+
+    def memo(self) -> bytes | None:
+        found = self._memo.get()
+        return None if found is None else bytes(found[0])
+
+    def keep(self, memo: bytes) -> None:
+        self._memo.update((memo,))
+
+    def get(self, state: str, number: int) -> bytes:
+        found = self._states[state].getValue((number,))
+        if found is None:
+            raise CheckpointError(
+                f"piece {number} of {state} is missing from the query's state. Restore its checkpoint location."
+            )
+        return bytes(found[0])
+
+    def put(self, state: str, number: int, data: bytes) -> None:
+        self._states[state].updateValue((number,), (data,))
+
+    def remove(self, state: str, number: int) -> None:
+        self._states[state].removeKey((number,))
+
+
+def batch_host(setting: QuerySetting, depth: int) -> Callable[..., Any]:
+    """What keyed tasks of a batch job do: one shard, from beginning to end."""
+
+    def host(key: tuple[pa.Scalar, ...], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = shard_keys(setting.shards)
+        shard = shards_of(keys)[key[0].as_py()]
+        packed = (
+            Packed(shard, What(row["what"]), row["tag"], row["data"]) for batch in rows for row in batch.to_pylist()
+        )
+        return batches(ShardHost(setting, depth, shard, MemoryStore()).run(packed), keys)
+
+    return host
+
+
+class MemoryStore:
+    """`host.PieceStore` for one batch, of which nothing is left."""
+
+    def __init__(self) -> None:
+        self._memo: bytes | None = None
+        self._pieces: dict[tuple[str, int], bytes] = {}
+
+    def memo(self) -> bytes | None:
+        """What was kept."""
+        return self._memo
+
+    def keep(self, memo: bytes) -> None:
+        """Keep it."""
+        self._memo = memo
+
+    def get(self, state: str, number: int) -> bytes:
+        """A piece."""
+        return self._pieces[state, number]
+
+    def put(self, state: str, number: int, data: bytes) -> None:
+        """Store a piece."""
+        self._pieces[state, number] = data
+
+    def remove(self, state: str, number: int) -> None:
+        """Drop a piece."""
+        del self._pieces[state, number]
