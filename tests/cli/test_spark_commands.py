@@ -21,9 +21,8 @@ import pytest
 from tests.cli.place import Invoke
 from tests.cli.test_view import PROGRESS
 
-from fordstone.cli.center import center
 from fordstone.cli.help import EngineOption
-from fordstone.cli.run import run
+from fordstone.cli.run import center, run
 from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError
 from fordstone.runtime.progress import Progress, Report
