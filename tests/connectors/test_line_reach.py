@@ -318,7 +318,7 @@ def test_a_file_that_shrank_or_vanished_is_an_error_where_it_is_planned_and_wher
 def test_compressed_files_are_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "1.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"n":1}\n' * 1000))
-    monkeypatch.setattr(connector, "REACH_ROWS", 16)
+    monkeypatch.setattr(connector, "PLAN_READ_ROWS", 16)
     assert plan_read(path, 0, 50, bounded=True) == ReadPlan(position=Position(400))
     assert plan_read(path, 80, ALL_ROWS, bounded=True) == ReadPlan(position=Position(8000), ended=True)
     assert plan_read(path, 8000, 1, bounded=True) == ReadPlan(position=Position(8000), ended=True)

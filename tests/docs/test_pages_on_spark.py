@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.docs.blocks import REPOSITORY, Page, blocks_of
+from tests.docs.blocks import REPOSITORY, Page
 from tests.docs.test_docs import PAGES, named, needs_spark
 from tests.docs.test_examples_on_spark import PIPELINE_PAGES
 
@@ -18,9 +18,8 @@ SPARK_PAGES = [page for page in PAGES if needs_spark(page)]
 
 @pytest.mark.parametrize("page", [page for page in SPARK_PAGES if page not in PIPELINE_PAGES], ids=named)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path, spark: SparkSession):
-    runner = Page(name=named(page), directory=tmp_path)
-    for block in blocks_of(page.read_text()):
-        runner.run(block)
+    with Page(name=named(page), directory=tmp_path) as runner:
+        runner.run_all(page.read_text())
 
 
 def test_pages_about_spark_are_among_them():

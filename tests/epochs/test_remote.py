@@ -68,7 +68,7 @@ def test_directories_are_not_listed_as_files(remote: Any) -> None:
 def test_leftovers_are_hidden_and_tidied() -> None:
     disk = MemoryDisk()
     disk.make_dirs("p")
-    disk.create("p/half.tmp", b"1")
+    disk.create("p/.tmp-half", b"1")
     remote = DiskRemote(disk)
     assert remote.sizes("p") == {}
     remote.tidy("p")

@@ -93,7 +93,7 @@ def test_revoked_tokens_are_listed_as_such(invoke):
 
 
 def test_a_list_without_tokens_says_what_that_means(invoke):
-    assert "the hub is open" in invoke("token", "ls").stdout
+    assert "the hub accepts every request" in invoke("token", "ls").stdout
 
 
 def test_the_list_says_for_whom_and_when(invoke):
@@ -101,7 +101,7 @@ def test_the_list_says_for_whom_and_when(invoke):
     invoke("token", "add", "ops", "--admin")
     TokenFile("hub").write_used({"ops": 1_700_000_000_000_000})
     head, truck, ops = invoke("token", "ls").stdout.splitlines()
-    assert head.split()[:3] == ["name", "for", "pipelines"]
+    assert head.split()[:3] == ["name", "role", "pipelines"]
     assert "node truck-7" in truck
     assert "cold-chain" in truck
     assert "never" in truck

@@ -55,7 +55,7 @@ class Machine(Host):
             outbox_bytes_max=scenario.outbox_bytes,
             parallelism=self.parallelism(scenario),
         )
-        environment = self.rim()
+        environment = self.environment()
         self.starts += 1
         self._store = store = self.store()
         self.check_whole(store)

@@ -26,7 +26,7 @@ from pyspark.sql import Row
 from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
 from tests.spark.micro_watch import watched
 
-from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
@@ -53,10 +53,10 @@ class KnownPlan(QuerySetting):
         found: Stages = self.__dict__["_stages"]
         return found
 
-    def operators(self, stages: Stages) -> OperatorSetting:
+    def operators(self, stages: Stages) -> OperatorContext:
         if "_operators" not in self.__dict__:
             self.__dict__["_operators"] = super().operators(stages)
-        found: OperatorSetting = self.__dict__["_operators"]
+        found: OperatorContext = self.__dict__["_operators"]
         return found
 
 

@@ -21,6 +21,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.base import OP
 from fordstone.operators.registry import make_feeder
 from fordstone.plan import plan as p
+from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import host as host_module
 from fordstone.spark.hosted.feed import QuerySetting
 from fordstone.spark.hosted.host import SeedHeader, ShardHost, ShardMemo, pack_seed, unpack_seed
@@ -107,12 +108,12 @@ def for_step(query: QuerySetting, step: str, rows: pl.DataFrame) -> Packed:
     return Packed(0, What.ROWS, stages.tag_of(step), encode(made.frame))
 
 
-def mark(us: int, *, state: str = "open") -> Packed:
-    clock = SourceClock(watermark_us=TIME_MIN_US, state=state, least_us=us)  # type: ignore[arg-type]  # one of three
+def mark(us: int, *, state: SourceState = SourceState.OPEN) -> Packed:
+    clock = SourceClock(watermark_us=TIME_MIN_US, state=state, least_us=us)
     return Packed(0, What.CLOCK, 0, Clock(clocks={"s": clock}).to_json())
 
 
-END = mark(0, state="ended")
+END = mark(0, state=SourceState.ENDED)
 
 
 def run(query: QuerySetting, store: CountingStore, *rows: Packed, depth: int = 1, shard: int = 0) -> list[Packed]:

@@ -26,6 +26,7 @@ from fordstone.hub.server.metrics import Metrics
 from fordstone.hub.server.tokens import TokenFile, Tokens
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.spark import register
 
 WAIT_SECONDS_MAX = 60.0
@@ -242,7 +243,7 @@ def guarded_hub(data: Path) -> Iterator[tuple[HubAddress, str]]:
     async def nothing() -> None:
         return None
 
-    with contextlib.closing(HubLog(data / "log.sqlite", clock_us=now_us)) as log:
+    with contextlib.closing(HubLog(SqliteStore(data / "log.sqlite"), clock_us=now_us)) as log:
         guard = Guard(
             make_app(log, open_blobs(f"file://{data / 'blobs'}")),
             tokens=Tokens(file, clock_s=time.monotonic, clock_us=now_us),

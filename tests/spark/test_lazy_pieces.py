@@ -8,6 +8,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.window.registry import partials_of
+from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted.feed import QuerySetting
 from fordstone.spark.hosted.host import ShardHost
 from fordstone.spark.hosted.hosted import MemoryStore
@@ -41,7 +42,7 @@ def _run(setting, store, seconds, watermark_us):
     frame = pl.DataFrame(
         {"k": ["a"] * len(times), "ts": times}, schema={"k": pl.String, "ts": pl.Datetime("us", "UTC")}
     )
-    clock = Clock(clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state="open", least_us=watermark_us)})
+    clock = Clock(clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state=SourceState.OPEN, least_us=watermark_us)})
     packed = [Packed(0, What.CLOCK, 0, clock.to_json())]
     if times:
         packed.append(Packed(0, What.ROWS, 0, encode(partials.of_rows(frame))))

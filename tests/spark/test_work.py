@@ -11,6 +11,7 @@ import pytest
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted.work import (
     Clock,
     PartitionFact,
@@ -38,8 +39,8 @@ def fact(partition: str, us: int, *, source: str = "s", rows: int = 1) -> Partit
     return PartitionFact(source=source, partition=partition, max_time_us=us, rows=rows)
 
 
-def clock(us: int = TIME_MIN_US, state: str = "open", least_us: int | None = None) -> SourceClock:
-    return SourceClock(watermark_us=us, state=state, least_us=least_us)  # type: ignore[arg-type]  # one of three
+def clock(us: int = TIME_MIN_US, state: SourceState = SourceState.OPEN, least_us: int | None = None) -> SourceClock:
+    return SourceClock(watermark_us=us, state=state, least_us=least_us)
 
 
 def work(*reads: PartitionRead, epoch: int = 1, clocks: dict[str, SourceClock] | None = None, **more: object) -> Work:
@@ -118,20 +119,23 @@ def test_a_file_that_never_grows_counts_with_the_batch_in_which_it_ends() -> Non
 
 
 def test_the_end_of_every_source_is_the_end() -> None:
-    clocks = {"s": clock(state="ended"), "t": clock(state="ended")}
+    clocks = {"s": clock(state=SourceState.ENDED), "t": clock(state=SourceState.ENDED)}
     done = work(read("a", ended=True), clocks=clocks, bounded=True)
     cut = cut_behind(None, done, [fact("a", 5)], LATENESS)
     assert cut.ended
     assert {source.watermark_us for source in cut.sources.values()} == {TIME_MAX_US}
     assert not cut_behind(
-        None, work(clocks={"s": clock(state="ended"), "t": clock()}, bounded=True), [], LATENESS
+        None, work(clocks={"s": clock(state=SourceState.ENDED), "t": clock()}, bounded=True), [], LATENESS
     ).ended
 
 
 def test_an_idle_source_keeps_its_time() -> None:
     changed = {"s": {"a": PartitionCut(position=3, max_time_us=50, idle=True)}}
     cut = cut_behind(
-        before(a=PartitionCut(position=3)), work(epoch=2, clocks={"s": clock(7, "idle")}, changed=changed), [], LATENESS
+        before(a=PartitionCut(position=3)),
+        work(epoch=2, clocks={"s": clock(7, SourceState.IDLE)}, changed=changed),
+        [],
+        LATENESS,
     )
     assert cut.sources["s"] == SourceCut(partitions=changed["s"], watermark_us=7)
 
@@ -176,9 +180,9 @@ def test_marks_count_together_in_any_order() -> None:
         (clock(5, least_us=9), 7, 7),
         (clock(5, least_us=2), 7, 5),
         (clock(), None, TIME_MIN_US),
-        (clock(5, "idle"), None, None),
-        (clock(5, "idle"), 7, None),
-        (clock(5, "ended"), None, TIME_MAX_US),
+        (clock(5, SourceState.IDLE), None, None),
+        (clock(5, SourceState.IDLE), 7, None),
+        (clock(5, SourceState.ENDED), None, TIME_MAX_US),
     ],
 )
 def test_a_source_is_as_far_as_the_furthest_behind_of_its_partitions(
@@ -216,7 +220,7 @@ def test_an_offset_comes_back_as_the_work_that_it_was() -> None:
             floor_us=TIME_MIN_US,
         ),
         epoch=7,
-        clocks={"s": clock(TIME_MIN_US, "open", TIME_MAX_US)},
+        clocks={"s": clock(TIME_MIN_US, SourceState.OPEN, TIME_MAX_US)},
         changed={"s": {"b": PartitionCut(position=0, idle=True)}},
         seeds=True,
         bounded=True,

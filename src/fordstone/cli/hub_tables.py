@@ -252,7 +252,7 @@ def _watch(look: Callable[[], Table]) -> None:
 
     from fordstone.cli.view.live import Drawing
 
-    with Drawing(Console(highlight=False), transient=False) as drawing:
+    with Drawing(Console(file=sys.stdout, highlight=False), transient=False) as drawing:
         try:
             while True:
                 drawing.update(look().styled())

@@ -27,6 +27,7 @@ from fordstone.connectors.base import (
     ConnectorKind,
     ConnectorSpec,
     Delivery,
+    OpenContext,
     Reader,
     ReadPlan,
     Source,
@@ -138,14 +139,14 @@ class GeneratorKind(ConnectorKind):
         _Settings(spec)
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the source; bounded input needs `rows`."""
         settings = _Settings(spec)
         if options.bounded and settings.rows is None:
             raise SourceError(
                 "generator: bounded input needs an end. Say how many rows there are: generator(rows=1000)."
             )
-        return GeneratorSource(settings, options.schema, clock_us, bounded=options.bounded)
+        return GeneratorSource(settings, options.schema, context.clock_us, bounded=options.bounded)
 
 
 class _Settings:

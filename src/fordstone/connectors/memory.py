@@ -16,11 +16,11 @@ import polars as pl
 
 from fordstone.connectors.base import (
     Chunk,
-    ClockUs,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
     LiveSpec,
+    OpenContext,
     Reader,
     Rejected,
     Sink,
@@ -124,13 +124,14 @@ class MemoryKind(ConnectorKind):
         del spec
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the `MemorySource` that the spec carries."""
-        del clock_us
+        del context
         return _OpenSource(_live(spec, MemorySource), options)
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the `MemorySink` that the spec carries."""
+        del context
         return _OpenSink(_live(spec, MemorySink), stream)
 
 

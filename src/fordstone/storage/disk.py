@@ -51,6 +51,10 @@ class Disk(ABC):
         """Add to the end of a file, which is made if missing. After `StorageError` a part of it may be there."""
 
     @abstractmethod
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """Cut a file to its first `size_bytes` bytes. Durable after `fsync`."""
+
+    @abstractmethod
     def fsync(self, path: str) -> None:
         """Make the bytes of a file durable. Failure is `FatalStorageError`; never tried again."""
 
@@ -97,8 +101,9 @@ class Disk(ABC):
 class OsDisk(Disk):
     """The real file system below a directory, which is made if missing."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, file_mode: int = 0o644) -> None:
         self._root = Path(root)
+        self._file_mode = file_mode
         self._mutex = threading.Lock()
         self._unsynced: dict[str, int] = {}
         self._failed: str | None = None
@@ -120,6 +125,18 @@ class OsDisk(Disk):
     def append(self, path: str, data: Data) -> None:
         """Add to the end of a file and keep it open until it is synced."""
         self._write(path, data, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """Cut the file, through the descriptor that wrote to it if that is still open."""
+        self._check()
+        with self._mutex:
+            fd = self._unsynced.get(path)
+        try:
+            os.truncate(self._at(path) if fd is None else fd, size_bytes)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._refuse(error, "truncate", path)
 
     def fsync(self, path: str) -> None:
         """Sync through the very descriptor that wrote, so that the kernel reports every error since."""
@@ -275,7 +292,7 @@ class OsDisk(Disk):
             with self._mutex:
                 fd = self._unsynced.get(path)
                 if fd is None or flags & os.O_EXCL:
-                    fd = os.open(self._at(path), flags, 0o644)
+                    fd = os.open(self._at(path), flags, self._file_mode)
                     self._unsynced[path] = fd
             while view:
                 view = view[os.write(fd, view[:_WRITE_MAX_BYTES]) :]

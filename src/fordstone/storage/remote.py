@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.storage.atomic import TEMP_SUFFIX, Placer, remove_leftovers
+from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk, OsDisk
 
 T = TypeVar("T")
@@ -50,14 +50,13 @@ class DiskRemote(Remote):
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._placer = Placer(disk)
+        self._writer = AtomicWriter(disk)
 
     def put(self, path: str, data: bytes) -> None:
         """Write beside, sync, rename, sync the directory."""
         directory = path.rpartition("/")[0]
         self._disk.make_dirs(directory)
-        self._placer.place(path, data)
-        self._disk.fsync_dir(directory)
+        self._writer.write(path, data)
 
     def get(self, path: str) -> bytes:
         """Read the file."""
@@ -67,7 +66,7 @@ class DiskRemote(Remote):
         """List, without what an earlier process left half-written."""
         sizes = {}
         for name in self._disk.list(directory):
-            if not name.endswith(TEMP_SUFFIX):
+            if not name.startswith(TEMP_PREFIX):
                 with contextlib.suppress(FileNotFoundError):
                     sizes[name] = self._disk.size(f"{directory}/{name}")
         return sizes

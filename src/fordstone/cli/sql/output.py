@@ -359,7 +359,7 @@ class LiveOutput:
         self._rows_max = rows_max
         self._bounded = bounded
         self._clock = monotonic_us or (lambda: time.monotonic_ns() // 1_000)
-        self._console = Console(highlight=False, soft_wrap=False)
+        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
         self._drawing = Drawing(self._console)
         self._rate = Rate()
         self._next_us = 0

@@ -497,13 +497,16 @@ def run_shown(view: View, work: Callable[[], Report]) -> None:
 
 def _check_stdout(plan: Plan) -> None:
     """With --json, standard output is for the machine that reads it."""
-    from fordstone.connectors.base import live_of
+    from fordstone.connectors.base import Capability, live_of
+    from fordstone.connectors.registry import capabilities
     from fordstone.plan import plan as p
 
     printing = [
         step.name
         for step in plan.steps
-        if isinstance(step, p.Sink) and step.connector.kind == "stdout" and live_of(step.connector) is None
+        if isinstance(step, p.Sink)
+        and Capability.PRINTS in capabilities(step.connector)
+        and live_of(step.connector) is None
     ]
     if printing:
         raise Misuse(

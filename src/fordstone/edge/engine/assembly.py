@@ -14,16 +14,16 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Sink, Source
+from fordstone.connectors.base import Capability, Sink, Source
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.engine.channel import Channel
-from fordstone.edge.engine.crossing import CENTER
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.source_task import Reservation, SourceSetup, SourceTask
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import MAIN, Operator, OperatorSetting
+from fordstone.operators.base import MAIN, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
@@ -48,7 +48,7 @@ class Parts:
     """What an engine is put together from."""
 
     graph: Graph
-    setting: OperatorSetting
+    setting: OperatorContext
     sources: Mapping[str, Source]
     partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
     """For each source, for each of its subtasks: those of the checkpoint."""
@@ -243,7 +243,7 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
 
 
 def _outlet(parts: Parts, step: p.Sink) -> Outlet:
-    crosses = step.connector.kind == CENTER
+    crosses = Capability.CROSSES in capabilities(step.connector)
     # What crosses waits for the seal whatever the guarantee, and one outlet's rows of an epoch are one blob at the hub.
     waits = crosses or (parts.plan.guarantee == "exactly_once" and step.release == "commit")
     return Outlet(

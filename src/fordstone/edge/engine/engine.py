@@ -13,13 +13,14 @@ from typing import Protocol
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import Sink, Source
+from fordstone.connectors.base import Capability, Sink, Source
 from fordstone.connectors.lookup_table import read_table
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Parts, assemble
 from fordstone.edge.engine.connectors import ConnectorOpener
 from fordstone.edge.engine.coordinator import Coordinator, Sealing, SourceShare
-from fordstone.edge.engine.crossing import CENTER, Crossing, check_tiers
+from fordstone.edge.engine.crossing import Crossing, check_tiers
 from fordstone.edge.engine.progress import ReadSoFar
 from fordstone.edge.engine.recovery import Resumption, check_plan
 from fordstone.edge.engine.replay import varying_sinks
@@ -31,7 +32,7 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, positive_us
-from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.plan.stream_type import StreamType
@@ -76,7 +77,7 @@ class Environment:
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
     """Opens the sink for what a source could not read; None: files below the state directory."""
-    ends: Callable[..., ConnectorOpener] = ConnectorOpener
+    opener: Callable[..., ConnectorOpener] = ConnectorOpener
     """Opens sources and sinks."""
 
 
@@ -121,10 +122,15 @@ class Engine:
             else None
         )
         home = f"{store.pipeline}/{store.node}"
-        self._ends = environment.ends(
-            self._types, environment.disk, home, bounded=config.bounded, clock_us=environment.clock.monotonic_us
+        self._opener = environment.opener(
+            self._types,
+            environment.disk,
+            home,
+            bounded=config.bounded,
+            clock_us=environment.clock.monotonic_us,
+            node=store.node,
         )
-        self.sources = {step.name: self._ends.source(step) for step in plan.steps if isinstance(step, p.Source)}
+        self.sources = {step.name: self._opener.source(step) for step in plan.steps if isinstance(step, p.Source)}
         self._crossing: Crossing | None = None
         if outbox is not None:
             self._crossing = Crossing(outbox, plan, build_graph(plan, config.parallelism))
@@ -221,8 +227,8 @@ class Engine:
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in plan.steps:
             waits = plan.guarantee == "exactly_once" and isinstance(step, p.Sink) and step.release == "commit"
-            if isinstance(step, p.Sink) and waits and step.connector.kind != CENTER:
-                sinks[step.name] = (self._ends.sink(step), self._ends.schema(step))
+            if isinstance(step, p.Sink) and waits and Capability.CROSSES not in capabilities(step.connector):
+                sinks[step.name] = (self._opener.sink(step), self._opener.schema(step))
             if isinstance(step, p.Source):
                 sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
         identity = Identity(
@@ -277,7 +283,7 @@ class Engine:
     def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
         plan, config, environment = self.plan, self.config, self.environment
         graph = build_graph(plan, config.parallelism)
-        setting = OperatorSetting(
+        setting = OperatorContext(
             plan=plan, types=self._types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
         )
         shares = {name: self._partitions(name) for name in self.sources}
@@ -289,7 +295,7 @@ class Engine:
             sources=self.sources,
             partitions=shares,
             joining=joining,
-            open_sink=self._ends.sink,
+            open_sink=self._opener.sink,
             store=store,
             clock=environment.clock,
             reports=reports,
@@ -361,7 +367,7 @@ class Engine:
     def _dead_letters(self, source: str) -> Sink:
         if self.environment.dead_letters is not None:
             return self.environment.dead_letters(source)
-        return self._ends.dead_letters(self.config.state, source)
+        return self._opener.dead_letters(self.config.state, source)
 
 
 def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:

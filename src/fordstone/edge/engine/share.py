@@ -92,7 +92,7 @@ class Share:
                 if means is Idleness.UNKNOWN:
                     partition.heard_us = now_us
                 silent = after_us is not None and now_us - partition.heard_us >= after_us
-                partition.idle = silent or means is Idleness.RESTING
+                partition.idle = silent or means is Idleness.FINISHED
 
     def limit(self, limit_us: int) -> None:
         """At a barrier: from here on, rows above this time are too far ahead of the clock."""

@@ -29,10 +29,10 @@ from fordstone.hub.server.blob_calls import BlobCalls
 from fordstone.hub.server.log_calls import LogCalls
 from fordstone.hub.server.room import Room
 from fordstone.hub.server.waiting import Waiting
-from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate
+from fordstone.hub.store.blob_index import SMALL_BYTES_MAX
+from fordstone.hub.store.blobs import BlobStore, Gate
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.small_blobs import SMALL_BYTES_MAX
 from fordstone.storage.failpoint import Failpoints
 
 READERS: Final = 4
@@ -57,7 +57,7 @@ def make_app(
 
     `direct_url` is told to readers who may reach the store without the hub. Blobs up to `small_bytes_max` are kept in the log.
     """
-    room = room or Room([log.path.parent, *([blobs.root] if isinstance(blobs, DiskBlobs) else [])])
+    room = room or Room([])
     waiting, gate = Waiting(), Gate()
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
     blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")

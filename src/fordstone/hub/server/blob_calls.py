@@ -17,10 +17,9 @@ from fordstone.hub.refused import Refused
 from fordstone.hub.server.bodies import body_of, json_answer, refuse_if_larger, too_large
 from fordstone.hub.server.checks import decoded, digest_in
 from fordstone.hub.server.room import Room
-from fordstone.hub.store.blob_refs import sizes_of
+from fordstone.hub.store.blob_index import SMALL_BYTES_MAX, save_small
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobStore, Gate, Upload
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.small_blobs import SMALL_BYTES_MAX, keep_small, small_blob
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 ASKED_MAX: Final = 100_000
@@ -88,7 +87,7 @@ class BlobCalls:
     async def head(self, request: Request) -> Response:
         """`HEAD /blobs/{sha256}`: whether a commit may name it."""
         digest = digest_in(request.path_params["digest"])
-        sizes = await self._on_thread(lambda: self._sizes((digest,)))
+        sizes = await self._on_thread(lambda: self._log.blob_sizes((digest,)))
         if digest not in sizes:
             raise Refused("not_found", f"the hub has no blob {digest}.")
         return Response(headers={"content-length": str(sizes[digest])}, media_type=BLOB_TYPE)
@@ -98,7 +97,7 @@ class BlobCalls:
         digest = digest_in(request.path_params["digest"])
 
         def begin() -> tuple[IO[bytes], bytes, int]:
-            small = self._log.read(lambda db: small_blob(db, digest))
+            small = self._log.read(lambda log: log.small_blob(digest))
             file = self._blobs.open(digest) if small is None else io.BytesIO(small)
             first = file.read(CHUNK_BYTES)
             size_bytes = len(first)
@@ -126,7 +125,7 @@ class BlobCalls:
                 raise Refused("bad_request", f"more than {ASKED_MAX} digests: ask in several calls.")
             for digest in asked.digests:
                 digest_in(digest)
-            sizes = self._sizes(asked.digests)
+            sizes = self._log.blob_sizes(asked.digests)
             return json_answer(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
 
         return await self._on_thread(answer)
@@ -135,7 +134,7 @@ class BlobCalls:
         """In the log, with whatever else is written at this moment."""
         upload.verify(digest)
         self._failpoints.hit("hub.blob-written")
-        new = await asyncio.wrap_future(self._log.write(lambda turn: keep_small(turn, digest, bytes(upload.data))))
+        new = await asyncio.wrap_future(self._log.write(lambda tx: save_small(tx, digest, bytes(upload.data))))
         self._failpoints.hit("hub.blob-renamed")
         return new
 
@@ -143,12 +142,8 @@ class BlobCalls:
         upload.write(*rest)
         with self._gate.arrival(digest):
             new = upload.store(self._blobs, digest)
-            self._log.note_blob(digest, upload.size_bytes)
+            self._log.record_blob(digest, upload.size_bytes)
         return new
-
-    def _sizes(self, digests: tuple[str, ...]) -> dict[str, int]:
-        arrived = self._log.arrived(digests)
-        return self._log.read(lambda db: sizes_of(db, digests)) | arrived
 
     async def _rest(self, file: IO[bytes], first: bytes) -> AsyncIterator[bytes]:
         try:

@@ -5,8 +5,6 @@ And what can be seen of them from outside, for metrics.
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -18,11 +16,13 @@ from fordstone.errors import StorageError
 from fordstone.hub.refused import Refused
 from fordstone.hub.server.app import make_app
 from fordstone.hub.server.metrics import Looked
+from fordstone.hub.server.room import Room
+from fordstone.hub.store.base import LogReader
 from fordstone.hub.store.blob_owner import claim
-from fordstone.hub.store.blobs import open_blobs
+from fordstone.hub.store.blobs import DiskBlobs, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping
-from fordstone.hub.store.streams import list_nodes, list_streams
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.failpoint import Failpoints
 
 LOG_NAME: Final = "log.sqlite"
@@ -56,16 +56,17 @@ class Inside:
             store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
         except Refused as refused:
             raise StorageError(str(refused)) from refused
-        self._log = HubLog(data / LOG_NAME, clock_us=clock_us, failpoints=failpoints)
+        self._log = HubLog(SqliteStore(data / LOG_NAME), clock_us=clock_us, failpoints=failpoints)
         self.app: Starlette = make_app(
             self._log,
             store,
             direct_url=url if direct else None,
             failpoints=failpoints,
             keeping=keeping,
+            room=Room([data, *([store.root] if isinstance(store, DiskBlobs) else [])]),
         )
         self._rows = 0
-        self._seq: int = self._log.read(lambda db: db.execute("SELECT seq FROM counter").fetchone()[0])
+        self._seq: int = self._log.read(lambda log: log.newest_seq())
 
     def stop(self) -> None:
         """End what waits for news, at once. Called on the event loop."""
@@ -73,33 +74,21 @@ class Inside:
 
     def look(self) -> Looked:
         """What metrics want to know. Blocks; one call at a time."""
-        looked = self._log.read(self._looked)
-        self._rows, self._seq = looked[0], looked[1]
-        return looked[2]
+        return self._log.read(self._looked)
 
     def close(self) -> None:
         """Close the log; nothing asks any more."""
         self._log.close()
 
-    def _looked(self, db: sqlite3.Connection) -> tuple[int, int, Looked]:
-        new_rows, seq = db.execute(
-            "SELECT coalesce(sum(rows), 0), coalesce(max(seq), :seq) FROM entries WHERE seq > :seq", {"seq": self._seq}
-        ).fetchone()
-        blobs, blob_bytes = db.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM blobs").fetchone()
-        rows = self._rows + new_rows
-        looked = Looked(
+    def _looked(self, log: LogReader) -> Looked:
+        totals = log.totals(after_seq=self._seq)
+        self._rows, self._seq = self._rows + totals.rows, totals.seq
+        return Looked(
             now_us=self._log.now_us(),
-            nodes=list_nodes(db),
-            streams=list_streams(db),
-            log_bytes=_size(self._log.path) + _size(self._log.path.with_name(f"{self._log.path.name}-wal")),
-            blobs=blobs,
-            blob_bytes=blob_bytes,
-            rows=rows,
+            nodes=log.nodes(),
+            streams=log.streams(),
+            log_bytes=self._log.size_bytes(),
+            blobs=totals.blobs,
+            blob_bytes=totals.blob_bytes,
+            rows=self._rows,
         )
-        return rows, seq, looked
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
@@ -39,8 +38,8 @@ from fordstone.hub.server.checks import (
 from fordstone.hub.server.room import Room
 from fordstone.hub.server.waiting import Waiting
 from fordstone.hub.store import commits, control, streams
-from fordstone.hub.store import streams as node_list
-from fordstone.hub.store.log import HubLog, Key, Turn
+from fordstone.hub.store.base import LogReader
+from fordstone.hub.store.log import HubLog, Key, Transaction
 
 INLINE_BYTES_MAX: Final = 32 << 10
 """Bodies up to this size are decoded on the event loop: that takes less than handing them to a thread."""
@@ -74,7 +73,7 @@ class LogCalls:
             return commits.prepare(commit)
 
         ready = prepared() if len(body) <= INLINE_BYTES_MAX else await self._on_thread(prepared)
-        committed = await self._write(lambda turn: commits.commit(turn, pipeline, node, ready))
+        committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, ready))
         return json_answer(committed, 200 if committed.already else 201)
 
     async def lease(self, request: Request) -> Response:
@@ -83,17 +82,17 @@ class LogCalls:
         asked = decoded(await body_of(request), LeaseRequest)
         holder_in(asked.holder, "holder")
         number_in(asked.local, "local")
-        return json_answer(await self._write(lambda turn: commits.lease(turn, pipeline, node, asked)))
+        return json_answer(await self._write(lambda tx: commits.lease(tx, pipeline, node, asked)))
 
     async def head(self, request: Request) -> Response:
         """`GET /pipelines/{p}/nodes/{node}/head`."""
         pipeline, node = name_of(request, "pipeline"), name_of(request, "node")
-        return json_answer(await self._read(lambda db: commits.head(db, pipeline, node)))
+        return json_answer(await self._read(lambda log: commits.head(log, pipeline, node)))
 
     async def checkpoint(self, request: Request) -> Response:
         """`GET /pipelines/{p}/nodes/{node}/checkpoint`."""
         pipeline, node = name_of(request, "pipeline"), name_of(request, "node")
-        return json_answer(await self._read(lambda db: commits.newest_checkpoint(db, pipeline, node)))
+        return json_answer(await self._read(lambda log: commits.newest_checkpoint(log, pipeline, node)))
 
     async def stream_page(self, request: Request) -> Response:
         """`GET /pipelines/{p}/streams/{s}/epochs` (long poll)."""
@@ -103,7 +102,7 @@ class LogCalls:
         page = await self._poll(
             request,
             ("stream", pipeline, stream),
-            lambda db: streams.page(db, pipeline, stream, after=after, limit=limit),
+            lambda log: streams.page(log, pipeline, stream, after=after, limit=limit),
             lambda page: bool(page.epochs),
         )
         return await self._answer(msgspec.structs.replace(page, blobs=self._direct_url))
@@ -115,7 +114,7 @@ class LogCalls:
         page = await self._poll(
             request,
             ("control", pipeline, name),
-            lambda db: control.page(db, pipeline, name, after=after, limit=VERSIONS_A_PAGE),
+            lambda log: control.page(log, pipeline, name, after=after, limit=VERSIONS_A_PAGE),
             lambda page: bool(page.versions),
         )
         return await self._answer(msgspec.structs.replace(page, blobs=self._direct_url))
@@ -127,7 +126,7 @@ class LogCalls:
         holder_in(body.owner, "owner")
         number_in(body.batch, "batch")
         check_run(body.blob)
-        version, new = await self._write(lambda turn: control.publish(turn, pipeline, name, body))
+        version, new = await self._write(lambda tx: control.publish(tx, pipeline, name, body))
         return json_answer(version, 201 if new else 200)
 
     async def keep_position(self, request: Request) -> Response:
@@ -143,18 +142,18 @@ class LogCalls:
             for node, epoch in nodes.items():
                 check_names((node,), "node")
                 number_in(epoch, "epoch")
-        await self._write(lambda turn: streams.keep_position(turn, pipeline, consumer, position))
+        await self._write(lambda tx: tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us))
         return no_content()
 
     async def positions(self, request: Request) -> Response:
         """`GET /pipelines/{p}/consumers/{c}`."""
         pipeline, consumer = name_of(request, "pipeline"), name_of(request, "consumer")
-        return json_answer(await self._read(lambda db: streams.positions(db, pipeline, consumer)))
+        return json_answer(await self._read(lambda log: streams.positions(log, pipeline, consumer)))
 
     async def forget_consumer(self, request: Request) -> Response:
         """`DELETE /pipelines/{p}/consumers/{c}`: segments no longer wait for it."""
         pipeline, consumer = name_of(request, "pipeline"), name_of(request, "consumer")
-        await self._write(lambda turn: streams.forget_consumer(turn, pipeline, consumer))
+        await self._write(lambda tx: tx.log.remove_consumer(pipeline, consumer))
         return no_content()
 
     async def keep_health(self, request: Request) -> Response:
@@ -167,33 +166,31 @@ class LogCalls:
         if health.watermark_us is not None:
             check_time(health.watermark_us, "watermark_us")
         kept = msgspec.structs.replace(health, problem=_shown(health.problem), version=_shown(health.version))
-        await self._write(lambda turn: node_list.keep_health(turn, pipeline, node, kept))
+        await self._write(lambda tx: tx.log.save_health(pipeline, node, kept, now_us=tx.now_us))
         return no_content()
 
     async def nodes(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /nodes`."""
-        return await self._answer(Nodes(nodes=await self._read(node_list.list_nodes)))
+        return await self._answer(Nodes(nodes=await self._read(lambda log: log.nodes())))
 
     async def streams(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /streams`."""
-        return await self._answer(Streams(streams=await self._read(streams.list_streams)))
+        return await self._answer(Streams(streams=await self._read(lambda log: log.streams())))
 
     async def epochs(self, request: Request) -> Response:
         """`GET /epochs?pipeline=&node=&limit=`."""
         pipeline, node = request.query_params.get("pipeline"), request.query_params.get("node")
         check_names([name for name in (pipeline, node) if name is not None], "name")
         limit = number_of(request, "limit", 100, most=PAGE_ENTRIES_MAX)
-        found = await self._read(lambda db: node_list.list_epochs(db, pipeline=pipeline, node=node, limit=limit))
+        found = await self._read(lambda log: log.epochs(pipeline=pipeline, node=node, limit=limit))
         return await self._answer(Epochs(epochs=found))
 
     async def healthz(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
         """`GET /healthz`: the log can be read."""
-        await self._read(lambda db: db.execute("SELECT seq FROM counter").fetchone())
+        await self._read(lambda log: log.newest_seq())
         return json_answer({"ok": True})
 
-    async def _poll(
-        self, request: Request, key: Key, query: Callable[[sqlite3.Connection], T], found: Callable[[T], bool]
-    ) -> T:
+    async def _poll(self, request: Request, key: Key, query: Callable[[LogReader], T], found: Callable[[T], bool]) -> T:
         """Ask until there is something, the time is over, the asker has left, or the hub stops."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds_of(request)
@@ -221,10 +218,10 @@ class LogCalls:
         """What may be long is encoded on a thread."""
         return await self._on_thread(lambda: json_answer(message))
 
-    async def _write(self, job: Callable[[Turn], T]) -> T:
+    async def _write(self, job: Callable[[Transaction], T]) -> T:
         return await asyncio.wrap_future(self._log.write(job))
 
-    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, query: Callable[[LogReader], T]) -> T:
         return await self._on_thread(lambda: self._log.read(query))
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.errors import PipelineError
-from fordstone.operators.base import MAIN, OperatorSetting
+from fordstone.operators.base import MAIN, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
@@ -149,7 +149,7 @@ class ToSink:
         self.packer.out(self.tag, frame)
 
 
-def make_chain(stages: Stages, host: Host, setting: OperatorSetting, packer: Packer) -> Chain:
+def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Packer) -> Chain:
     """The chain of one host, with fresh operators."""
     plan, members = stages.plan, set(host.members)
     links: list[Link] = []

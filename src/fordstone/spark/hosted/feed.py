@@ -18,7 +18,7 @@ from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import OperatorSetting
+from fordstone.operators.base import OperatorContext
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.planner.check import stream_types
@@ -53,10 +53,10 @@ class QuerySetting:
         """The plan, cut."""
         return build_stages(p.read_plan(self.plan_json))
 
-    def operators(self, stages: Stages) -> OperatorSetting:
+    def operators(self, stages: Stages) -> OperatorContext:
         """How the operators are made: running results come once a batch, as on the edge once an epoch."""
         plan = stages.plan
-        return OperatorSetting(
+        return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
             functions=self.functions,

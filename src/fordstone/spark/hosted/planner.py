@@ -8,7 +8,7 @@ lost at any moment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from fordstone.errors import SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.partitions import Change, PartitionFacts, SourceState, decide, joined_floor_us, source_state
 from fordstone.runtime.partition import has_event_time, limit_us
 from fordstone.spark.hosted.work import PartitionRead, SourceClock, Work, partition_watermark_us
 
@@ -52,7 +53,7 @@ class Planner:
         self._clock_us = clock_us
         self._wall_us = wall_us
         self._tick_us = tick_us
-        self._heard_us: dict[tuple[str, str], int] = {}
+        self._seen_us: dict[tuple[str, str], int] = {}
         self._reached: dict[tuple[str, str], int] = {}
         """How far partitions were known to go when they were last looked at."""
         self._found: dict[str, tuple[PartitionId, ...]] = {}
@@ -97,7 +98,7 @@ class Planner:
             partitions = {**known.partitions, **here}
             wanted = self._reads(step, partitions, there, limit_us(step, now_us, bounded=self._bounded))
             state = self._state(partitions, wanted)
-            ends = state == "ended" and known.watermark_us < TIME_MAX_US
+            ends = state is SourceState.ENDED and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
             reads += wanted
             read = {one.partition for one in wanted}
@@ -135,35 +136,40 @@ class Planner:
             if cut is None:
                 if self._target is not None and at not in self._target:
                     continue  # it came too late for this run
-                changed[name] = PartitionCut(position=0, floor_us=known.watermark_us)
-                self._heard_us[at] = now_us
+                changed[name] = PartitionCut(position=0, floor_us=joined_floor_us(TIME_MIN_US, known.watermark_us))
+                self._seen_us[at] = now_us
                 continue
-            looked = at in self._heard_us
-            heard_us = self._heard_us.setdefault(at, now_us)
-            if cut.done and (looked or name in gone):
-                continue  # what has ended is looked at once more when a query is begun again
-            if name in gone and not (cut.done or self._bounded):
+            starting = at not in self._seen_us
+            self._seen_us.setdefault(at, now_us)
+            if cut.done and (name in gone or not starting):
+                continue
+            if name in gone and not self._bounded:
                 self._check_left(step, name, cut)
-                # All of it was read and nothing can follow: nobody waits for it.
+                # All of it was read and nothing can follow.
                 changed[name] = replace(cut, idle=False, done=True)
                 continue
             has_rows = name not in gone and self._has_rows(step, name, cut)
-            if has_rows:
-                heard_us = self._heard_us[at] = now_us
-            means = self._sources[step.name].outlook(PartitionId(name), Position(cut.position))
-            if means is Idleness.UNKNOWN:
-                heard_us = self._heard_us[at] = now_us
-            silent = step.idle_after_us is not None and now_us - heard_us >= step.idle_after_us
-            silent = silent or means is Idleness.RESTING
-            # Of bounded input nothing is waited for: what was idle is read to its end.
-            wakes = has_rows or (cut.idle and self._bounded)
-            if (cut.idle or cut.done) and wakes:
-                floor_us = max(cut.floor_us, known.watermark_us)
-                changed[name] = PartitionCut(position=cut.position, max_time_us=cut.max_time_us, floor_us=floor_us)
-            elif silent and not (cut.idle or cut.done or has_rows or self._bounded):
-                changed[name] = PartitionCut(
-                    position=cut.position, max_time_us=cut.max_time_us, floor_us=cut.floor_us, idle=True
-                )
+            idleness = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
+            if has_rows or idleness is Idleness.UNKNOWN:
+                self._seen_us[at] = now_us
+            facts = PartitionFacts(
+                idle=cut.idle,
+                done=cut.done,
+                starting=starting,
+                bounded=self._bounded,
+                has_rows=has_rows,
+                silent_us=now_us - self._seen_us[at],
+                finished=idleness is Idleness.FINISHED,
+                unknown=idleness is Idleness.UNKNOWN,
+            )
+            match decide(facts, step.idle_after_us):
+                case Change.RETURN:
+                    floor_us = joined_floor_us(cut.floor_us, known.watermark_us)
+                    changed[name] = replace(cut, floor_us=floor_us, limit_us=TIME_MAX_US, idle=False, done=False)
+                case Change.IDLE:
+                    changed[name] = replace(cut, limit_us=TIME_MAX_US, idle=True)
+                case Change.NONE:
+                    pass
         return changed
 
     def _has_rows(self, step: p.Source, name: str, cut: PartitionCut) -> bool:
@@ -242,14 +248,10 @@ class Planner:
         most = max(self._target.get((step.name, name), 0), cut.position)
         return reach if reach.position <= most else ReadPlan(position=Position(most), ended=False)
 
-    def _state(
-        self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]
-    ) -> Literal["open", "idle", "ended"]:
-        """How the source stands behind the batch."""
-        if self._bounded:
-            ending = {read.partition for read in reads if read.ended}
-            if all(cut.done or name in ending for name, cut in partitions.items()):
-                return "ended"
-        # What has nothing to wait for, because all of it is idle, has ended, or has not come yet, holds nobody back.
-        # A file that ends with this batch is still one whose time counts.
-        return "idle" if all(cut.idle or cut.done for cut in partitions.values()) else "open"
+    def _state(self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]) -> SourceState:
+        """Return what the source waits for after the batch."""
+        # Time of a file that ends with this batch still counts, unless input is bounded.
+        ending = {read.partition for read in reads if read.ended and self._bounded}
+        return source_state(
+            ((cut.idle, cut.done or name in ending) for name, cut in partitions.items()), bounded=self._bounded
+        )

@@ -10,13 +10,15 @@ Invariants: a micro-batch is an epoch, numbered without gaps; work and facts of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol import partitions as rules
+from fordstone.protocol.partitions import SourceState
 
 
 class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,8 +44,8 @@ class SourceClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     watermark_us: int
     """When the batch began."""
-    state: Literal["open", "idle", "ended"]
-    """Behind the batch: whether partitions are waited for, all are idle, or all have ended for good."""
+    state: SourceState
+    """After the batch."""
     least_us: int | None = None
     """The least watermark of the partitions that are waited for but not read in this batch."""
 
@@ -147,9 +149,9 @@ def watermarks_us(clock: Clock) -> dict[str, int | None]:
     """How far each source's time has come behind the batch; None: it is idle, and holds nobody back."""
     found: dict[str, int | None] = {}
     for source, known in clock.clocks.items():
-        if known.state == "ended":
+        if known.state is SourceState.ENDED:
             found[source] = TIME_MAX_US
-        elif known.state == "idle":
+        elif known.state is SourceState.IDLE:
             found[source] = None
         else:
             leasts = [us for us in (known.least_us, clock.least_us.get(source)) if us is not None]
@@ -165,9 +167,7 @@ def time_of(sources: Iterable[str], watermarks: Mapping[str, int | None], before
 
 def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
     """How far time has come in one partition."""
-    if cut.max_time_us == TIME_MIN_US:
-        return cut.floor_us
-    return max(cut.max_time_us - lateness_us, cut.floor_us)
+    return rules.partition_watermark_us(cut.max_time_us, cut.floor_us, lateness_us)
 
 
 def waits_for(read: PartitionRead, *, bounded: bool) -> bool:
@@ -214,5 +214,5 @@ def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], l
             partitions=dict(sorted(partitions.items())),
             watermark_us=work.clocks[source].watermark_us if reached_us is None else reached_us,
         )
-    ended = work.bounded and all(clock.state == "ended" for clock in work.clocks.values())
+    ended = work.bounded and all(clock.state is SourceState.ENDED for clock in work.clocks.values())
     return Cut(epoch=work.epoch, sources=cuts, bounded=work.bounded, ended=ended, now_us=work.now_us)
