@@ -280,7 +280,7 @@ def test_the_state_of_a_query_is_imported_by_its_state_directory_or_by_its_own(
         result = invoke("checkpoints", "import-spark", given, "--state", "edge", "--node", "gateway")
         assert result.exit_code == 0, result.stderr
         assert result.stdout == (
-            "checkpoint 41 of pipeline cold-chain on node gateway: 1,000 rows of state in 2 runs, 1.25 MB. "
+            "checkpoint 41 of pipeline cold-chain on node gateway written: 1,000 rows of state in 2 runs, 1.25 MB. "
             "`fordstone run FILE --state edge` resumes from it.\n"
         )
         assert result.stderr == "starting Spark ...\n"

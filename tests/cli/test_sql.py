@@ -201,7 +201,7 @@ def test_of_several_times_one_must_be_chosen(invoke: Invoke, place: Path):
     query = "SELECT count(*) AS n FROM t GROUP BY TUMBLE(sent, INTERVAL '1' SECOND)"
     result = invoke("sql", query, "-s", "t=a.jsonl")
     assert result.exit_code == 2
-    assert "say which is the event time: --time made" in result.stderr
+    assert "choose the event time: --time made" in result.stderr
     assert "a window needs event time" in result.stderr
     for time_option in ("sent", "t=sent"):
         assert lines(invoke("sql", query, "-s", "t=a.jsonl", "--time", time_option))[2:] == ["1"]
@@ -287,7 +287,7 @@ def test_on_spark_the_same_plan_runs_as_a_batch_job(invoke: Invoke, monkeypatch:
         asked.update(bounded=config.bounded, spark=spark)
         return run(plan, functions, state=config.state, bounded=True, on_progress=on_progress)
 
-    monkeypatch.setattr("fordstone.spark.session.application.application", application)
+    monkeypatch.setattr(import_module("fordstone.spark.session.application"), "application", application)
     monkeypatch.setattr(import_module("fordstone.spark.run"), "run_plan", run_plan)
     result = invoke("sql", "SELECT device FROM readings WHERE temp > 49", "-s", SOURCE, "--on", "spark", "--json")
     assert (result.exit_code, result.stdout) == (0, '{"device":"d0"}\n'), result.stderr
