@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store import commits, streams
 from fordstone.hub.store.commits import runs_of
 from fordstone.hub.store.log import HubLog
@@ -66,8 +66,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.log.close()
 
 
-def refusal(ledger: Ledger, body: Commit) -> Refused:
-    with pytest.raises(Refused) as raised:
+def refusal(ledger: Ledger, body: Commit) -> Rejection:
+    with pytest.raises(Rejection) as raised:
         ledger.commit(body)
     return raised.value
 
@@ -137,7 +137,7 @@ def test_who_was_taken_over_is_shut_out_even_of_what_is_there(ledger: Ledger) ->
 
 def test_another_holder_is_refused_unless_it_takes_over(ledger: Ledger) -> None:
     ledger.lease("old", 5)
-    with pytest.raises(Refused, match="take-over") as raised:
+    with pytest.raises(Rejection, match="take-over") as raised:
         ledger.lease("new", 1)
     assert (raised.value.status, raised.value.refusal.error) == (409, "held")
     assert ledger.lease("new", 1, take_over=True) == Generation(hub=2, local=1)
@@ -180,7 +180,7 @@ def test_all_is_there_after_the_log_is_opened_again(tmp_path: Path) -> None:
 def outcome(ledger: Ledger, body: Commit) -> str:
     try:
         ledger.commit(body)
-    except Refused as refused:
+    except Rejection as refused:
         return refused.refusal.error
     return "committed"
 

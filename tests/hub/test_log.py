@@ -10,7 +10,7 @@ import pytest
 from tests.hub.sending import ONE, checkpoint
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.hub.store.sqlite import SqliteStore, SqliteWriter
 
@@ -80,13 +80,13 @@ def test_jobs_that_wait_together_are_one_transaction_and_a_refused_one_changes_n
 
     def refused(tx: Transaction) -> None:
         add("no")(tx)
-        raise Refused("gap", "no")
+        raise Rejection("gap", "no")
 
     outcomes = [log.write(add("a")), log.write(refused), log.write(add("b"))]
     broken = log.write(add("a"))
     go.set()
     assert [outcomes[0].result(10), outcomes[2].result(10)] == ["a", "b"]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejection):
         outcomes[1].result(10)
     with pytest.raises(sqlite3.IntegrityError):
         broken.result(10)
@@ -105,7 +105,7 @@ def test_a_transaction_that_the_disk_refuses_fails_every_job_in_it_and_the_next_
     outcomes = [log.write(add("a")), log.write(full), log.write(add("b"))]
     go.set()
     for outcome in outcomes:
-        with pytest.raises(Refused, match="full") as raised:
+        with pytest.raises(Rejection, match="full") as raised:
             outcome.result(10)
         assert raised.value.status == 507
     log.write(add("c")).result(10)
@@ -163,7 +163,7 @@ def test_a_closed_log_refuses_and_says_to_try_again(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.close()
     log.close()
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(Rejection) as raised:
         log.write(add("a")).result(10)
     assert raised.value.status == 503
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store import commits, control, streams
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import DiskBlobs, Gate, Upload
@@ -336,11 +336,11 @@ def test_whatever_happens_all_that_is_named_is_there_and_all_that_is_unread_is_k
                         if state is None
                         else Checkpoint(epoch=epoch, manifest=run("a"), state=tuple(map(run, state)))
                     )
-                    with contextlib.suppress(Refused):
+                    with contextlib.suppress(Rejection):
                         place.commit(commit_of(entry(epoch, *texts, controls={"c": batch}), checkpoint=kept))
                         sent[epoch] = tuple(texts)
                 case ("publish", text, snapshot):
-                    with contextlib.suppress(Refused):
+                    with contextlib.suppress(Rejection):
                         place.publish(batch + 1, text, snapshot=snapshot)
                         batch += 1
                 case ("pass", consumer, epoch):

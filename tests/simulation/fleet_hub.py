@@ -33,7 +33,7 @@ from fordstone.hub.messages import (
     LeaseRequest,
     StreamPage,
 )
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.server import checks
 from fordstone.hub.store import commits, control, streams
 from fordstone.hub.store.blobs import BlobStore, Gate, Upload
@@ -84,7 +84,7 @@ class MemoryBlobs(BlobStore):
     def open(self, digest: str) -> IO[bytes]:
         """Read."""
         if digest not in self._there:
-            raise Refused("not_found", f"the hub has no blob {digest}.")
+            raise Rejection("not_found", f"the hub has no blob {digest}.")
         return io.BytesIO(self._there[digest])
 
     def remove(self, digest: str) -> None:
@@ -129,7 +129,7 @@ class MemoryBlobs(BlobStore):
 
 
 class FleetHub:
-    """Each call either gives its answer, or raises `Refused` or `HubCrashedError`. One thread."""
+    """Each call either gives its answer, or raises `Rejection` or `HubCrashedError`. One thread."""
 
     def __init__(self, clock_us: Callable[[], int], rng: Random) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fordstone-fleet-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
@@ -206,7 +206,7 @@ class FleetHub:
         """The newest checkpoint."""
         try:
             return self.log.read(lambda log: commits.newest_checkpoint(log, pipeline, node))
-        except Refused as refused:
+        except Rejection as refused:
             if refused.refusal.error == "not_found":
                 return None
             raise

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fordstone.epochs.store import CheckpointStore
     from fordstone.epochs.survey import VerifyReport
     from fordstone.plan.plan import Plan
-    from fordstone.spark.hosted.export import Imported
+    from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef
 
 
@@ -458,7 +458,7 @@ def _location(given: str) -> str:
 
 
 def _imported(checkpoint: str, state: str, node: str, *, quiet: bool) -> Imported:
-    from fordstone.spark.hosted.export import import_spark as export
+    from fordstone.spark.hosted.state_transfer import import_spark as export
     from fordstone.spark.session.application import application
 
     if not quiet:

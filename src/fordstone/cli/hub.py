@@ -175,7 +175,7 @@ def add_token(
         raise Misuse("give exactly one of --node ID, --center and --admin.")
     if admin and pipelines:
         raise Misuse("--pipeline goes with --node and --center; an admin token is for everything.")
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
     try:
@@ -198,7 +198,7 @@ def add_token(
 @click.pass_obj
 def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
     """Revoke a token, at once and forever."""
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     try:
         TokenFile(data or parent).revoke(name, now_us=time.time_ns() // 1_000)
@@ -213,7 +213,7 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
 @click.pass_obj
 def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
     """List tokens: their role, and when they were last used."""
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
     tokens, used_us = file.read(), file.used_us()

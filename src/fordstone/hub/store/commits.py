@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, Lease, LeaseRequest
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.base import EpochRecord, LogReader, LogWriter
 from fordstone.hub.store.blob_index import count_references, missing_blobs
 from fordstone.hub.store.log import Transaction
@@ -66,14 +66,14 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
             tx.log.grant_lease(pipeline, node, holder=request.holder, generation=generation, now_us=tx.now_us)
             return Lease(generation=generation, head=known.head if known is not None else 0)
         case HeldByOther(fence=fence):
-            raise Refused(
+            raise Rejection(
                 "held",
                 f"pipeline {pipeline} on node {node} belongs to another state directory (generation {fence.hub}.{fence.local}).\n"
                 "If that one is gone for good, take it over (--take-over); else give this node another id.",
                 generation=_generation(fence),
             )
         case OlderIncarnation(by=by):
-            raise Refused(
+            raise Rejection(
                 "stale_generation",
                 f"pipeline {pipeline} on node {node} was started again since, from a copy of this state directory: the hub "
                 f"knows incarnation {by.local}, this is {request.local}.\nStop one of the two.",
@@ -125,40 +125,40 @@ def newest_checkpoint(log: LogReader, pipeline: str, node: str) -> Checkpoint:
     known = log.node(pipeline, node)
     kept = {} if known is None else log.checkpoints(known.node_id)
     if not kept:
-        raise Refused("not_found", f"the hub has no checkpoint of pipeline {pipeline} on node {node}.")
+        raise Rejection("not_found", f"the hub has no checkpoint of pipeline {pipeline} on node {node}.")
     return kept[max(kept)]
 
 
 def _refusal(
     decision: Gap | OtherContent | Stale | NotGranted | Missing, pipeline: str, node: str, facts: CommitFacts
-) -> Refused:
+) -> Rejection:
     where = f"pipeline {pipeline} on node {node}"
     match decision:
         case Gap(next_epoch=next_epoch):
-            return Refused(
+            return Rejection(
                 "gap", f"{where}: epoch {next_epoch} is next, {facts.sent[0].epoch} came.", next_epoch=next_epoch
             )
         case OtherContent(epoch=epoch):
-            return Refused(
+            return Rejection(
                 "other_content",
                 f"{where}: the hub has epoch {epoch} with other content, and what was committed never changes.\n"
                 "Two nodes have one id, or a state directory was set back: give one another id, or go on from the hub's checkpoint.",
                 next_epoch=facts.head + 1,
             )
         case Stale(by=by):
-            return Refused(
+            return Rejection(
                 "stale_generation",
                 f"{where}: generation {by.hub}.{by.local} has taken over from {facts.fence.hub}.{facts.fence.local}.",
                 generation=_generation(by),
             )
         case NotGranted():
-            return Refused(
+            return Rejection(
                 "not_found",
                 f"{where}: this hub has not given out generation {facts.fence.hub}.{facts.fence.local}. Ask for a lease first.",
                 generation=None if facts.granted is None else _generation(facts.granted),
             )
         case Missing(digests=digests):
-            return Refused(
+            return Rejection(
                 "missing_blobs",
                 f"{where}: {len(digests)} blobs are not at the hub. Put them, then commit again.",
                 missing=digests[:MISSING_NAMED_MAX],

@@ -8,7 +8,7 @@ again): the first ones count.
 from __future__ import annotations
 
 from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.base import LogReader
 from fordstone.hub.store.blob_index import missing_blobs
 from fordstone.hub.store.log import Transaction
@@ -20,7 +20,7 @@ def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) 
     known = tx.log.publisher(table.table_id, body.owner)
     leader = tx.log.newest_publisher_generation(table.table_id)
     if known is not None and known.generation < leader:
-        raise Refused(
+        raise Rejection(
             "stale_generation",
             f"control table {control} of pipeline {pipeline}: another publisher has superseded this one. "
             "Stop this one, or start it with a checkpoint of its own.",
@@ -30,7 +30,7 @@ def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) 
         return tx.log.control_version_of_batch(table.table_id, body.owner, body.batch) or known.last, False
     missing = missing_blobs(tx.log, [body.blob])
     if missing:
-        raise Refused(
+        raise Rejection(
             "missing_blobs", "the blob of this version is not at the hub. Upload it first.", missing=tuple(missing)
         )
     version = ControlVersion(
@@ -52,7 +52,7 @@ def page(log: LogReader, pipeline: str, control: str, *, after: int, limit: int)
     table = log.control_table(pipeline, control)
     newest = 0 if table is None else table.newest
     if after > newest:
-        raise Refused(
+        raise Rejection(
             "gone",
             f"control table {control} of pipeline {pipeline} ends at version {newest}, but the request is for versions after "
             f"{after}. The hub's data was set back: read the table from the start.",

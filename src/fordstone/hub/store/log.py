@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.base import LogReader, LogStore, LogWriter, StoreFailedError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -87,12 +87,12 @@ class HubLog:
             self._listeners.remove(listener)
 
     def write(self, work: Callable[[Transaction], T]) -> Future[T]:
-        """Hand in a job. The future ends when the job is durable, or with `Refused`."""
+        """Hand in a job. The future ends when the job is durable, or with `Rejection`."""
         outcome: Future[T] = Future()
         with self._mutex:
             if self._closed or self._jobs.qsize() >= WAITING_JOBS_MAX:
                 why = "is stopping" if self._closed else "has too much to write"
-                outcome.set_exception(Refused("failed", f"the hub {why}. Try again later.", status=503))
+                outcome.set_exception(Rejection("failed", f"the hub {why}. Try again later.", status=503))
             else:
                 self._jobs.put(_Job(work=work, outcome=outcome))
         return outcome
@@ -152,7 +152,7 @@ class HubLog:
             outcomes = self._commit(jobs)
         except StoreFailedError as error:
             rejected = f"the hub could not write its log: {error}. Nothing of this was kept; try again later."
-            outcomes = [_Failed(Refused("storage", rejected)) for _ in jobs]
+            outcomes = [_Failed(Rejection("storage", rejected)) for _ in jobs]
         except Exception as error:  # noqa: BLE001 - a bug: the thread must survive it, and every client gets an answer
             _events.exception("hub log failed")
             outcomes = [_Failed(error) for _ in jobs]

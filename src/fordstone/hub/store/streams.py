@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final
 
 from fordstone.hub.messages import ConsumerPosition, StreamEpoch, StreamPage
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.base import LogReader
 
 PAGE_BYTES_MAX: Final = 4 << 20
@@ -17,7 +17,7 @@ def page(log: LogReader, pipeline: str, stream: str, *, after: int, limit: int) 
     """Return whole commits after `after`, about `limit` epochs, at least one commit if there is any."""
     newest = log.newest_seq()
     if after > newest:
-        raise Refused(
+        raise Rejection(
             "gone",
             f"the hub's log ends at {newest}, but the request is for commits after {after}. The hub's data was set back: "
             "read the stream from the start.",
@@ -38,5 +38,5 @@ def positions(log: LogReader, pipeline: str, consumer: str) -> ConsumerPosition:
     """Return what a consumer has passed."""
     found = log.consumer_position(pipeline, consumer)
     if found is None:
-        raise Refused("not_found", f"pipeline {pipeline} has no consumer {consumer}.")
+        raise Rejection("not_found", f"pipeline {pipeline} has no consumer {consumer}.")
     return found
