@@ -135,7 +135,7 @@ def test_a_hub_whose_disk_is_full_says_so_takes_nothing_half_and_goes_on_when_th
 
         fleet.feed_until(node, refused, "refusal of a full hub")
         said = node.until_said("hub not reached")
-        assert "its disk is full. Make room there" in said or "it is full. Make room" in said, said
+        assert "its disk is full. Free space there" in said or "it is full. Free space" in said, said
         before = fleet.sealed("north")
         fleet.feed_until(node, lambda: fleet.sealed("north") > before + 3, "epochs without the hub")
         assert node.running, node.errors()

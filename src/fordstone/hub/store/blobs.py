@@ -372,7 +372,7 @@ def _storage(what: str, where: object) -> Iterator[None]:
         raise
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in _FULL
-        reason = "it is full. Make room, or let consumers read on" if full else str(error)
+        reason = "it is full. Free space, or let consumers read on" if full else str(error)
         raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
         ) from error
