@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,13 @@ pytest.register_assert_rewrite("tests.operators.subtasks")
 
 HERE = Path(__file__).resolve().parent
 SPARK_FOLDER = HERE / "spark"
+SLOW_PLACES = (HERE / "faults", HERE / "bench", HERE / "test_demo.py")
 SPARK_FIXTURES = {"spark", "quick_java"}
 """A test that uses one of them needs Java."""
 GUARDIAN = pytest.StashKey[object]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
-    "slow": "takes long without Spark: real processes, many seeds; not in --quick",
+    "slow": "takes long without Spark; set for tests/faults, tests/bench and the demo; not in --quick",
     "full": "a case of a large matrix or a long soak; only in --full",
 }
 
@@ -52,8 +54,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.option.quick:
+        sys.addaudithook(_no_java)
     if not config.option.collectonly:
         config.stash[GUARDIAN] = start_guardian()
+
+
+def _no_java(event: str, arguments: tuple[object, ...]) -> None:
+    """Let a test fail that starts Java in --quick: it lacks the marker `spark`."""
+    if event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).name in {"java", "spark-submit", "spark-class"}:  # type: ignore[arg-type]
+        raise RuntimeError("this test starts Java: mark it with @pytest.mark.spark")
 
 
 # Which tests run.
@@ -69,6 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(SPARK_FOLDER) or SPARK_FIXTURES & {*_fixtures(item)}:
             item.add_marker("spark")
+        if any(item.path.is_relative_to(place) for place in SLOW_PLACES):
+            item.add_marker("slow")
     left_out = {"spark", "slow", "full"} if config.option.quick else set() if config.option.full else {"full"}
     dropped = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
     if dropped:

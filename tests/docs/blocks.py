@@ -29,7 +29,7 @@ from tests.guardian import VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
-COMMAND_SECONDS_MAX = 300
+COMMAND_SECONDS_MAX = 900
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _SAVED = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
 

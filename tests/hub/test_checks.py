@@ -8,7 +8,7 @@ from tests.hub.sending import commit_of
 from fordstone.hub.messages import Commit, EpochEntry, StreamSegment
 from fordstone.hub.rejection import Rejection
 from fordstone.hub.server.checks import NAMES_MAX, SEGMENTS_A_COMMIT_MAX, check_commit
-from fordstone.protocol.sending import RANGE_RUNS_MAX
+from fordstone.protocol.sending import COMMIT_RUNS_MAX
 
 
 def commit_with(segments: int) -> Commit:
@@ -35,4 +35,4 @@ def test_segments_without_rows_are_bounded_too_since_each_keeps_the_only_writer_
 
 def test_what_a_node_folds_into_one_commit_is_within_what_the_hub_takes():
     # A range ends with the epoch before the one that would be too much, but has at least one.
-    assert max(RANGE_RUNS_MAX, NAMES_MAX) <= SEGMENTS_A_COMMIT_MAX
+    assert max(COMMIT_RUNS_MAX, NAMES_MAX) <= SEGMENTS_A_COMMIT_MAX

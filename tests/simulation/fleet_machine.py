@@ -15,7 +15,7 @@ from fordstone.connectors.memory import MemorySource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine
 from fordstone.edge.link.control import ControlFetcher
-from fordstone.edge.link.hub import HubLink
+from fordstone.edge.link.links import HubLink
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.address import HubAddress
@@ -141,7 +141,7 @@ class Machine(Host):
             pipeline=PIPELINE,
             control=CONTROL,
             taken=0 if taken is None else taken.position,
-            choose=self.rng.random,
+            chance=self.rng.random,
         )
         return [fetcher]
 

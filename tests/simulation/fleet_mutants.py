@@ -141,9 +141,9 @@ def node_drops_entries_before_the_answer() -> Iterator[None]:
     """The outbox forgets epochs when they are sent, whatever the hub says."""
     original = Sender._commit
 
-    def hasty(self: Sender, parcel: Any, generation: Any) -> None:
-        self._outbox.mark(parcel.last)
-        original(self, parcel, generation)
+    def hasty(self: Sender, batch: Any, generation: Any) -> None:
+        self._outbox.mark(batch.last)
+        original(self, batch, generation)
 
     with patch.object(Sender, "_commit", hasty):
         yield
@@ -161,13 +161,13 @@ def sender_takes_silence_for_yes() -> Iterator[None]:
     """A commit without an answer counts as one that was accepted."""
     original = Sender._commit
 
-    def trusting(self: Sender, parcel: Any, generation: Any) -> None:
+    def trusting(self: Sender, batch: Any, generation: Any) -> None:
         try:
-            original(self, parcel, generation)
+            original(self, batch, generation)
         except HubAwayError:
-            self._met = True
-            self._put_down()
-            self._mark(parcel.last)
+            self._in_sync = True
+            self._drop_batch()
+            self._mark(batch.last)
 
     with patch.object(Sender, "_commit", trusting):
         yield

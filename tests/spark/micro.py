@@ -31,12 +31,11 @@ from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted import source as source_module
-from fordstone.spark.hosted.chains import Stages
 from fordstone.spark.hosted.commit import BatchOutcome, Committer
-from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.operator_host import HostProcessor
 from fordstone.spark.hosted.packing import _spark_hash
-from fordstone.spark.hosted.processor import HostProcessor
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
+from fordstone.spark.hosted.stages import QuerySetting, Stages
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]

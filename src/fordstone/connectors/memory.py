@@ -172,7 +172,7 @@ class _OpenSource(Source):
 
 
 class _MemoryReader(Reader):
-    """Turns each appended piece into a frame once; hands out slices. What has been read is let go of: readers never go back."""
+    """Turns each appended piece into a frame once; hands out slices. Drops what was read: readers never go back."""
 
     def __init__(
         self, live: MemorySource, number: int, position: int, options: SourceOptions, *, with_positions: bool
@@ -351,4 +351,4 @@ class _OpenSink(Sink):
         self._live.written.append(frame)
 
     def close(self) -> None:
-        """Nothing to let go of: the rows stay with the `MemorySink`."""
+        """Do nothing: the rows stay with the `MemorySink`."""

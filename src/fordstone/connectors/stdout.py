@@ -104,7 +104,7 @@ class StdoutSink(Sink):
             self._stream.write(text)
             self._stream.flush()
         except BrokenPipeError as error:
-            raise SinkError("stdout: whoever read the output has gone. Stopping.") from error
+            raise SinkError("stdout: the reader of the output has closed it. Stopping.") from error
 
     def close(self) -> None:
         """The stream belongs to who gave it."""

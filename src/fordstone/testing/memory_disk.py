@@ -225,7 +225,7 @@ class MemoryDisk(Disk):
             for name in path.split("/") if path else ():
                 below = here.names.get(name)
                 if isinstance(below, _File):
-                    raise StorageError(f"could not make the directory {path}: {name} is a file.")
+                    raise StorageError(f"could not create the directory {path}: {name} is a file.")
                 here = here.make(name) if below is None else below
 
     def size(self, path: str) -> int:
@@ -270,7 +270,7 @@ class MemoryDisk(Disk):
         self._planned.setdefault(operation, []).append((after, fault))
 
     def damage(self, path: str, data: bytes) -> None:
-        """Put other bytes into a file behind everybody's back, durably: rot, or a hostile hand."""
+        """Replace bytes of a file durably, without any call of the code under test: bit rot, or an attacker."""
         with self._mutex:
             file = self._file(path)
             file.data = file.durable = data

@@ -27,7 +27,7 @@ from fordstone.connectors.files.bytes import PACKED_SUFFIXES, open_bytes
 from fordstone.connectors.files.csv_rows import CsvRows
 from fordstone.connectors.files.jsonl import JsonLines
 from fordstone.connectors.files.lines import LineFormat, LineReader
-from fordstone.connectors.files.reach import FileReach
+from fordstone.connectors.files.read_plan import FileReach
 from fordstone.connectors.files.settings import FileFormat, FileSettings, file_settings
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut

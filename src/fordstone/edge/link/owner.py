@@ -59,6 +59,6 @@ def _read(disk: Disk, path: str) -> Owner | None:
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        # To the hub this is somebody else from now on: it asks before it lets two of them commit.
+        # To the hub this is another holder from now on: it gives the lease to it only with take_over.
         log.warning("owner file damaged", extra={"path": path, "problem": str(error)})
         return None
