@@ -10,7 +10,7 @@ import pytest
 from tests.hub.started import SECONDS_MAX, start, started
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.store.blob_owner import ID_NAME, claim
+from fordstone.hub.store.blobs import ID_NAME, claim
 
 
 @pytest.fixture(params=["memory", "file"])
