@@ -122,11 +122,11 @@ class Followers:
         """What is stepped beside the engine. Called when it has recovered."""
         found: list[Steppable] = []
         if self._link is not None:
-            writer.keep_for(self._link.acknowledged)
+            writer.stages.retention.keep_for(self._link.acknowledged)
             found.append(self._link.sender)
         if self._config.remote is not None:
             self._upload = Upload(self._config.remote, self._store, self._rim.clock, keep=self._config.keep)
-            writer.keep_for(self._upload.acknowledged)
+            writer.stages.retention.keep_for(self._upload.acknowledged)
             found.append(self._upload)
         return found
 
