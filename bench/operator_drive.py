@@ -10,7 +10,7 @@ import polars as pl
 
 from fordstone import Pipeline
 from fordstone.lang.duration import TIME_MAX_US
-from fordstone.operators.base import Emit, Moment, Operator, OperatorSetting
+from fordstone.operators.base import Emit, Moment, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
@@ -35,7 +35,7 @@ def drive(
     """Take all rows of the inputs through a step. `late_us`: how far the watermark is behind the newest row."""
     plan = pipeline.plan()
     step = plan.step(step_name)
-    setting = OperatorSetting(plan=plan, types=stream_types(plan), functions=pipeline.functions)
+    setting = OperatorContext(plan=plan, types=stream_types(plan), functions=pipeline.functions)
     operator = make_operator(step, setting)
     feeders = [
         make_feeder(step, index, setting) if isinstance(step, p.KeyedStep) else None for index in range(len(inputs))

@@ -1,6 +1,6 @@
-"""The devices of one gateway: they write readings into a file that grows, as fast as time goes by.
+"""The devices of one gateway: they write readings into a file that grows, in real time.
 
-What was written is kept, for the oracle. The rows of a seed are the same in every run; their times are those of this one.
+All rows are kept for the oracle. The rows of a seed are the same in every run; their times are those of this one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import polars as pl
 
 JITTER_US = 300_000
-"""A row is written so much after its time at most: less than the pipeline's lateness, so none is late."""
+"""The maximum time from a row's time to its writing: less than the pipeline's lateness, so no row is late."""
 SPIKE_SHARE = 0.0004
 
 
 class Devices:
-    """So many devices, each with so many readings a second. Used by one thread."""
+    """`devices` devices, each with `rate` readings per second. Used by one thread."""
 
     def __init__(self, gateway: str, folder: Path, *, devices: int, rate: float, seed: int) -> None:
         self.gateway = gateway

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,12 +20,12 @@ from fordstone.hub.client.client import HubClient
 
 FORDSTONE = Path(sys.executable).with_name("fordstone")
 PIPELINE = Path(__file__).with_name("demo_pipeline.py")
-STOP_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 300.0
 LOG_LINES_SHOWN = 12
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text says why."""
 
 
 class Command:
@@ -34,7 +36,7 @@ class Command:
         self.folder = folder
         self.kills = 0
         self.dead = False
-        """Killed, and not started again yet."""
+        """Whether it was killed and has not been started again."""
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,7 @@ class Command:
             raise DemoError(f"{self.name} ended with {code}:\n{self._tail()}")
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -117,7 +119,7 @@ class Fleet:
         return [self.hub, self.center, *(gateway.command for gateway in self.gateways)]
 
     def client(self) -> HubClient:
-        """Who asks the hub, past the gateways' networks."""
+        """Return a client that reaches the hub directly, past the gateways' networks."""
         return HubClient(HubAddress(url=f"http://127.0.0.1:{self.hub_port}"), timeout_s=5)
 
     def check(self) -> None:
@@ -174,6 +176,9 @@ def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: 
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port below those that the system gives to connections: it stays free while the hub is down."""
+    for port in random.sample(range(12_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise DemoError("no free port was found between 12000 and 30000.")

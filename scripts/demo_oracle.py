@@ -1,6 +1,6 @@
-"""What the demo's results must be, worked out without any of Fordstone's code, and how far they are from it.
+"""What the demo's results must be, computed without any of Fordstone's code, and how they differ from it.
 
-Input is taken as it was written, output as it lies in the files: JSON lines and Parquet, read here by plain means.
+The oracle reads the input as it was written and the output files as they are: JSON lines and Parquet.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarms:
-    """What the gateways let out at once."""
+    """The alarms that the gateways released at once."""
 
     alarms: int
     again: int
-    """Came again after a restart, and were recognised by their id."""
+    """Alarms that were repeated after a restart, and were recognised by their id."""
     unfounded: int
-    """Not a reading that was written, or not above its limit."""
+    """Alarms for a reading that was not written, or that is not above its limit."""
 
 
 def judge_windows(written: pl.DataFrame, directory: Path) -> Verdict:
@@ -80,7 +80,7 @@ def judge_windows(written: pl.DataFrame, directory: Path) -> Verdict:
 
 
 def newest(directory: Path) -> pl.DataFrame:
-    """The last word on each window so far: device, start, n, mean, low, top."""
+    """Return the newest result of each window: device, start, n, mean, low, top."""
     frames = [pl.read_parquet(file) for file in epoch_files(directory)]
     if not frames:
         return pl.DataFrame(schema=_NEWEST)
@@ -89,7 +89,7 @@ def newest(directory: Path) -> pl.DataFrame:
 
 
 def epoch_files(directory: Path) -> list[Path]:
-    """The files of all epochs, oldest first: one a file, or one folder of parts."""
+    """The files of all epochs, oldest first: each epoch is one file, or one folder of parts."""
     found = [*directory.glob("epoch-*.parquet"), *directory.glob("epoch-*/part-*.parquet")]
     return sorted(found, key=lambda file: file.relative_to(directory).as_posix())
 

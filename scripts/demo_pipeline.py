@@ -1,4 +1,4 @@
-"""The demo's pipeline: one file for the gateways, which run what stands below the cut, and for Spark, which runs the rest."""
+"""The demo's pipeline: one file for the gateways, which run the part below the cut, and for Spark, which runs the rest."""
 
 from fordstone import Pipeline, col, tumbling
 from fordstone.connectors import files

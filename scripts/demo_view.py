@@ -1,4 +1,4 @@
-"""What one sees of the demo: a live picture on a terminal; on anything else the events alone, a line each."""
+"""The output of the demo: a live picture on a terminal; elsewhere only the events, one line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class View:
-    """Draws when told to."""
+    """Shows events and progress. The caller decides when it draws."""
 
     def __init__(self, console: Console, fleet: Fleet, watch: Watch, *, seconds: float) -> None:
         self._console = console
@@ -38,7 +38,7 @@ class View:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()
 
-    def tell(self, event: str) -> None:
+    def show(self, event: str) -> None:
         line = Text.from_markup(f"{self._watch.seconds:6.1f} s  {event}")
         self._events.append(line)
         if self._live is None:
@@ -58,9 +58,9 @@ class View:
             _bar("rows written", produced, produced),
             _bar("rows counted at Spark", self._watch.counted, produced),
         ]
-        hub = Text("answers", style="green") if self._watch.hub_answers else Text("away", style="bold red")
-        behind = self._watch.lag[-1][1] if self._watch.lag else 0.0
-        parts += [Text.assemble("hub ", hub, f"   the center is {behind:.1f} s behind"), Text(), *self._events]
+        hub = Text("up", style="green") if self._watch.hub_answers else Text("down", style="bold red")
+        lag = self._watch.lag[-1][1] if self._watch.lag else 0.0
+        parts += [Text.assemble("hub ", hub, f"   the center lags by {lag:.1f} s"), Text(), *self._events]
         return Group(*parts)
 
     def _gateways(self) -> Table:

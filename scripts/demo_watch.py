@@ -1,4 +1,4 @@
-"""What the demo sees of the fleet while it runs: sampled twice a second, kept for the view and for the report."""
+"""Samples of the fleet while it runs, taken twice a second and kept for the view and the report."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class AlarmTail:
 
 
 class Watch:
-    """Looks at files and asks the hub. Changes nothing."""
+    """Reads files and asks the hub. Changes nothing."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -136,7 +136,7 @@ class Watch:
         produced = sum(gateway.devices.rows for gateway in self._fleet.gateways)
         self.produced.append((now, produced))
         self.counts.append((now, self.counted))
-        self.lag.append((now, self._behind(now)))
+        self.lag.append((now, self._lag_at(now)))
         for gateway in self._fleet.gateways:
             self._look_at(gateway, now)
 
@@ -162,8 +162,8 @@ class Watch:
                 self.counted += n - self._windows.get((device, start), 0)
                 self._windows[device, start] = n
 
-    def _behind(self, now: float) -> float:
-        """How long ago as many rows had been written as the center has counted now."""
+    def _lag_at(self, now: float) -> float:
+        """Return the time since as many rows had been written as the center has counted now."""
         if self.counted >= self.produced[-1][1]:
             return 0.0
         at = bisect_right(self.produced, float(self.counted), key=lambda point: point[1])

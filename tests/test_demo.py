@@ -139,7 +139,7 @@ def test_a_short_demo_without_spark_kills_cuts_and_finds_nothing_lost_or_doubled
     command = [sys.executable, str(SCRIPTS / "demo.py"), "--seed", "3", "--seconds", "30", "--devices", "20"]
     command += ["--center", "local", "--out", str(tmp_path / "demo")]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | {"COLUMNS": "120"}
+        command, capture_output=True, text=True, timeout=900, check=False, env=os.environ | {"COLUMNS": "120"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("kill -9") == 2

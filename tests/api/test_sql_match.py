@@ -156,7 +156,7 @@ MISTAKES = [
     ("PATTERN ()", "the pattern is empty", ""),
     ("PATTERN (+ A)", "has nothing to repeat", "+"),
     ("PATTERN (A*+ B)", "one quantifier follows another", "+"),
-    ("PATTERN (A{3,2} B)", "so many times cannot be", "{3,2}"),
+    ("PATTERN (A{3,2} B)", "this repetition is impossible", "{3,2}"),
     ("PATTERN (A{} B)", "a number is missing between these braces", "{}"),
     ("PATTERN (A{,} B)", "a number is missing between these braces", "{,}"),
     ("PATTERN (A{1000001} B)", "at most 1,000,000 rows", "{1000001}"),

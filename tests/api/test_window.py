@@ -97,7 +97,9 @@ def test_what_needs_final_rows_says_where_they_are(grouped):
 def test_final_stands_right_behind_a_window_with_early_results(grouped):
     early = grouped.window(tumbling("1m"), early="1s").agg(n="count(*)")
     for stream in (early.filter("n > 1"), early.select("*"), grouped.agg(n="count(*)")):
-        with pytest.raises(PipelineError, match=r"no final results of its own. Call \.final\(\) right behind a window"):
+        with pytest.raises(
+            PipelineError, match=r"no final results of its own. Call \.final\(\) directly after a window"
+        ):
             stream.final()
     for stream in (grouped.window(tumbling("1m")).agg(n="count(*)"), early.final(), early.late):
         with pytest.raises(PipelineError, match="not needed here"):

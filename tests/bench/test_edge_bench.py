@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
         str(home),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "FORDSTONE_FAILPOINT"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in home.iterdir()] == ["found.json"], "the benchmark leaves nothing behind"
     return json.loads((home / "found.json").read_text()), done.stdout

@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "bench"
 SECONDS_MAX = 600
 
 
 def found_by(script: str, home: Path, *words: str) -> list[dict[str, Any]]:
     """What a tiny run of one section found. It leaves nothing but its JSON behind."""
-    told = home / "found.json"
-    command = [sys.executable, str(BENCH / script), "--tiny", "--json", str(told), "--directory", str(home), *words]
+    file = home / "found.json"
+    command = [sys.executable, str(BENCH / script), "--tiny", "--json", str(file), "--directory", str(home), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in home.iterdir()] == ["found.json"], "the benchmark leaves nothing behind"
-    findings: list[dict[str, Any]] = json.loads(told.read_text())["findings"]
+    findings: list[dict[str, Any]] = json.loads(file.read_text())["findings"]
     assert all(math.isfinite(one["measured"]) for one in findings)
     for one in findings:
         if one["target"] is not None:
@@ -45,6 +47,7 @@ def test_blobs_go_to_the_hub_and_to_its_peer(tmp_path: Path) -> None:
     assert all(one["details"]["mb_per_s"] and one["details"]["files_mb_per_s"] for one in findings)
 
 
+@pytest.mark.spark
 def test_spark_reads_the_same_from_a_hub_as_from_files(tmp_path: Path) -> None:
     findings = found_by("hub.py", tmp_path, "--only", "spark")
     assert [one["target"]["bound"] for one in findings if one["target"] is not None] == [0.45, 1.0]

@@ -187,5 +187,5 @@ def test_one_whose_command_is_misused_is_given_up_and_the_code_says_so(agent: Ca
     running = agent("one.py", options=["--keep", "0"])
     said = running.until("command failed")
     assert "keep=0" in said["problem"]
-    assert "misused" in running.until("process given up")["why"]
+    assert "misused" in running.until("process given up")["reason"]
     assert finish(running.process)[0] == 2

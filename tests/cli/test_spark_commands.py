@@ -28,7 +28,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError
 from fordstone.runtime.progress import Progress, Report
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.export import Imported
+from fordstone.spark.hosted.state_transfer import Imported
 
 BOTH = ["state", "node", "interval", "allow_new_state", "batch_rows", "bounded"]
 
@@ -76,7 +76,7 @@ def spark_stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeSpark:
     monkeypatch.setattr(importlib.import_module("fordstone.spark.session.application"), "application", application)
     # By way of the module table: the package has a function of the same name.
     monkeypatch.setattr(importlib.import_module("fordstone.spark.run"), "run_plan", run_plan)
-    monkeypatch.setattr(importlib.import_module("fordstone.spark.hosted.export"), "import_spark", export)
+    monkeypatch.setattr(importlib.import_module("fordstone.spark.hosted.state_transfer"), "import_spark", export)
     return fake
 
 

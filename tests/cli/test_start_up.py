@@ -125,4 +125,4 @@ def test_output_cut_off_by_head_is_not_a_traceback(place: Path):
     process.stdout = None
     code, _, err = finish(process)
     assert code == 1
-    assert err == "error: stdout: whoever read the output has gone. Stopping.\n"
+    assert err == "error: stdout: the reader of the output has closed it. Stopping.\n"

@@ -14,7 +14,7 @@ from tests.edge.test_supervisor import FakeProcess
 from fordstone.cli.tiers import CENTER, EDGE, HUB, Course, Talk
 from fordstone.cli.view.tiers_view import Board, LineTiersView, plain_table
 from fordstone.edge.agent.supervisor import Job, Supervisor
-from fordstone.protocol.supervision import AT_A_TERMINAL
+from fordstone.protocol.restart import AT_A_TERMINAL
 
 URL = "http://127.0.0.1:4711"
 TIERED = """
@@ -34,7 +34,9 @@ class Stage:
         self.processes: dict[str, FakeProcess] = {}
         self.now_us = 0
         self.url: str | None = None
-        self.supervisor = Supervisor(spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=AT_A_TERMINAL)
+        self.supervisor = Supervisor(
+            spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=AT_A_TERMINAL, chance=lambda: 1.0
+        )
         self.course = Course(
             self.supervisor,
             hub=lambda listen: Job(name=HUB, command=("hub", listen)),

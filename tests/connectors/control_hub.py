@@ -140,7 +140,7 @@ def edge_plan(pipeline: Pipeline) -> p.Plan:
     steps = tuple(
         p.Source(
             name=step.name,
-            connector=p.ConnectorSpec("control", {"control": step.name}),
+            connector=p.ConnectorSpec("control", {"control": step.name, "keys": list(step.keys)}),
             schema=step.schema,
             replaces=step.keys,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.connectors.control_hub import KEYS, SCHEMA, control_rows
 
-from fordstone.connectors.base import Chunk, ConnectorSpec, Delivery, SourceOptions
+from fordstone.connectors.base import Chunk, ConnectorSpec, Delivery, Home, OpenContext, SourceOptions
 from fordstone.connectors.control import PARTITION, ControlSource
 from fordstone.connectors.control_log import FOLD_FILES_MIN, ControlLog
 from fordstone.connectors.registry import open_source, source_delivery
@@ -13,6 +13,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError
 from fordstone.operators.join.lookup import VERSION
 from fordstone.plan.ids import Position
+from fordstone.storage.disk import OsDisk
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -76,11 +77,12 @@ def test_what_is_let_go_of_is_folded_and_trouble_with_that_stops_nobody():
     assert source.log.files == 4
 
 
-def test_the_registry_reads_a_folder_and_otherwise_says_where_tables_are_read(tmp_path):
+def test_the_registry_opens_a_table_in_the_home_directory_and_otherwise_says_where_tables_are_read(tmp_path):
     spec = ConnectorSpec("control", {"control": "t"})
     assert source_delivery(spec) is Delivery.EXACTLY_ONCE
     options = SourceOptions(schema=SCHEMA, bounded=True)
     with pytest.raises(ConfigError, match="state directory of a node"):
         open_source(spec, options)
-    there = open_source(ConnectorSpec("control", {"control": "t", "folder": str(tmp_path), "keys": KEYS}), options)
+    home = Home(disk=OsDisk(tmp_path), directory="p/n")
+    there = open_source(ConnectorSpec("control", {"control": "t", "keys": KEYS}), options, OpenContext(home=home))
     assert there.plan_read(PARTITION, Position(0), 10).ended

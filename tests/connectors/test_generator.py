@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import generator
-from fordstone.connectors.base import Reader, ReadPlan, Source, SourceOptions
+from fordstone.connectors.base import OpenContext, Reader, ReadPlan, Source, SourceOptions
 from fordstone.connectors.generator import ROWS_MAX
 from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
@@ -40,8 +40,8 @@ class Clock:
 
 
 def source(*, schema: Schema = SCHEMA, bounded: bool = False, clock: Clock | None = None, **options: Any) -> Source:
-    given = {} if clock is None else {"clock_us": clock}
-    return open_source(generator(**options), SourceOptions(schema=schema, bounded=bounded), **given)
+    context = OpenContext() if clock is None else OpenContext(clock_us=clock)
+    return open_source(generator(**options), SourceOptions(schema=schema, bounded=bounded), context)
 
 
 def lane(made: Source, number: int = 0, position: int = 0) -> Reader:

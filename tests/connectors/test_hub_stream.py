@@ -303,8 +303,8 @@ def test_a_node_that_has_ended_is_still_open_where_input_is_not_bounded():
     chunk = chunk_of(reader(source).read(1))
     assert (chunk.ended, chunk.watermark_us) == (False, TIME_MIN_US)
     assert not source.plan_read(PartitionId("a"), Position(1), 1).ended
-    assert source.outlook(PartitionId("a"), Position(0)) is Idleness.EXPECTED
-    assert source.outlook(PartitionId("a"), Position(1)) is Idleness.RESTING
+    assert source.idleness(PartitionId("a"), Position(0)) is Idleness.EXPECTED
+    assert source.idleness(PartitionId("a"), Position(1)) is Idleness.FINISHED
     source.close()
 
 

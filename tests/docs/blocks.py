@@ -1,11 +1,11 @@
 """Read the code blocks of a page and run them.
 
-A page is run from top to bottom in an empty directory:
+A page is run from top to bottom in an empty directory, and whatever it has left running ends with it:
 
 - `python` runs in one namespace for the whole page. If its first line is a comment with a file's name (`# word_count.py`),
   the block is also saved under that name.
 - `text` right below a `python` block is what that block prints.
-- `console` holds commands behind `$ ` (continued behind `> `) and what they print; a command without output below it
+- `console` holds commands after `$ ` (continued after `> `) and what they print; a command without output below it
   only has to end with 0. With `console ends 137` the last command must end with that code instead.
 
 In expected output a line `...` stands for any lines, and `…` for any characters within a line.
@@ -20,15 +20,16 @@ import re
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from tests.guardian import VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
-COMMAND_SECONDS_MAX = 300
+COMMAND_SECONDS_MAX = 900
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _SAVED = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
 
@@ -83,7 +84,7 @@ def commands_of(body: str) -> list[Command]:
         if line.startswith("$ "):
             commands.append(([line[2:]], []))
         elif not commands:
-            raise ValueError(f"a console block begins with a command behind '$ ', not with {line!r}")
+            raise ValueError(f"a console block begins with a command after '$ ', not with {line!r}")
         elif line.startswith("> ") and not commands[-1][1]:
             commands[-1][0].append(line[2:])
         else:
@@ -104,11 +105,25 @@ def fits(shown: str, printed: str) -> bool:
 
 @dataclass(kw_only=True)
 class Page:
-    """Runs the blocks of one page in a directory."""
+    """Runs the blocks of one page in a directory. A context manager: what the page leaves running ends with it."""
 
     name: str
     directory: Path
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
+    groups: list[int] = field(default_factory=list)
+    """The process groups of its commands."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for group in self.groups:
+            _end_group(group)
+
+    def run_all(self, page: str) -> None:
+        """Run all blocks of a page's text."""
+        for block in blocks_of(page):
+            self.run(block)
 
     def run(self, block: Block) -> None:
         """Run one block; raises `AssertionError` that names the page and line if it does not do what the page says."""
@@ -140,8 +155,7 @@ class Page:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            # What a page leaves running in the background, by mistake or because it failed half way, goes with the page.
-            weakref.finalize(self, _end_group, done.pid)
+            self.groups.append(done.pid)
             try:
                 printed = done.communicate(timeout=COMMAND_SECONDS_MAX)[0].decode()
             except subprocess.TimeoutExpired:
@@ -183,7 +197,9 @@ def _working_in(directory: Path) -> Iterator[None]:
 def _environment(directory: Path) -> dict[str, str]:
     """What a command finds: this environment's programs, and nothing of the person who runs the tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {"PATH": path, "HOME": str(directory), "COLUMNS": "100", "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1"}
+    ours = {"PATH": path, "HOME": str(directory), "COLUMNS": "100", "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1"}
+    # By this tag the guardian of the run finds what an interrupted run has left.
+    return ours | {VARIABLE: os.environ[VARIABLE]}
 
 
 def _stand_in(command: str) -> str:

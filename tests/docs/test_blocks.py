@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.docs.blocks import Page, blocks_of, commands_of, fits
+from tests.docs.blocks import Page, commands_of, fits
 
 
 def run(page: str, directory: Path) -> None:
-    runner = Page(name="page.md", directory=directory)
-    for block in blocks_of(page):
-        runner.run(block)
+    with Page(name="page.md", directory=directory) as runner:
+        runner.run_all(page)
 
 
 def test_blocks_of_a_page_share_names(tmp_path):
@@ -30,7 +29,7 @@ def test_printed_text_is_compared_with_the_block_below(tmp_path):
         run("```python\nprint(1)\n```\n\n```text\n2\n```\n", tmp_path)
 
 
-def test_text_behind_a_sentence_is_not_output(tmp_path):
+def test_text_after_a_sentence_is_not_output(tmp_path):
     run("```python\nprint(1)\n```\n\nA drawing:\n\n```text\n2\n```\n", tmp_path)
 
 

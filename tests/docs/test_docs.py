@@ -39,9 +39,8 @@ def needs_spark(page: Path) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=named)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path):
-    runner = Page(name=named(page), directory=tmp_path)
-    for block in blocks_of(page.read_text()):
-        runner.run(block)
+    with Page(name=named(page), directory=tmp_path) as runner:
+        runner.run_all(page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

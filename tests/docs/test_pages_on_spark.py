@@ -1,4 +1,4 @@
-"""The pages whose code blocks start Spark, run with the other tests that do. What they do in this process, they do in the one of the run."""
+"""The pages whose code blocks start Spark. What they do in this process, they do in the Spark of the run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.docs.blocks import REPOSITORY, Page, blocks_of
+from tests.docs.blocks import REPOSITORY, Page
 from tests.docs.test_docs import PAGES, named, needs_spark
-from tests.docs.test_examples_on_spark import PIPELINE_PAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 SPARK_PAGES = [page for page in PAGES if needs_spark(page)]
 
 
-@pytest.mark.parametrize("page", [page for page in SPARK_PAGES if page not in PIPELINE_PAGES], ids=named)
+@pytest.mark.parametrize("page", SPARK_PAGES, ids=named)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path, spark: SparkSession):
-    runner = Page(name=named(page), directory=tmp_path)
-    for block in blocks_of(page.read_text()):
-        runner.run(block)
+    with Page(name=named(page), directory=tmp_path) as runner:
+        runner.run_all(page.read_text())
 
 
 def test_pages_about_spark_are_among_them():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
 from fordstone.connectors.control_log import ControlLog
-from fordstone.edge.link.control import RETRY_MAX_SECONDS, WAIT_SECONDS, ControlFetcher, ControlFetching
+from fordstone.edge.link.control import FETCH_BACKOFF, WAIT_SECONDS, ControlFetcher, ControlFetching
 from fordstone.hub.messages import ControlPage
 from fordstone.operators.base import OP
 from fordstone.storage.disk import FatalStorageError
@@ -40,7 +40,7 @@ def log_of(disk: MemoryDisk) -> ControlLog:
 
 
 def fetcher_of(hub: FakeHub, log: ControlLog, *, taken: int = 0, failpoints: Any = None) -> ControlFetcher:
-    return ControlFetcher(hub, log, pipeline="p", control="t", taken=taken, failpoints=failpoints, choose=lambda: 1.0)
+    return ControlFetcher(hub, log, pipeline="p", control="t", taken=taken, failpoints=failpoints, chance=lambda: 1.0)
 
 
 def told(fetcher: ControlFetcher) -> str | None:
@@ -153,7 +153,7 @@ def test_a_hub_that_is_away_is_asked_less_and_less_often_and_the_table_stays():
     hub.away = True
     waits = [fetcher.step() for _ in range(12)]
     assert waits[:3] == [0.2, 0.4, 0.8]
-    assert waits[-1] == RETRY_MAX_SECONDS
+    assert waits[-1] == FETCH_BACKOFF.max_us / 1e6
     assert told(fetcher) == "control table t: the hub is away"
     assert as_table(log.table()) == {"a": 1.0}
     hub.away = False
@@ -217,7 +217,7 @@ def test_a_hub_that_was_begun_anew_is_told_and_nothing_is_stored():
     fresh.add({"a": 9.0})
     fetcher = fetcher_of(fresh, log)
     assert fetcher.step() > 0.0
-    assert "the hub was begun anew" in (told(fetcher) or "")
+    assert "the hub started over" in (told(fetcher) or "")
     assert log.newest == 3
 
 
@@ -249,7 +249,7 @@ def test_without_what_lies_between_folder_and_checkpoint_nothing_is_guessed():
     hub.forget_before(8)
     fetcher = fetcher_of(hub, log, taken=5)
     assert fetcher.step() > 0.0
-    assert "no longer has what is between" in (told(fetcher) or "")
+    assert "no longer has the versions between" in (told(fetcher) or "")
     assert log.newest == 0
 
 

@@ -46,7 +46,7 @@ def with_control() -> p.Plan:
     plan = plan_over(memory(MemorySource([])))
     control = p.Source(
         name="limits",
-        connector=ConnectorSpec("control", {"control": "limits"}),
+        connector=ConnectorSpec("control", {"control": "limits", "keys": ["id"]}),
         schema={"id": "bigint"},
         replaces=("id",),
     )

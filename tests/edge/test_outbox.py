@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from fordstone.edge.link.outbox import Found, Outbox
 from fordstone.edge.link.owner import next_owner
-from fordstone.epochs.sealed import seal_line
 from fordstone.errors import CheckpointError, StorageError
 from fordstone.hub.messages import EpochEntry, StreamSegment
 from fordstone.state.base import RunRef
+from fordstone.storage.checksum import seal
 from fordstone.testing.memory_disk import MemoryDisk
 
 HOME = "p/n"
@@ -327,7 +327,7 @@ def test_days_without_the_hub_are_opened_in_seconds():
     disk = MemoryDisk()
     opened(disk)
     count = 30_000
-    rewrite(disk, b"\n".join(seal_line(b"entry", entry(epoch)) for epoch in range(1, count + 1)))
+    rewrite(disk, b"\n".join(seal("entry", entry(epoch)) for epoch in range(1, count + 1)))
     began = time.perf_counter()
     outbox = opened(disk, sealed=count)
     took_s = time.perf_counter() - began

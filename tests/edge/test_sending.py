@@ -132,7 +132,7 @@ class Node:
             store=self.store,
             owner=Owner(holder="me", incarnation=self.incarnation),
             clock=self.clock,
-            choose=lambda _: 0,
+            chance=lambda: 0.0,
             **self.options,
         )
 

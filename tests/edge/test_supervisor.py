@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from fordstone.edge.agent.supervisor import ChildProcess, Job, Supervisor
-from fordstone.protocol.restart import RestartPolicy
-from fordstone.protocol.supervision import (
+from fordstone.protocol.restart import (
     AGENT,
     AT_A_TERMINAL,
-    Done,
-    EndDecision,
+    ExitDecision,
+    Finished,
     GiveUp,
-    StartAgain,
+    RestartAfter,
+    RestartPolicy,
     SupervisionPolicy,
-    judge_end,
+    judge_exit,
 )
 
 SECONDS_MAX = 30
@@ -32,7 +32,7 @@ SECONDS_MAX = 30
 
 @dataclass
 class FakeProcess:
-    """ConnectorOpener when the test says so."""
+    """Ends when the test says so."""
 
     name: str
     command: tuple[str, ...]
@@ -58,7 +58,9 @@ class World:
         self.now_us = 0
         self.started: list[FakeProcess] = []
         self.refused = 0
-        self.supervisor = Supervisor(spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=policy)
+        self.supervisor = Supervisor(
+            spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=policy, chance=lambda: 1.0
+        )
 
     def spawn(self, name: str, command: Sequence[str]) -> FakeProcess:
         if self.refused:
@@ -77,30 +79,31 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("policy", "code", "told", "deaf", "decision"),
+    ("policy", "code", "stop_requested", "killed", "decision"),
     [
-        (AGENT, 0, False, False, Done()),
-        (AGENT, 0, True, False, Done()),
-        (AGENT, -15, True, False, Done()),
-        (AGENT, 1, False, False, StartAgain(wait_us=500_000, failures=1)),
-        (AGENT, -9, False, False, StartAgain(wait_us=500_000, failures=1)),
-        (AT_A_TERMINAL, -9, False, False, StartAgain(wait_us=100_000, failures=1)),
-        (AT_A_TERMINAL, 1, False, False, GiveUp(why="it failed (exit code 1)")),
-        (AGENT, -9, True, True, GiveUp(why="it did not stop in time and was killed")),
-        (AGENT, 1, True, False, GiveUp(why="it ended with code 1 as it stopped")),
+        (AGENT, 0, False, False, Finished()),
+        (AGENT, 0, True, False, Finished()),
+        (AGENT, -15, True, False, Finished()),
+        (AGENT, 1, False, False, RestartAfter(500_000, 1)),
+        (AGENT, -9, False, False, RestartAfter(500_000, 1)),
+        (AT_A_TERMINAL, -9, False, False, RestartAfter(100_000, 1)),
+        (AT_A_TERMINAL, 1, False, False, GiveUp("it failed (exit code 1)")),
+        (AGENT, -9, True, True, GiveUp("it did not stop in time and was killed")),
+        (AGENT, 1, True, False, GiveUp("it ended with code 1 as it stopped")),
     ],
 )
 def test_an_end_is_judged_by_its_code_and_by_who_wanted_it(
-    policy: SupervisionPolicy, code: int, told: bool, deaf: bool, decision: EndDecision
+    policy: SupervisionPolicy, code: int, stop_requested: bool, killed: bool, decision: ExitDecision
 ):
-    assert judge_end(policy, code=code, told=told, deaf=deaf, failures=0, lasted_us=0) == decision
+    facts = {"failures": 0, "lasted_us": 0, "chance": 1.0}
+    assert judge_exit(policy, code=code, stop_requested=stop_requested, killed=killed, **facts) == decision  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("code", "why"), [(2, "misused"), (3, "taken its pipeline over")])
 def test_what_starting_again_would_only_repeat_is_given_up_even_by_an_agent(code: int, why: str):
-    decision = judge_end(AGENT, code=code, told=False, failures=0, lasted_us=0)
+    decision = judge_exit(AGENT, code=code, stop_requested=False, failures=0, lasted_us=0, chance=1.0)
     assert isinstance(decision, GiveUp)
-    assert why in decision.why
+    assert why in decision.reason
 
 
 def test_a_failed_process_is_started_again_after_waits_that_double_up_to_a_bound_and_never_end():
@@ -172,7 +175,7 @@ def test_a_process_that_cannot_be_started_now_is_started_later():
 
 def test_stopping_asks_first_and_kills_only_after_the_wait():
     world = World()
-    world.supervisor.add(Job(name="a", command=("x",), stop_wait_us=10_000_000))
+    world.supervisor.add(Job(name="a", command=("x",), stop_timeout_us=10_000_000))
     world.after(0)
     world.supervisor.stop()
     world.after(9)
@@ -185,7 +188,7 @@ def test_stopping_asks_first_and_kills_only_after_the_wait():
     assert "did not stop in time" in world.supervisor.given_up["a"]
 
 
-def test_what_waits_to_be_started_again_is_not_started_once_told_to_stop():
+def test_a_process_that_waits_for_a_restart_is_not_started_after_a_stop():
     world = World()
     world.supervisor.add(Job(name="a", command=("x",)))
     world.after(0)

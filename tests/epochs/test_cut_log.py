@@ -4,7 +4,7 @@ from typing import Any
 
 from fordstone.epochs.cut_log import Aside, CutLog, parse_cut_log
 from fordstone.epochs.sealed import encode_cut
-from fordstone.storage.atomic import Placer
+from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.failpoint import NoFailpoints
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -13,7 +13,7 @@ LOG = "log/cuts.jsonl"
 
 def open_log(disk: MemoryDisk, **options: Any) -> Any:
     disk.make_dirs("log")
-    return CutLog(disk, "log", failpoints=NoFailpoints(), placer=Placer(disk), **options)
+    return CutLog(disk, "log", failpoints=NoFailpoints(), writer=AtomicWriter(disk), **options)
 
 
 def record(log: Any, *cuts: Any, rebuilt: Any = False, needed_from: Any = 10**9) -> None:

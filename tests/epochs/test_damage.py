@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest
 from fordstone.epochs.run_file import COMPRESSIONS, decode_run, digest_of, encode_run
-from fordstone.epochs.sealed import _seal, decode_cut, decode_manifest, encode_cut, encode_manifest
+from fordstone.epochs.sealed import decode_cut, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
 from fordstone.state.base import RunRef
+from fordstone.storage.checksum import seal
 from fordstone.testing.memory_disk import MemoryDisk
+
+
+def sealed(kind: str, body: bytes) -> bytes:
+    return seal(kind, msgspec.Raw(body))
 
 
 def damaged_forms(data: Any) -> Any:
@@ -160,7 +165,7 @@ def test_a_newer_manifest_stops_the_survey_instead_of_being_passed_over(
 def test_a_newer_manifest_may_have_fields_that_are_not_known_yet(build: Any) -> None:
     body = b'{"version":%d,"something":{"new":[1,2,3]}}' % (MANIFEST_VERSION + 1)
     with pytest.raises(CheckpointError, match="written by a newer one"):
-        decode_manifest(_seal(b"manifest", body), pipeline=build.pipeline, node=build.node, epoch=1)
+        decode_manifest(sealed("manifest", body), pipeline=build.pipeline, node=build.node, epoch=1)
 
 
 JSON = st.recursive(
@@ -182,8 +187,8 @@ def read_hostile(data: Any, build: Any) -> Any:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> None:
     assert read_hostile(data, build) is None
-    assert read_hostile(_seal(b"manifest", data), build) is None
-    for line in (data, _seal(b"cut", data)):
+    assert read_hostile(sealed("manifest", data), build) is None
+    for line in (data, sealed("cut", data)):
         with pytest.raises(DamagedError):
             decode_cut(line)
 
@@ -207,7 +212,7 @@ def test_a_forged_value_anywhere_in_a_manifest_is_refused_or_is_a_proper_value(
         here = holder[key]
     if isinstance(holder, dict):
         holder[key] = value
-    manifest = read_hostile(_seal(b"manifest", msgspec.json.encode(tree)), build)
+    manifest = read_hostile(sealed("manifest", msgspec.json.encode(tree)), build)
     if manifest is not None:
         assert msgspec.convert(msgspec.to_builtins(manifest), Manifest) == manifest
         assert all(set(run.digest) <= set("0123456789abcdef") and len(run.digest) == 64 for run in manifest.runs())
@@ -226,8 +231,8 @@ def test_a_run_digest_that_is_no_digest_never_becomes_a_path(build: Any, digest:
 
 def test_deeply_nested_json_is_damage_and_not_a_crash(build: Any) -> None:
     deep = b"[" * 100_000
-    assert read_hostile(_seal(b"manifest", b'{"version":1,"pipeline":' + deep), build) is None
-    assert read_hostile(_seal(b"manifest", b'{"other":' + deep), build) is None
+    assert read_hostile(sealed("manifest", b'{"version":1,"pipeline":' + deep), build) is None
+    assert read_hostile(sealed("manifest", b'{"other":' + deep), build) is None
 
 
 @given(data=st.binary(max_size=200))

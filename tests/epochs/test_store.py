@@ -160,13 +160,13 @@ def test_leftovers_of_a_crash_are_cleaned_at_open_but_not_when_only_looking(
     disk: MemoryDisk, store: CheckpointStore, build: Any
 ) -> None:
     build.commit(store, 1)
-    disk.create(f"{build.base}/runs/x-1.tmp", b"half")
-    disk.create(f"{build.base}/manifests/x-2.tmp", b"half")
-    disk.create(f"{build.base}/x-3.tmp", b"half")
+    disk.create(f"{build.base}/runs/.tmp-x-1", b"half")
+    disk.create(f"{build.base}/manifests/.tmp-x-2", b"half")
+    disk.create(f"{build.base}/.tmp-x-3", b"half")
     build.open(disk, read_only=True)
-    assert disk.exists(f"{build.base}/runs/x-1.tmp")
+    assert disk.exists(f"{build.base}/runs/.tmp-x-1")
     build.open(disk)
-    assert not [name for name in files_of(disk, build.base) if name.endswith(".tmp")]
+    assert not [name for name in files_of(disk, build.base) if "/.tmp-" in name]
 
 
 def test_a_store_for_reading_only_changes_nothing(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
@@ -433,7 +433,7 @@ def test_a_refused_write_seals_nothing_and_the_same_epoch_can_be_committed_later
     assert not isinstance(caught.value, FatalStorageError)
     assert store.epochs() == (1,)
     assert decide(build.open(disk, read_only=True)) == Resume(epoch=1, where="local")
-    assert not [name for name in files_of(disk, build.base) if name.endswith(".tmp")]
+    assert not [name for name in files_of(disk, build.base) if "/.tmp-" in name]
     manifest = build.commit(store, 2)
     assert build.open(disk).verify().whole
     assert decide(build.open(disk)) == Resume(epoch=2, where="local")

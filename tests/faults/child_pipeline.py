@@ -19,7 +19,7 @@ from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.epochs.compaction import Combine, merge_checkpoint
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FordstoneError
-from fordstone.operators.base import OperatorSetting
+from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.planner.check import stream_types
 from fordstone.protocol.restart import RestartPolicy
@@ -67,7 +67,7 @@ def run(job: Job) -> None:
 def merge(job: Job) -> None:
     """Fold the newest checkpoint while nothing runs, as `fordstone checkpoints merge` does."""
     plan = build(job).plan()
-    setting = OperatorSetting(plan=plan, types=stream_types(plan))
+    setting = OperatorContext(plan=plan, types=stream_types(plan))
 
     def combine_of(step: str, state: str) -> Combine | None:
         return make_operator(plan.step(step), setting).states()[state].combine

@@ -26,7 +26,7 @@ from fordstone.protocol.restart import RestartPolicy
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 from fordstone.spark.session.application import application
-from fordstone.spark.session.exit import leave
+from fordstone.spark.session.failures import leave
 
 PR_SET_PDEATHSIG = 1
 
@@ -61,7 +61,7 @@ def run_all(child: SparkChild, spark: SparkSession) -> int:
             print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
             if child.jobs:
                 return 1
-        except Exception:  # noqa: BLE001 - the test is told of it
+        except Exception:  # noqa: BLE001 - the test reports it
             print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
             if child.jobs:
                 return 2

@@ -19,7 +19,7 @@ from tests.faults.job import LATENESS_S, WINDOW_S
 from fordstone.connectors import latest, rows
 
 EVERY, FILTERED = 7, 3
-"""Of so many ids in a row the pipeline's filter takes this one away."""
+"""Of `EVERY` consecutive ids, the pipeline's filter removes this one."""
 CLOSING_S = 1000
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Row = tuple[int, int, int, int]
@@ -61,7 +61,7 @@ class Feed:
         return copy
 
     def write(self, count: int) -> None:
-        """Append so many rows, shared between the files."""
+        """Append rows, shared between the files."""
         lines: dict[str, list[str]] = {name: [] for name in self.written}
         for _, name in zip(range(count), cycle(self.written), strict=False):
             row = self._row(name)
@@ -130,7 +130,7 @@ def expect(written: Mapping[str, Sequence[Row]], *, window_s: int = WINDOW_S) ->
 
 
 def all_out(folder: Path, written: Mapping[str, Sequence[Row]]) -> bool:
-    """Whether every plain row has been let out."""
+    """Whether every plain row has been released."""
     there = (folder / "out" / "kept" / "_stream.json").exists()
     return there and rows(folder / "out" / "kept").height >= expect(written).kept.total()
 

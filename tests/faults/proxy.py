@@ -1,6 +1,6 @@
-"""A bad network: a proxy before a hub that cuts, delays and repeats requests as it is told, and writes down what went through.
+"""A bad network: a proxy in front of a hub that cuts, delays and repeats requests as configured, and records what passed through.
 
-One request a connection. Threads, so that it works beside any client. Every trouble counts how often it has happened: one that
+One request per connection. Threads, so that it works beside any client. Every trouble counts how often it has happened: one that
 never did is a failure of the test.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 HEAD_BYTES_MAX = 1 << 16
 CHUNK = 1 << 16
 
@@ -82,11 +82,11 @@ class Proxy:
         thread.start()
 
     def end(self) -> None:
-        """Nobody gets through any more."""
+        """Close all connections; no request passes any more."""
         self._ended = True
         for trouble in self.troubles:
             trouble.released.set()
-        # Closing alone does not wake whoever waits for a connection.
+        # Closing alone does not wake the thread that waits for a connection.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -186,7 +186,7 @@ def proxied(port: int, *troubles: Trouble) -> Iterator[Proxy]:
 
 
 def _request(client: socket.socket) -> Sent | None:
-    """Read one request to its end; None if there is none. It will ask the hub to close the connection behind the answer."""
+    """Read one request to its end; None if there is none. It will ask the hub to close the connection after its response."""
     data = b""
     while b"\r\n\r\n" not in data:
         more = client.recv(CHUNK)

@@ -10,7 +10,9 @@ import polars as pl
 import pyarrow as pa
 from pyspark.daemon import manager
 
-from fordstone.spark.hosted import commit, feed, processor, source
+from fordstone.spark.hosted import commit, source
+from fordstone.spark.hosted import operator_host as processor
+from fordstone.spark.hosted import source as feed
 
 PRELOADED = (pd, pl, pa, commit, feed, processor, source)
 

@@ -20,7 +20,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import delta, files
 
 ALPHA = 0.25
-HELD_SECONDS_MAX = 120.0
+HELD_SECONDS_MAX = 600.0
 POLL_SECONDS = 0.01
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 """Processes that are killed after some seconds have no use for the thorough compiler."""
@@ -96,11 +96,11 @@ class Holding:
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         if self._hold.exists():
-            with suppress(FileNotFoundError):  # it has just been let go
+            with suppress(FileNotFoundError):  # it was just released
                 (self._held / str(os.getpid())).touch()
         until = time.monotonic() + HELD_SECONDS_MAX
         while self._hold.exists():
-            assert time.monotonic() < until, "nobody let it go"
+            assert time.monotonic() < until, "it was not released"
             time.sleep(POLL_SECONDS)
         return frame
 

@@ -1,6 +1,6 @@
 """Real Spark drivers: a Python process, its Java process and their Python workers; and what they leave in a folder.
 
-They lead a process group of their own, except for the workers, which end when Java does. Whatever a test has started is
+They lead a process group of their own, except for the workers, which end when Java does. All that a test has started is
 gone when its block ends.
 """
 
@@ -21,7 +21,7 @@ from tests.faults.oracle import Feed
 from tests.faults.process import Ended, Process
 from tests.faults.spark_job import SparkChild, SparkJob
 
-GONE_SECONDS_MAX = 180.0
+GONE_SECONDS_MAX = 600.0
 HELD_ROWS = 60
 CHECKPOINT = f"state/{PIPELINE}/_spark"
 

@@ -18,7 +18,7 @@ SMALL = {"batch_rows": 20}
 ROUNDS_MAX = 300
 FEED_ROWS = 24
 KEYS, FIRST_ROWS = 5000, 600
-"""So many that an epoch changes a small part of the state, and adds a run to it."""
+"""Enough that an epoch changes a small part of the state, and adds a run to it."""
 COUNTS = {
     "run.created": (2, 9),
     "run.synced": (1, 12),
@@ -68,13 +68,13 @@ def test_a_pipeline_killed_at_a_failpoint_loses_and_doubles_nothing(
 
 
 def kill_at(feed: Feed, failpoint: str, *, mutant: str | None = None) -> None:
-    """Run it until the failpoint ends it; nothing may have been let out that was not sealed."""
+    """Run it until the failpoint ends it; nothing may have been released that was not sealed."""
     job = Job(options=LIVE | REMOTE | SMALL, mutant=mutant)
     with started(feed.folder, job, failpoint=failpoint) as process:
         feed_until_killed(process, feed)
         ended = process.ended()
     assert ended.killed, ended.errors
-    assert released(feed.folder) <= sealed(feed.folder), "rows were let out before their epoch was sealed"
+    assert released(feed.folder) <= sealed(feed.folder), "rows were released before their epoch was sealed"
 
 
 def finish(feed: Feed, *, mutant: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A full disk, for real: nothing is sealed, nothing is let out, and when there is room it goes on as if nothing had been."""
+"""A full disk, for real: nothing is sealed, nothing is released, and when there is room it continues as if nothing had happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill -9 on a real standalone cluster: a Python worker in the middle of a task, an executor, a worker with its executor."""
+"""SIGKILL on a real standalone cluster: a Python worker in the middle of a task, an executor, a worker with its executor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from tests.faults.oracle import Feed
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
@@ -18,16 +19,17 @@ LIVE = {"interval": "10ms", "rows_max": 24}
 FINISH = {"available_now": True}
 ROWS = 60
 BATCHES = 2
-"""So many are committed after each fault, before the next."""
+"""The number of batches that are committed after each fault, before the next."""
 
 
+@pytest.mark.spark
 def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_exact_results(
     tmp_path: Path, faults: Callable[..., None]
 ) -> None:
     feed = Feed(folder=tmp_path, seed=30)
     feed.write(ROWS)
     with standalone(tmp_path) as cluster:
-        # The second job runs in the same application, once the first has been told to stop.
+        # The second job runs in the same application, once the first was asked to stop.
         jobs = (SparkJob(function="holds", options=LIVE), SparkJob(function="holds", options=FINISH))
         with spark_started(tmp_path, SparkChild(master=cluster.master, jobs=jobs)) as process:
             go_on(process, feed)

@@ -1,15 +1,15 @@
-"""Kill -9 of a Spark driver: Python, Java or both, at random moments and at every failpoint. The sinks are exact in the end."""
+"""SIGKILL of a Spark driver: Python, Java or both, at every failpoint and, in full, at random moments. The sinks are exact in the end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
+import pytest
 from tests.faults.oracle import Feed
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
@@ -47,9 +47,9 @@ PROGRESS: dict[str, Reached] = {
     "committed": committed,
 }
 MOMENTS = (*STARTING, *STARTING, *PROGRESS, *PROGRESS, "released", "cut")
-KILLS = 20
 
 
+@pytest.mark.full
 def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(
     quick_java: str, tmp_path: Path, faults: Callable[..., None]
 ) -> None:
@@ -57,23 +57,29 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(
     feed = Feed(folder=tmp_path, seed=20)
     feed.write(FIRST_ROWS)
     child = SparkChild(java=quick_java, jobs=(SparkJob(options=LIVE),))
+    chosen = [
+        (moment, rng.choice(("group", "python") if moment in STARTING else ("group", "python", "java")))
+        for moment in rng.sample(MOMENTS, len(MOMENTS))
+    ]
+    assert {victim for _, victim in chosen} == {"group", "python", "java"}
+    kill_at_moments(chosen, feed, child, rng, faults)
+    finish(feed, child)
+
+
+def kill_at_moments(
+    chosen: Iterable[tuple[str, str]], feed: Feed, child: SparkChild, rng: Random, faults: Callable[..., None]
+) -> None:
     dying: list[SparkProcess] = []
-    victims: Counter[str] = Counter()
-    for moment in rng.sample(MOMENTS, len(MOMENTS)):
-        with spark_started(tmp_path, child) as process:
+    for moment, victim in chosen:
+        with spark_started(feed.folder, child) as process:
             dying.append(process)
             feed.write(FEED_ROWS)
-            await_moment(process, tmp_path, moment, rng)
-            victim = rng.choice(("group", "python") if moment in STARTING else ("group", "python", "java"))
+            await_moment(process, feed.folder, moment, rng)
             kill(process, victim)
-            victims[victim] += 1
         # The next driver starts at once, whatever is left of this one.
         faults(spark_driver_kills=1)
-    assert victims.total() == KILLS
-    assert len(victims) == 3, victims
     for process in dying:
         process.until_gone()
-    finish(feed, child)
 
 
 def await_moment(process: SparkProcess, folder: Path, moment: str, rng: Random) -> None:
@@ -121,7 +127,9 @@ PLACES = (
     ("batch.released", 2),
     ("batch.kept", 1),
 )
-"""At which hit each driver of a chain is killed: the next one starts on what the one before has left."""
+"""The hit at which each driver of a chain is killed: the next one starts on what the one before has left."""
+BASE_MOMENTS = (("worker", "group"), ("released", "java"))
+"""Also killed in every run: Python and Java at once while a worker starts, and Java alone."""
 
 
 def test_a_driver_killed_at_each_failpoint_of_a_commit_loses_and_doubles_nothing(
@@ -140,11 +148,12 @@ def test_a_driver_killed_at_each_failpoint_of_a_commit_loses_and_doubles_nothing
             assert ended.killed, ended.errors
             process.until_gone()
         assert hits.read_text().splitlines() == [name] * count
-        stands = (released(tmp_path), cut(tmp_path), committed(tmp_path))
-        # Nothing is let out of a batch that has not been executed as a whole; the cut is kept when all is out.
-        assert released(tmp_path) - cut(tmp_path) == (name in {"sink.released", "batch.released"}), stands
-        assert cut(tmp_path) - committed(tmp_path) == (name == "batch.kept"), stands
+        reached = (released(tmp_path), cut(tmp_path), committed(tmp_path))
+        # Nothing is released of a batch that has not been executed as a whole; the cut is kept when all is released.
+        assert released(tmp_path) - cut(tmp_path) == (name in {"sink.released", "batch.released"}), reached
+        assert cut(tmp_path) - committed(tmp_path) == (name == "batch.kept"), reached
         faults(spark_driver_kills=1)
+    kill_at_moments(BASE_MOMENTS, feed, child, Random(21), faults)
     finish(feed, child)
 
 
@@ -153,7 +162,7 @@ def test_a_python_worker_killed_where_tasks_are_tried_once_is_a_failure_that_the
 ) -> None:
     feed = Feed(folder=tmp_path, seed=22)
     feed.write(FEED_ROWS)
-    # The second job runs in the same Spark, once the first has been told to stop.
+    # The second job runs in the same Spark, once the first was asked to stop.
     jobs = tuple(SparkJob(function="holds", options=options) for options in (LIVE, FINISH))
     with spark_started(tmp_path, SparkChild(master="local[2,1]", java=quick_java, jobs=jobs)) as process:
         process.until(lambda: committed(tmp_path) > 0, "a batch")

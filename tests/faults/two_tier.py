@@ -33,6 +33,8 @@ LIVE = ("--interval", "50ms")
 FEED_ROWS = 24
 ROUNDS_MAX = 400
 STREAMS = ("plain", "sums")
+AWAY = "hub not reached"
+"""What a node logs when it could not send, with the reason."""
 
 
 class Part(Process):
@@ -99,7 +101,7 @@ class Fleet:
 
     @property
     def out(self) -> Path:
-        """What the center has let out."""
+        """The output of the center."""
         return self.folder / "center" / "out"
 
     @property
@@ -188,7 +190,7 @@ class Fleet:
         self.judge()
 
     def finish_live(self, center: Part, *nodes: Part) -> None:
-        """Let time go on until all is let out by the processes that run, stop them, and judge."""
+        """Let time go on until the running processes have released everything, stop them, and judge."""
         for feed in self.feeds.values():
             feed.close()
         wanted = expect(self.written)
@@ -217,7 +219,7 @@ class Fleet:
         return wanted
 
     def steered(self, node: str) -> int:
-        """How many rows a node has let out that the center's table was joined with."""
+        """The number of rows that a node has released and that the center's table was joined with."""
         directory = self.folder / node / "out" / "joined"
         if not (directory / "_stream.json").exists():
             return 0
@@ -240,7 +242,7 @@ class Fleet:
 
 
 def kept(out: Path) -> Counter[Row]:
-    """The plain rows that the center has let out."""
+    """The plain rows that the center has released."""
     if not (out / "kept" / "_stream.json").exists():
         return Counter()
     return Counter((id_, k, second(ts), n) for id_, k, ts, n in rows(out / "kept").iter_rows())

@@ -13,9 +13,10 @@ from typing import Any
 import uvicorn
 
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.server.app import make_app
+from fordstone.hub.server.app import HubApp
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.sqlite import SqliteStore
 
 START_SECONDS_MAX = 30.0
 
@@ -31,10 +32,10 @@ def running_hub(
     """A hub over `data` that stops with the block; the same directory again is the same hub again (give its `port`, too)."""
     data.mkdir(parents=True, exist_ok=True)
     url = blobs or f"file://{data / 'blobs'}"
-    log = HubLog(data / "log.sqlite", clock_us=clock_us, failpoints=options.get("failpoints"))
+    log = HubLog(SqliteStore(data / "log.sqlite"), clock_us=clock_us, failpoints=options.get("failpoints"))
     try:
         store = open_blobs(url, failpoints=options.get("failpoints"))
-        app = make_app(log, store, direct_url=url if direct else None, **options)
+        app = HubApp(log, store, direct_url=url if direct else None, **options)
         with serving(app, port=port) as base:
             yield HubAddress(url=base)
     finally:
@@ -69,7 +70,7 @@ def serving(app: Any, *, port: int = 0) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         with contextlib.suppress(AttributeError):
-            app.state.waiting.end()
+            app.stop_polls()
         server.should_exit = True
         thread.join(START_SECONDS_MAX)
         listener.close()

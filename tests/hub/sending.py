@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 from fordstone.hub.client.client import HubClient
@@ -70,3 +73,9 @@ class Node:
         return self.client.commit(
             self.pipeline, self.node, commit_of(*entries, generation=self.generation, checkpoint=checkpoint)
         )
+
+
+def select(path: Path, query: str, *values: object) -> list[Any]:
+    """What the file of a hub's log has, seen by another process."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute(query, values).fetchall()

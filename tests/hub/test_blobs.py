@@ -11,7 +11,7 @@ import pytest
 from tests.hub.sending import digest_of
 
 from fordstone.errors import ConfigError
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store.blobs import SMALL_BYTES, BlobStore, DiskBlobs, Gate, Upload, open_blobs
 
 SMALL = b"a few rows"
@@ -52,7 +52,7 @@ def test_what_was_stored_is_read_back_and_listed(blobs: BlobStore, data: bytes) 
 def test_it_is_stored_once_and_the_second_upload_is_checked_all_the_same(blobs: BlobStore) -> None:
     assert stored(blobs, SMALL)
     assert not stored(blobs, SMALL)
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(Rejection) as raised:
         stored(blobs, b"damaged on the way", digest_of(SMALL))
     assert raised.value.refusal.error == "wrong_digest"
     with blobs.open(digest_of(SMALL)) as file:
@@ -61,7 +61,7 @@ def test_it_is_stored_once_and_the_second_upload_is_checked_all_the_same(blobs: 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 def test_bytes_that_are_not_what_their_name_says_leave_nothing(blobs: BlobStore, data: bytes) -> None:
-    with pytest.raises(Refused, match="changed on the way"):
+    with pytest.raises(Rejection, match="changed on the way"):
         stored(blobs, data, digest_of(b"something else"))
     assert everything(blobs) == []
 
@@ -81,7 +81,7 @@ def test_what_is_removed_is_gone_and_may_be_removed_again(blobs: BlobStore) -> N
     blobs.remove(digest)
     blobs.remove(digest)
     assert blobs.size(digest) is None
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(Rejection) as raised:
         blobs.open(digest)
     assert raised.value.refusal.error == "not_found"
 
@@ -104,7 +104,7 @@ def test_a_disk_that_refuses_is_told_and_no_part_file_stays(
     else:
         blobs._settle(digest_of(SMALL)[:2])
         monkeypatch.setattr("fordstone.hub.store.blobs._sync_dir", refuse)
-    with pytest.raises(Refused, match="full") as raised:
+    with pytest.raises(Rejection, match="full") as raised:
         stored(blobs, SMALL)
     assert (raised.value.status, raised.value.refusal.error) == (507, "storage")
     assert list((tmp_path / "incoming").iterdir()) == []
@@ -116,7 +116,7 @@ def test_a_store_that_takes_only_a_part_is_refused_and_the_part_removed(monkeypa
     blobs: Any = open_blobs(f"memory://{uuid4()}")
     whole = blobs._fs.pipe_file
     monkeypatch.setattr(blobs._fs, "pipe_file", lambda path, data: whole(path, data[:3]))
-    with pytest.raises(Refused, match="3 of 10 bytes") as raised:
+    with pytest.raises(Rejection, match="3 of 10 bytes") as raised:
         stored(blobs, SMALL)
     assert raised.value.status == 507
     assert everything(blobs) == []

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from fordstone.cli.hub import JsonFormatter, hub
 from fordstone.cli.main import cli
+from fordstone.hub.server.auth import TokenFile
 from fordstone.hub.server.limits import Limits
 from fordstone.hub.server.serve import HubOptions
-from fordstone.hub.server.tokens import TokenFile
 
 Invoke = Callable[..., Result]
 

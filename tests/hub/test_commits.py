@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.hub.sending import blob, checkpoint, commit_of, entry, run
+from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store import commits, streams
 from fordstone.hub.store.commits import runs_of
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
 
 
@@ -24,41 +25,38 @@ class Ledger:
     """A log without HTTP around it."""
 
     def __init__(self, path: Path) -> None:
-        self.log = HubLog(path / "log.sqlite", clock_us=lambda: 5)
+        self.path = path / "log.sqlite"
+        self.log = HubLog(SqliteStore(path / "log.sqlite"), clock_us=lambda: 5)
 
     def have(self, *texts: str) -> None:
         for text in texts:
-            self.log.note_blob(run(text).digest, len(blob(text)))
+            self.log.record_blob(run(text).digest, len(blob(text)))
 
     def lease(self, holder: str = "h", local: int = 1, **more: Any) -> Generation:
         asked = LeaseRequest(holder=holder, local=local, **more)
-        return self.log.write(lambda turn: commits.lease(turn, "p", "n", asked)).result(10).generation
+        return self.log.write(lambda tx: commits.lease(tx, "p", "n", asked)).result(10).generation
 
     def commit(self, body: Commit) -> Committed:
-        return self.log.write(lambda turn: commits.commit(turn, "p", "n", commits.prepare(body))).result(10)
+        return self.log.write(lambda tx: commits.commit(tx, "p", "n", commits.prepare(body))).result(10)
 
     def head(self) -> Head:
-        return self.log.read(lambda db: commits.head(db, "p", "n"))
+        return self.log.read(lambda log: commits.head(log, "p", "n"))
 
     def stream(self) -> list[tuple[int, tuple[RunRef, ...], int]]:
-        page = self.log.read(lambda db: streams.page(db, "p", "s", after=0, limit=10_000))
+        page = self.log.read(lambda log: streams.page(log, "p", "s", after=0, limit=10_000))
         return [(found.epoch, found.runs, found.watermark_us) for found in page.epochs]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """How often blobs are named: as counted, and as they really are."""
-
-        def both(db: Any) -> tuple[Counter[str], Counter[str]]:
-            counted = Counter(dict(db.execute("SELECT digest, refs FROM blobs WHERE refs > 0")))
-            real = Counter(
-                ref.digest
-                for (runs,) in db.execute("SELECT runs FROM segments")
-                for ref in msgspec.json.decode(runs, type=list[RunRef])
-            )
-            for (content,) in db.execute("SELECT content FROM checkpoints"):
-                real.update(ref.digest for ref in runs_of(msgspec.json.decode(content, type=Checkpoint)))
-            return counted, real
-
-        return self.log.read(both)
+        counted = Counter(dict(select(self.path, "SELECT digest, refs FROM blobs WHERE refs > 0")))
+        real = Counter(
+            ref.digest
+            for (runs,) in select(self.path, "SELECT runs FROM segments")
+            for ref in msgspec.json.decode(runs, type=list[RunRef])
+        )
+        for (content,) in select(self.path, "SELECT content FROM checkpoints"):
+            real.update(ref.digest for ref in runs_of(msgspec.json.decode(content, type=Checkpoint)))
+        return counted, real
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.log.close()
 
 
-def refusal(ledger: Ledger, body: Commit) -> Refused:
-    with pytest.raises(Refused) as raised:
+def refusal(ledger: Ledger, body: Commit) -> Rejection:
+    with pytest.raises(Rejection) as raised:
         ledger.commit(body)
     return raised.value
 
@@ -118,7 +116,7 @@ def test_missing_blobs_are_named_and_nothing_is_kept(ledger: Ledger) -> None:
 
 def test_a_blob_of_another_size_counts_as_missing(ledger: Ledger) -> None:
     ledger.lease()
-    ledger.log.note_blob(run("a").digest, 3)
+    ledger.log.record_blob(run("a").digest, 3)
     assert refusal(ledger, commit_of(entry(1, "a"))).refusal.missing == (run("a").digest,)
 
 
@@ -139,7 +137,7 @@ def test_who_was_taken_over_is_shut_out_even_of_what_is_there(ledger: Ledger) ->
 
 def test_another_holder_is_refused_unless_it_takes_over(ledger: Ledger) -> None:
     ledger.lease("old", 5)
-    with pytest.raises(Refused, match="take-over") as raised:
+    with pytest.raises(Rejection, match="take-over") as raised:
         ledger.lease("new", 1)
     assert (raised.value.status, raised.value.refusal.error) == (409, "held")
     assert ledger.lease("new", 1, take_over=True) == Generation(hub=2, local=1)
@@ -152,8 +150,8 @@ def test_the_last_two_checkpoints_are_kept_and_the_names_counted(ledger: Ledger)
         ledger.commit(commit_of(entry(epoch, "a"), checkpoint=checkpoint(epoch, *state)))
         counted, real = ledger.counts()
         assert counted == real
-    assert ledger.log.read(lambda db: commits.newest_checkpoint(db, "p", "n")) == checkpoint(5, "c")
-    assert ledger.log.read(lambda db: db.execute("SELECT epoch FROM checkpoints").fetchall()) == [(4,), (5,)]
+    assert ledger.log.read(lambda log: commits.newest_checkpoint(log, "p", "n")) == checkpoint(5, "c")
+    assert select(ledger.path, "SELECT epoch FROM checkpoints") == [(4,), (5,)]
     assert ledger.counts()[0][run("c").digest] == 2
 
 
@@ -182,7 +180,7 @@ def test_all_is_there_after_the_log_is_opened_again(tmp_path: Path) -> None:
 def outcome(ledger: Ledger, body: Commit) -> str:
     try:
         ledger.commit(body)
-    except Refused as refused:
+    except Rejection as refused:
         return refused.refusal.error
     return "committed"
 

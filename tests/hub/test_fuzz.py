@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.hub.started import SECONDS_MAX, started
 
 from fordstone.hub.messages import Refusal
-from fordstone.hub.server.tokens import TokenFile
+from fordstone.hub.server.auth import TokenFile
 
 BLOB = b"a run"
 DIGEST = hashlib.sha256(BLOB).hexdigest()

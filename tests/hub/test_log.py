@@ -1,39 +1,47 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.hub.sending import ONE, checkpoint
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.refused import Refused
-from fordstone.hub.store.log import HubLog, Turn
+from fordstone.hub.rejection import Rejection
+from fordstone.hub.store.log import HubLog, Transaction
+from fordstone.hub.store.sqlite import SqliteStore, SqliteWriter
 
 
 def opened(path: Path, **options: Any) -> HubLog:
-    return HubLog(path / "log.sqlite", clock_us=lambda: 1_000, **options)
+    return HubLog(SqliteStore(path / "log.sqlite"), clock_us=lambda: 1_000, **options)
 
 
 def add(text: str) -> Any:
-    def work(turn: Turn) -> str:
-        turn.db.execute("INSERT INTO streams (pipeline, stream) VALUES ('p', ?)", (text,))
-        turn.changed.add(("stream", "p", text))
+    """A job that adds a node, and breaks a constraint if it is done twice."""
+
+    def work(tx: Transaction) -> str:
+        tx.log.grant_lease("p", text, holder="h", generation=ONE, now_us=tx.now_us)
+        found = tx.log.node("p", text)
+        assert found is not None
+        tx.log.add_checkpoint(found.node_id, checkpoint(1))
+        tx.changed.add(("stream", "p", text))
         return text
 
     return work
 
 
 def names(log: HubLog) -> list[str]:
-    return log.read(lambda db: [row[0] for row in db.execute("SELECT stream FROM streams ORDER BY id")])
+    return log.read(lambda log: [node.node for node in log.nodes()])
 
 
 def held_up(log: HubLog) -> threading.Event:
     """Keep the writing thread busy, so that what comes meanwhile goes into one transaction."""
     go, begun = threading.Event(), threading.Event()
 
-    def work(turn: Turn) -> None:
+    def work(tx: Transaction) -> None:
         begun.set()
         assert go.wait(10)
 
@@ -70,15 +78,15 @@ def test_jobs_that_wait_together_are_one_transaction_and_a_refused_one_changes_n
     log.listen(told.append)
     go = held_up(log)
 
-    def refused(turn: Turn) -> None:
-        add("no")(turn)
-        raise Refused("gap", "no")
+    def refused(tx: Transaction) -> None:
+        add("no")(tx)
+        raise Rejection("gap", "no")
 
     outcomes = [log.write(add("a")), log.write(refused), log.write(add("b"))]
     broken = log.write(add("a"))
     go.set()
     assert [outcomes[0].result(10), outcomes[2].result(10)] == ["a", "b"]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejection):
         outcomes[1].result(10)
     with pytest.raises(sqlite3.IntegrityError):
         broken.result(10)
@@ -91,13 +99,13 @@ def test_a_transaction_that_the_disk_refuses_fails_every_job_in_it_and_the_next_
     log = opened(tmp_path)
     go = held_up(log)
 
-    def full(turn: Turn) -> None:
+    def full(tx: Transaction) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     outcomes = [log.write(add("a")), log.write(full), log.write(add("b"))]
     go.set()
     for outcome in outcomes:
-        with pytest.raises(Refused, match="full") as raised:
+        with pytest.raises(Rejection, match="full") as raised:
             outcome.result(10)
         assert raised.value.status == 507
     log.write(add("c")).result(10)
@@ -115,24 +123,23 @@ def test_a_job_that_was_cancelled_while_it_waited_is_not_done(tmp_path: Path) ->
     log.close()
 
 
-def test_blobs_that_arrived_are_written_down_with_the_next_transaction(tmp_path: Path) -> None:
+def test_stored_blobs_are_recorded_with_the_next_transaction(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    log.note_blob("d", 7)
-    assert log.arrived(["d", "e"]) == {"d": 7}
-    seen = log.write(lambda turn: turn.db.execute("SELECT digest, size_bytes, refs FROM blobs").fetchall()).result(10)
-    assert seen == [("d", 7, 0)]
-    assert log.arrived(["d", "e"]) == {}
+    log.record_blob("d", 7)
+    assert log.blob_sizes(["d", "e"]) == {"d": 7}, "before it is recorded"
+    assert log.write(lambda tx: tx.log.blob_sizes(["d", "e"])).result(10) == {"d": 7}
+    assert log.blob_sizes(["d", "e"]) == {"d": 7}
     log.close()
 
 
-def test_blobs_are_written_down_even_if_nobody_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fordstone.hub.store.log.NOTED_BLOBS", 3)
+def test_stored_blobs_are_recorded_even_without_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fordstone.hub.store.log.UNRECORDED_BLOBS_MAX", 3)
     log = opened(tmp_path)
     for digest in "abc":
-        log.note_blob(digest, 1)
+        log.record_blob(digest, 1)
     log.close()
     again = opened(tmp_path)
-    assert again.read(lambda db: db.execute("SELECT count(*) FROM blobs").fetchone()) == (3,)
+    assert again.blob_sizes("abc") == {"a": 1, "b": 1, "c": 1}
     again.close()
 
 
@@ -156,25 +163,17 @@ def test_a_closed_log_refuses_and_says_to_try_again(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.close()
     log.close()
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(Rejection) as raised:
         log.write(add("a")).result(10)
     assert raised.value.status == 503
 
 
-def test_readers_cannot_write(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    with pytest.raises(sqlite3.OperationalError):
-        log.read(lambda db: db.execute("DELETE FROM streams"))
-    log.close()
-
-
-def test_every_transaction_is_synced(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    settings = log.write(
-        lambda turn: [turn.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
-    ).result(10)
-    assert settings == ["wal", 2]
-    log.close()
+def test_snapshots_cannot_write_and_every_transaction_is_synced(tmp_path: Path) -> None:
+    with contextlib.closing(SqliteStore(tmp_path / "log.sqlite")) as store:
+        with store.snapshot() as log, pytest.raises(sqlite3.OperationalError):
+            SqliteWriter.next_seq(cast("SqliteWriter", log))
+        db = store._db
+        assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")] == ["wal", 2]
 
 
 def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.hub.sending import blob, checkpoint, commit_of, entry, run
+from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store import commits, control, streams
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import DiskBlobs, Gate, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
 
 DAY_US = 24 * HOUR_US
@@ -29,9 +30,10 @@ class Place:
     """A log and a store with a clock to turn."""
 
     def __init__(self, path: Path, **keeping: Any) -> None:
+        self.path = path / "log.sqlite"
         self.time_us = 0
         self.hits: list[str] = []
-        self.log = HubLog(path / "log.sqlite", clock_us=lambda: self.time_us)
+        self.log = HubLog(SqliteStore(path / "log.sqlite"), clock_us=lambda: self.time_us)
         self.blobs = DiskBlobs(path / "blobs")
         self.gate = Gate()
         self.retention = Retention(self.log, self.blobs, self.gate, keeping=Keeping(**keeping), failpoints=self)
@@ -45,30 +47,29 @@ class Place:
             upload.write(blob(text))
             with self.gate.arrival(run(text).digest):
                 upload.store(self.blobs, run(text).digest)
-                self.log.note_blob(run(text).digest, upload.size_bytes)
+                self.log.record_blob(run(text).digest, upload.size_bytes)
             upload.close()
-        self.log.write(lambda turn: None).result(10)
+        self.log.write(lambda tx: None).result(10)
 
     def commit(self, body: Commit, node: str = "n") -> None:
         asked = LeaseRequest(holder="h", local=1)
-        self.log.write(lambda turn: commits.lease(turn, "p", node, asked)).result(10)
-        self.log.write(lambda turn: commits.commit(turn, "p", node, commits.prepare(body))).result(10)
+        self.log.write(lambda tx: commits.lease(tx, "p", node, asked)).result(10)
+        self.log.write(lambda tx: commits.commit(tx, "p", node, commits.prepare(body))).result(10)
 
     def passed(self, consumer: str, **epochs: dict[str, int]) -> None:
         position = ConsumerPosition(streams=epochs)
-        self.log.write(lambda turn: streams.keep_position(turn, "p", consumer, position)).result(10)
+        self.log.write(lambda tx: tx.log.save_position("p", consumer, position, now_us=tx.now_us)).result(10)
 
     def publish(self, batch: int, text: str, *, snapshot: bool = False) -> None:
         body = ControlPublish(owner="o", batch=batch, blob=run(text), snapshot=snapshot)
-        self.log.write(lambda turn: control.publish(turn, "p", "c", body)).result(10)
+        self.log.write(lambda tx: control.publish(tx, "p", "c", body)).result(10)
 
     def epochs(self, stream: str = "s") -> list[int]:
-        page = self.log.read(lambda db: streams.page(db, "p", stream, after=0, limit=10_000))
+        page = self.log.read(lambda log: streams.page(log, "p", stream, after=0, limit=10_000))
         return [found.epoch for found in page.epochs]
 
     def versions(self) -> list[int]:
-        page = self.log.read(lambda db: db.execute("SELECT version FROM versions ORDER BY 1").fetchall())
-        return [version for (version,) in page]
+        return [version for (version,) in select(self.path, "SELECT version FROM versions ORDER BY 1")]
 
     def all_rounds(self) -> Counter[str]:
         sums: Counter[str] = Counter()
@@ -83,20 +84,16 @@ class Place:
 
     def named(self) -> tuple[Counter[str], Counter[str]]:
         """How often blobs are named: as counted, and as they really are."""
-
-        def both(db: Any) -> tuple[Counter[str], Counter[str]]:
-            counted = Counter(dict(db.execute("SELECT digest, refs FROM blobs WHERE refs > 0")))
-            real = Counter(
-                ref.digest
-                for (runs,) in db.execute("SELECT runs FROM segments")
-                for ref in msgspec.json.decode(runs, type=list[RunRef])
-            )
-            for (content,) in db.execute("SELECT content FROM checkpoints"):
-                real.update(ref.digest for ref in commits.runs_of(msgspec.json.decode(content, type=Checkpoint)))
-            real.update(digest for (digest,) in db.execute("SELECT digest FROM versions"))
-            return counted, real
-
-        return self.log.read(both)
+        counted = Counter(dict(select(self.path, "SELECT digest, refs FROM blobs WHERE refs > 0")))
+        real = Counter(
+            ref.digest
+            for (runs,) in select(self.path, "SELECT runs FROM segments")
+            for ref in msgspec.json.decode(runs, type=list[RunRef])
+        )
+        for (content,) in select(self.path, "SELECT content FROM checkpoints"):
+            real.update(ref.digest for ref in commits.runs_of(msgspec.json.decode(content, type=Checkpoint)))
+        real.update(digest for (digest,) in select(self.path, "SELECT digest FROM versions"))
+        return counted, real
 
 
 @pytest.fixture
@@ -131,7 +128,7 @@ def test_segments_go_when_the_slowest_consumer_has_passed_them_and_then_their_bl
     place.all_rounds()
     assert place.epochs() == []
     assert place.there("a", "b", "c") == []
-    assert place.log.read(lambda db: commits.head(db, "p", "n")).digest == entry(3, "c").digest()
+    assert place.log.read(lambda log: commits.head(log, "p", "n")).digest == entry(3, "c").digest()
 
 
 def test_a_consumer_that_has_just_come_holds_all_and_one_of_another_stream_holds_nothing(place: Place) -> None:
@@ -151,7 +148,7 @@ def test_a_node_that_a_consumer_does_not_name_is_kept(place: Place) -> None:
     place.commit(commit_of(entry(1, "a")), node="m")
     place.passed("reader", s={"n": 3})
     place.all_rounds()
-    assert place.log.read(lambda db: [e.node for e in streams.page(db, "p", "s", after=0, limit=9).epochs]) == ["m"]
+    assert place.log.read(lambda log: [e.node for e in streams.page(log, "p", "s", after=0, limit=9).epochs]) == ["m"]
     place.time_us = 2 * HOUR_US
     place.all_rounds()
     assert place.there("a", "b", "c") == ["a"], "another node's epoch names it"
@@ -161,14 +158,14 @@ def test_positions_never_go_back(place: Place) -> None:
     three(place)
     place.passed("reader", s={"n": 2})
     place.passed("reader", s={"n": 1})
-    assert place.log.read(lambda db: streams.positions(db, "p", "reader")).streams == {"s": {"n": 2}}
+    assert place.log.read(lambda log: streams.positions(log, "p", "reader")).streams == {"s": {"n": 2}}
 
 
 def test_a_consumer_that_was_forgotten_holds_nothing(place: Place) -> None:
     three(place)
     place.passed("reader", s={"n": 3})
     place.passed("gone", s={})
-    place.log.write(lambda turn: streams.forget_consumer(turn, "p", "gone")).result(10)
+    place.log.write(lambda tx: tx.log.remove_consumer("p", "gone")).result(10)
     place.all_rounds()
     assert place.epochs() == []
 
@@ -228,10 +225,9 @@ def test_entries_go_far_behind_the_head_and_what_is_sent_again_is_still_known(
     place.passed("reader", s={"n": 9})
     place.commit(commit_of(*(entry(epoch) for epoch in range(1, 6))))
     place.all_rounds()
-    kept = place.log.read(lambda db: db.execute("SELECT epoch FROM entries").fetchall())
-    assert kept == [(4,), (5,)]
+    assert select(place.path, "SELECT epoch FROM entries") == [(4,), (5,)]
     place.commit(commit_of(entry(1), entry(2)))
-    assert place.log.read(lambda db: commits.head(db, "p", "n")).epoch == 5
+    assert place.log.read(lambda log: commits.head(log, "p", "n")).epoch == 5
 
 
 def controlled(place: Place) -> None:
@@ -340,11 +336,11 @@ def test_whatever_happens_all_that_is_named_is_there_and_all_that_is_unread_is_k
                         if state is None
                         else Checkpoint(epoch=epoch, manifest=run("a"), state=tuple(map(run, state)))
                     )
-                    with contextlib.suppress(Refused):
+                    with contextlib.suppress(Rejection):
                         place.commit(commit_of(entry(epoch, *texts, controls={"c": batch}), checkpoint=kept))
                         sent[epoch] = tuple(texts)
                 case ("publish", text, snapshot):
-                    with contextlib.suppress(Refused):
+                    with contextlib.suppress(Rejection):
                         place.publish(batch + 1, text, snapshot=snapshot)
                         batch += 1
                 case ("pass", consumer, epoch):

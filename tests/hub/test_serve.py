@@ -32,9 +32,9 @@ from fordstone.hub.messages import (
     StreamPage,
     StreamSegment,
 )  # fmt: skip
+from fordstone.hub.server.auth import TokenFile
 from fordstone.hub.server.connection import Connection
 from fordstone.hub.server.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
-from fordstone.hub.server.tokens import TokenFile
 from fordstone.state.base import RunRef
 
 HTTP = urllib3.PoolManager(retries=False, timeout=SECONDS_MAX)
@@ -180,7 +180,7 @@ def test_with_json_it_says_so_for_machines_and_logs_json_with_request_ids(tmp_pa
     assert code == 0
     assert json.loads(out)["url"] == hub.url
     refused, *rest = [json.loads(line) for line in err.splitlines()]
-    assert (refused["event"], refused["refused"]) == ("request refused", "not_found")
+    assert (refused["event"], refused["error"]) == ("request rejected", "not_found")
     assert refused["request"] == answered.headers["x-request-id"]
     assert [line["event"] for line in rest] == ["hub stopped"]
 
@@ -195,7 +195,7 @@ def test_a_long_poll_ends_at_once_when_the_hub_stops(tmp_path):
         thread = threading.Thread(target=poll)
         thread.start()
         deadline = time.monotonic() + SECONDS_MAX
-        while b"fordstone_hub_polls_waiting 1\n" not in ask("GET", f"{hub.url}/metrics").data:
+        while b"fordstone_hub_polls_waiting 1.0\n" not in ask("GET", f"{hub.url}/metrics").data:
             assert time.monotonic() < deadline
         began = time.monotonic()
         assert hub.stop()[0] == 0
@@ -251,11 +251,11 @@ def test_a_node_commits_with_its_token_and_reads_nothing_of_others(tmp_path):
         page = msgspec.json.decode(ask("GET", stream, token=center).data, type=StreamPage)
         assert [(one.node, one.epoch) for one in page.epochs] == [("n1", 1)]
         metrics = ask("GET", f"{hub.url}/metrics", token=center).data.decode()
-    assert "fordstone_hub_commits_total 1\n" in metrics
-    assert "fordstone_hub_committed_rows_total 3\n" in metrics
-    assert 'fordstone_hub_node_head_epoch{pipeline="p",node="n1"} 1\n' in metrics
-    assert 'fordstone_hub_stream_rows{pipeline="p",stream="s"} 3\n' in metrics
-    assert "fordstone_hub_blobs 1\n" in metrics
+    assert "fordstone_hub_commits_total 1.0\n" in metrics
+    assert "fordstone_hub_committed_rows_total 3.0\n" in metrics
+    assert 'fordstone_hub_node_head_epoch{node="n1",pipeline="p"} 1.0\n' in metrics
+    assert 'fordstone_hub_stream_rows{pipeline="p",stream="s"} 3.0\n' in metrics
+    assert "fordstone_hub_blobs 1.0\n" in metrics
 
 
 @pytest.mark.parametrize(("option", "told"), [((), True), (("--no-blobs-direct",), False)])
@@ -272,7 +272,7 @@ def test_unread_epochs_are_kept_by_default_and_consumers_can_register(tmp_path):
         position = ConsumerPosition(streams={"s": {"n1": 0}})
         assert ask("PUT", f"{hub.url}/v1/pipelines/p/consumers/center", position).status < 300
         metrics = ask("GET", f"{hub.url}/metrics").data.decode()
-    assert 'fordstone_hub_consumer_backlog_epochs{pipeline="p",stream="s",consumer="center"} 1\n' in metrics
+    assert 'fordstone_hub_consumer_backlog_epochs{consumer="center",pipeline="p",stream="s"} 1.0\n' in metrics
 
 
 def test_a_body_beyond_the_limit_is_told_so_while_the_client_still_sends(url):

@@ -18,8 +18,8 @@ from fordstone.errors import ConfigError, HubError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.server import serve
+from fordstone.hub.server.auth import TokenFile
 from fordstone.hub.server.serve import Loop, tls_context
-from fordstone.hub.server.tokens import TokenFile
 
 
 @pytest.fixture(scope="module")

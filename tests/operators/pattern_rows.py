@@ -16,6 +16,7 @@ from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import TIMEOUT, MatchRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import EventTime, StreamType
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "name": "string", "x": "double"})
 STREAM = StreamType(schema=SCHEMA, time=EventTime(column="ts"))
@@ -53,7 +54,7 @@ def word(text: str) -> list[Row]:
 
 def run(step: p.Match, rows: Sequence[Row], *, until: int = TIME_MAX_US) -> dict[str, pl.DataFrame]:
     """What comes out on each port when all rows come at once."""
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     emits = operator.on_batch(frame(rows), late=False) if rows else []
     emits += operator.on_watermark(until)
     found: dict[str, pl.DataFrame] = {}

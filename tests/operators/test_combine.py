@@ -39,7 +39,7 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.combine import EpochCombine
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN
-from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorSetting
+from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorContext
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
 from fordstone.operators.window.registry import make_combiner, partials_of
 from fordstone.plan import plan as p
@@ -100,8 +100,8 @@ def pipeline_of(
     return pipeline
 
 
-def setting_of(plan: p.Plan, functions: Functions | None = None) -> OperatorSetting:
-    return OperatorSetting(plan=plan, types=stream_types(plan), functions=functions or {})
+def setting_of(plan: p.Plan, functions: Functions | None = None) -> OperatorContext:
+    return OperatorContext(plan=plan, types=stream_types(plan), functions=functions or {})
 
 
 @dataclass
@@ -331,7 +331,7 @@ def row_counts(crossing: pl.DataFrame) -> pl.Series:
 
 def combine_of(
     window: Sliding | Tumbling | None, aggregates: Mapping[str, str]
-) -> tuple[EpochCombine, OperatorSetting]:
+) -> tuple[EpochCombine, OperatorContext]:
     """One that takes rows itself, without a feeder."""
     tiers = split(pipeline_of(window, aggregates, cut=True).plan())
     setting = setting_of(tiers.edge)

@@ -15,7 +15,7 @@ from tests.operators.subtasks import Barrier, Batch, Restore, Row, Subtasks, bit
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
-from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Moment, Operator, OperatorSetting
+from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Moment, Operator, OperatorContext
 from fordstone.operators.join.lookup import VERSION
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.planner.check import stream_types
@@ -26,13 +26,13 @@ ROWS, CONTROL = 0, 1
 BARRIER = Moment(now_us=1, before_us=0)
 
 
-def setting_of(*, how: str = "left", key: str = "string", ids: bool = False) -> OperatorSetting:
+def setting_of(*, how: str = "left", key: str = "string", ids: bool = False) -> OperatorContext:
     pipeline = Pipeline("control")
     rows = pipeline.source("rows", memory([]), schema={"k": key, "x": "bigint"})
     table = pipeline.control("limits", schema={"v": "double", "k": "string", "tags": "array<string>"}, key="k")
     rows.join_control(table, on="k", how=how).sink("out", memory(MemorySink()))
     plan = edge_plan(pipeline)
-    return OperatorSetting(plan=plan, types=stream_types(plan), with_ids=frozenset({STEP}) if ids else frozenset())
+    return OperatorContext(plan=plan, types=stream_types(plan), with_ids=frozenset({STEP}) if ids else frozenset())
 
 
 def control_frame(rows: Sequence[tuple[Any, int, Any]]) -> pl.DataFrame:
@@ -50,7 +50,7 @@ def control_frame(rows: Sequence[tuple[Any, int, Any]]) -> pl.DataFrame:
 class Sides(Subtasks):
     """Rows are (side, key, version, value)."""
 
-    setting: OperatorSetting
+    setting: OperatorContext
 
     def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
         for side in (ROWS, CONTROL):
@@ -72,7 +72,7 @@ class Sides(Subtasks):
                     self._take(operator.on_batch(part, late=False))
 
 
-def sides(setting: OperatorSetting) -> Sides:
+def sides(setting: OperatorContext) -> Sides:
     def make() -> Operator:
         return make_operator(setting.plan.step(STEP), setting)
 
@@ -137,7 +137,7 @@ def test_rows_meet_the_table_as_it_was_when_their_epoch_began_whatever_the_order
     assert shown(subtasks.out) == expected
 
 
-def fed(setting: OperatorSetting, side: int, frame: pl.DataFrame, *, late: bool = False) -> pl.DataFrame:
+def fed(setting: OperatorContext, side: int, frame: pl.DataFrame, *, late: bool = False) -> pl.DataFrame:
     feeder = make_feeder(setting.plan.step(STEP), side, setting)  # type: ignore[arg-type]  # a keyed step
     assert feeder is not None
     (emit,) = feeder.on_batch(frame, late=late)

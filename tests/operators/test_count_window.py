@@ -34,6 +34,7 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.base import LATE, ROW_ID, Moment
 from fordstone.operators.window.count import BRANCHES, CountAggregate, Panes
 from fordstone.plan.windows import Count
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "top": "max(x)"}
@@ -62,7 +63,7 @@ def windows(
 ) -> CountAggregate:
     aggregates = columns or named or AGGREGATES
     fragments = fragments_of(aggregates, SCHEMA, step="packs", keys=keys, shift_us=shift_us, with_id=with_id)
-    return CountAggregate(fragments, Count(size=size, slide=every or size))
+    return CountAggregate(fragments, Count(size=size, slide=every or size), state=IN_MEMORY)
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from fordstone.operators import deduplicate as module
 from fordstone.operators.base import LATE, ROW_ID, Moment
 from fordstone.operators.deduplicate import Deduplicate, _openers
 from fordstone.plan.stream_type import EventTime
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "x": "double", "tags": "array<string>"})
 WITHIN_US = 3
@@ -36,7 +37,9 @@ rows_of_any_kind = st.tuples(
 def deduplicate(
     *, keys: Sequence[str] = ("k",), within_us: int = WITHIN_US, shift_us: int = 0, schema: Schema = SCHEMA
 ) -> Deduplicate:
-    return Deduplicate(keys, schema, within_us=within_us, time=EventTime(column="ts", shift_us=shift_us))
+    return Deduplicate(
+        keys, schema, within_us=within_us, time=EventTime(column="ts", shift_us=shift_us), state=IN_MEMORY
+    )
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:

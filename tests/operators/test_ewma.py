@@ -22,6 +22,7 @@ from fordstone.operators import ewma as recurrence
 from fordstone.operators.base import LATE, MAIN, ROW_ID, Moment
 from fordstone.operators.ewma import Ewma, Means, Values, smooth
 from fordstone.plan.stream_type import EventTime
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of(
     {"k": "string", "ts": "timestamp", "tags": "array<string>", "f": "float", "x": "double", "i": "bigint"}
@@ -48,7 +49,7 @@ batches_of_rows = st.lists(rows_of_any_kind, min_size=1, max_size=12)
 
 def ewma(*, keys: Sequence[str] = ("k",), schema: Schema = SCHEMA, shift_us: int = 0, **columns: str) -> Ewma:
     given = [parse_double(sql, schema, name) for name, sql in (columns or COLUMNS).items()]
-    return Ewma(keys, given, schema, alpha=ALPHA, time=EventTime(column="ts", shift_us=shift_us))
+    return Ewma(keys, given, schema, alpha=ALPHA, time=EventTime(column="ts", shift_us=shift_us), state=IN_MEMORY)
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:

@@ -21,13 +21,21 @@ from fordstone.lang.expression import parse_double
 from fordstone.operators import ewma as recurrence
 from fordstone.operators.ewma import Decaying, Ewma, Means, Values, halved, smooth_by_time
 from fordstone.plan.stream_type import EventTime
+from fordstone.state.memory import IN_MEMORY
 
 HALF_LIFE_US = 3
 
 
 def ewma(*, half_life_us: int = HALF_LIFE_US, shift_us: int = 0, **columns: str) -> Ewma:
     given = [parse_double(sql, SCHEMA, name) for name, sql in (columns or COLUMNS).items()]
-    return Ewma(("k",), given, SCHEMA, half_life_us=half_life_us, time=EventTime(column="ts", shift_us=shift_us))
+    return Ewma(
+        ("k",),
+        given,
+        SCHEMA,
+        half_life_us=half_life_us,
+        time=EventTime(column="ts", shift_us=shift_us),
+        state=IN_MEMORY,
+    )
 
 
 class Loop:

@@ -20,6 +20,7 @@ from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.plan.stream_type import EventTime
 from fordstone.plan.windows import Count
+from fordstone.state.memory import IN_MEMORY
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
@@ -79,8 +80,8 @@ def test_every_aggregate_gives_what_it_gives_over_the_rows_of_the_window_alone(k
         time = EventTime(column="ts")
         fragments = Fragments(("k",), every_aggregate(), SCHEMA, time=time, functions={"widest": Widest})
         if kind == "sessions":
-            return SessionAggregate(fragments, gap_us=9)
-        return CountAggregate(fragments, Count(size=11, slide=11 if kind == "packs" else 4))
+            return SessionAggregate(fragments, gap_us=9, state=IN_MEMORY)
+        return CountAggregate(fragments, Count(size=11, slide=11 if kind == "packs" else 4), state=IN_MEMORY)
 
     tasks = Subtasks(make=made, frame=frame)
     for start in range(0, len(rows), 17):

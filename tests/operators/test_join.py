@@ -23,11 +23,11 @@ from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, resto
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.operators.base import LATE, MAIN, ROW_ID, Emits, Moment, Operator, OperatorSetting
-from fordstone.operators.join import interval as join_rows
+from fordstone.operators.base import LATE, MAIN, ROW_ID, Emits, Moment, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
+from fordstone.state import search as join_rows
 from fordstone.state.key_group import split_by_owner
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -52,7 +52,7 @@ class Case:
         return found
 
     @property
-    def setting(self) -> OperatorSetting:
+    def setting(self) -> OperatorContext:
         return _setting(self)
 
     def operator(self) -> Operator:
@@ -74,7 +74,7 @@ class Case:
 
 
 @cache
-def _setting(case: Case) -> OperatorSetting:
+def _setting(case: Case) -> OperatorContext:
     pipeline = Pipeline("joins")
     streams = [
         pipeline.source(name, memory([]), schema={"k": kind, "ts": "timestamp", "v": "bigint"}, time="ts")
@@ -83,7 +83,7 @@ def _setting(case: Case) -> OperatorSetting:
     bounds = (dt.timedelta(microseconds=case.from_us), dt.timedelta(microseconds=case.to_us))
     streams[0].join(streams[1], on="k", between=bounds, how=case.how).sink("out", memory(MemorySink()))
     plan = pipeline.plan()
-    return OperatorSetting(plan=plan, types=stream_types(plan))
+    return OperatorContext(plan=plan, types=stream_types(plan))
 
 
 @dataclass
@@ -366,7 +366,7 @@ def test_several_keys_of_other_names_and_the_time_itself_as_a_key():
     keys = {"a": "c", "b": "b", "ts": "ts"}
     left.join(right, on=keys, between=("0s", "1s"), how="right").sink("out", memory(MemorySink()))
     plan = pipeline.plan()
-    setting = OperatorSetting(plan=plan, types=stream_types(plan))
+    setting = OperatorContext(plan=plan, types=stream_types(plan))
     step = plan.step("join")
     assert isinstance(step, p.Join)
     operator = make_operator(step, setting)

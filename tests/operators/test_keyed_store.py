@@ -15,6 +15,7 @@ from fordstone.operators.process.cells import CellKind, Scene
 from fordstone.operators.process.store import KeyedStore
 from fordstone.operators.process.values import coercion, series_of
 from fordstone.state.base import Piece
+from fordstone.state.memory import IN_MEMORY
 
 TTL_US = 6
 KEYS = pl.DataFrame({"k": ["a", "b"]})
@@ -41,7 +42,7 @@ def store(scene: Scene, *, ttl_us: int | None) -> KeyedStore:
     shared: dict[str, Any] = {"step": "s", "scene": scene, "coerce": coercion(BIGINT), "ttl_us": ttl_us}
     items = CellKind(name="items", kind="list", **shared)
     by_key = CellKind(name="by_key", kind="map", coerce_key=coercion(BIGINT), **shared)
-    return KeyedStore({"k": pl.String()}, [(items, pl.Int64(), None), (by_key, pl.Int64(), pl.Int64())])
+    return KeyedStore({"k": pl.String()}, [(items, pl.Int64(), None), (by_key, pl.Int64(), pl.Int64())], IN_MEMORY)
 
 
 @settings(deadline=None, max_examples=120)

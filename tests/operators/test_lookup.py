@@ -17,7 +17,7 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
 from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import SourceError
-from fordstone.operators.base import ROW_ID, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.base import ROW_ID, Emits, Moment, Operator, OperatorContext
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.planner.check import stream_types
@@ -28,9 +28,9 @@ CONTROL, ROWS = 1, 0
 BARRIER = Moment(now_us=1, before_us=0)
 
 
-def setting_of(pipeline: Pipeline) -> OperatorSetting:
+def setting_of(pipeline: Pipeline) -> OperatorContext:
     plan = pipeline.plan()
-    return OperatorSetting(plan=plan, types=stream_types(plan), read_table=read_table)
+    return OperatorContext(plan=plan, types=stream_types(plan), read_table=read_table)
 
 
 # Static tables.
@@ -108,7 +108,7 @@ def test_the_table_is_read_once_and_only_when_rows_come():
         read.append(spec)
         return read_table(spec, schema)
 
-    setting = OperatorSetting(plan=plan, types=stream_types(plan), read_table=reading)
+    setting = OperatorContext(plan=plan, types=stream_types(plan), read_table=reading)
     operator = make_operator(plan.step("lookup"), setting)
     assert not read
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_the_table_is_read_once_and_only_when_rows_come():
 # Control streams.
 
 
-def latest_setting(*, timed: bool, wait: bool, how: str) -> OperatorSetting:
+def latest_setting(*, timed: bool, wait: bool, how: str) -> OperatorContext:
     pipeline = Pipeline("latest")
     rows = pipeline.source("rows", memory([]), schema={"k": "string", "x": "bigint"})
     columns = {"k": "string", "ts": "timestamp", "v": "double", "tags": "array<string>"}
@@ -131,7 +131,7 @@ def latest_setting(*, timed: bool, wait: bool, how: str) -> OperatorSetting:
 class Sides(Subtasks):
     """Subtasks of a lookup in a control stream: rows are (side, key, time, value); of side `ROWS` the value alone counts."""
 
-    setting: OperatorSetting
+    setting: OperatorContext
 
     def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
         step = self.setting.plan.step("join_latest")
@@ -152,7 +152,7 @@ class Sides(Subtasks):
                     self._take(operator.on_batch(part, late=False))
 
 
-def sides(setting: OperatorSetting) -> Sides:
+def sides(setting: OperatorContext) -> Sides:
     def make() -> Operator:
         return make_operator(setting.plan.step("join_latest"), setting)
 

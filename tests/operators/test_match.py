@@ -19,7 +19,8 @@ from fordstone.operators.base import Moment
 from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import TIMEOUT, MatchRows
 from fordstone.plan import plan as p
-from fordstone.state.table import Table
+from fordstone.state.backend import Table
+from fordstone.state.memory import IN_MEMORY
 
 MEASURES = (
     "count(*) AS n",
@@ -174,7 +175,7 @@ def shown(frames: list[pl.DataFrame]) -> Counter[Any]:
 def test_matches_are_those_that_trying_every_choice_of_rows_finds(pattern, rows):
     step, rules = pattern
     assume(allowed(step))
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame(rows), late=False)
     emits = operator.on_watermark(TIME_MAX_US)
     main, ran_out = expected(step, rules, rows)
@@ -203,12 +204,12 @@ def test_matches_do_not_depend_on_batches_watermarks_barriers_restores_and_subta
         pattern[0], measures=named, all_rows=all_rows, own_row=own_row, partial_matches_max=limit
     )
     assume(allowed(step))
-    subtasks = Subtasks(make=lambda: MatchRows(step, STREAM), frame=frame)
+    subtasks = Subtasks(make=lambda: MatchRows(step, STREAM, state=IN_MEMORY), frame=frame)
     happened = subtasks.live_through(happens)
     for watermark_us in (subtasks.watermark_us, TIME_MAX_US):
         if watermark_us == TIME_MAX_US:
             subtasks.watermark(watermark_us)
-        at_once = MatchRows(step, STREAM)
+        at_once = MatchRows(step, STREAM, state=IN_MEMORY)
         if happened.taken:
             at_once.on_batch(frame(happened.taken), late=False)
         emits = at_once.on_watermark(watermark_us) if watermark_us > TIME_MIN_US else []

@@ -20,7 +20,8 @@ from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import MatchRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import EventTime, StreamType
-from fordstone.state.table import Table
+from fordstone.state.backend import Table
+from fordstone.state.memory import IN_MEMORY
 
 ABC = Pattern("abc").start("a", of("a")).then("b", of("b")).then("c", of("c"))
 BARRIER = Moment(now_us=1, before_us=0)
@@ -74,19 +75,21 @@ def test_a_row_between_ends_what_needs_the_next_one_wherever_batches_and_waterma
     pattern = Pattern("p").start("a", of("a")).next("b", of("b"))
     for rows, found in (("a d b", 0), ("a b", 1)):
         for restores in (False, True):
-            operator = MatchRows(step_of(pattern, {"n": "count(*)"}), STREAM)
+            operator = MatchRows(step_of(pattern, {"n": "count(*)"}), STREAM, state=IN_MEMORY)
             emits = []
             for row in word(rows):
                 operator.on_batch(frame([row]), late=False)
                 emits += operator.on_watermark(row[1] + 1)
                 operator.on_barrier(BARRIER)
                 if restores:
-                    operator = restored(operator, MatchRows(step_of(pattern, {"n": "count(*)"}), STREAM), row[1] + 1)
+                    operator = restored(
+                        operator, MatchRows(step_of(pattern, {"n": "count(*)"}), STREAM, state=IN_MEMORY), row[1] + 1
+                    )
             assert len(emits) == found
 
 
 def test_late_rows_and_rows_without_a_time_leave_as_they_came():
-    operator = MatchRows(step_of(ABC, {"n": "count(*)"}), STREAM)
+    operator = MatchRows(step_of(ABC, {"n": "count(*)"}), STREAM, state=IN_MEMORY)
     operator.on_watermark(10)
     (emit,) = operator.on_batch(frame([("k", None, "a", 1.0), ("k", 9, "z", 2.0), ("k", 10, "a", 3.0)]), late=False)
     assert (emit.port, emit.frame["x"].to_list(), emit.frame.columns) == (LATE, [1.0, 2.0], list(SCHEMA))
@@ -95,13 +98,13 @@ def test_late_rows_and_rows_without_a_time_leave_as_they_came():
 
 
 def test_rows_that_no_condition_wants_are_not_kept_where_it_does_not_matter_that_they_came():
-    operator = MatchRows(step_of(ABC, {"n": "count(*)"}), STREAM)
+    operator = MatchRows(step_of(ABC, {"n": "count(*)"}), STREAM, state=IN_MEMORY)
     operator.on_batch(frame([("k", at, "z", 1.0) for at in range(50)] + [("k", 60, "b", 1.0)]), late=False)
     assert sum(piece.frame().height for piece in operator.states()["waiting"].freeze()) == 1
 
 
 def test_a_key_without_open_beginnings_has_nothing_kept():
-    operator = MatchRows(step_of(ABC.within("10us"), {"n": "count(*)"}), STREAM)
+    operator = MatchRows(step_of(ABC.within("10us"), {"n": "count(*)"}), STREAM, state=IN_MEMORY)
     operator.on_batch(
         frame([("k", 0, "a", 1.0), ("l", 1, "a", 1.0), ("l", 2, "b", 1.0), ("m", 0, "b", 1.0)]), late=False
     )
@@ -118,11 +121,11 @@ def test_a_key_without_open_beginnings_has_nothing_kept():
 
 def test_what_was_loaded_runs_out_of_time_though_no_row_comes():
     step = step_of(ABC.within("10us"), {"n": "count(*)"})
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame([("k", 0, "a", 1.0), (None, 3, "a", 1.0)]), late=False)
     operator.on_watermark(5)
     operator.on_barrier(BARRIER)
-    fresh = restored(operator, MatchRows(step, STREAM), 5)
+    fresh = restored(operator, MatchRows(step, STREAM, state=IN_MEMORY), 5)
     assert fresh.on_watermark(9) == []
     (emit,) = fresh.on_watermark(10)
     assert emit.frame.select("k", "stages", "n").rows() == [("k", "a", 1)]
@@ -173,7 +176,9 @@ def test_with_all_rows_measures_run_unless_they_are_final():
 
 
 def test_numbers_of_matches_go_on_after_a_restore():
-    subtasks = Subtasks(make=lambda: MatchRows(step_of(ABC, {"m": "match_number()"}), STREAM), frame=frame)
+    subtasks = Subtasks(
+        make=lambda: MatchRows(step_of(ABC, {"m": "match_number()"}), STREAM, state=IN_MEMORY), frame=frame
+    )
     for first in (0, 10, 20):
         subtasks.batch([("k", first + at, name, 1.0) for at, name in enumerate("abc")])
         subtasks.watermark(first + 5)
@@ -214,12 +219,12 @@ def test_decimals_timestamps_and_arrays_are_exact_through_a_restore():
     big = Decimal("9007199254740993.0001")
     first = ("k", at, big, ["x", None], 0.1, dt.date(1969, 12, 31))
     second = ("k", at + dt.timedelta(seconds=1), big + Decimal("0.0002"), None, None, None)
-    operator = MatchRows(step, stream)
+    operator = MatchRows(step, stream, state=IN_MEMORY)
     operator.on_batch(pl.DataFrame([first], schema=schema.polars, orient="row"), late=False)
     watermark = int((at - EPOCH) / dt.timedelta(microseconds=1)) + 1
     operator.on_watermark(watermark)
     operator.on_barrier(BARRIER)
-    operator = restored(operator, MatchRows(step, stream), watermark)
+    operator = restored(operator, MatchRows(step, stream, state=IN_MEMORY), watermark)
     operator.on_batch(pl.DataFrame([second], schema=schema.polars, orient="row"), late=False)
     (emit,) = operator.on_watermark(TIME_MAX_US)
     (found,) = emit.frame.rows()
@@ -234,11 +239,11 @@ def test_decimals_timestamps_and_arrays_are_exact_through_a_restore():
 
 def test_without_a_key_all_rows_are_gone_through_together():
     step = step_of(ABC, {"n": "count(*)"}, keys=())
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame([("k", 0, "a", 1.0), ("l", 1, "b", 1.0)]), late=False)
     operator.on_watermark(2)
     operator.on_barrier(BARRIER)
-    operator = restored(operator, MatchRows(step, STREAM), 2)
+    operator = restored(operator, MatchRows(step, STREAM, state=IN_MEMORY), 2)
     operator.on_batch(frame([(None, 3, "c", 1.0)]), late=False)
     (emit,) = operator.on_watermark(4)
     assert emit.frame.rows() == [(3,)]
@@ -246,11 +251,11 @@ def test_without_a_key_all_rows_are_gone_through_together():
 
 def test_both_zeros_are_one_key_and_so_is_every_nan():
     step = step_of(ABC, {"n": "count(*)"}, keys=("x",))
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame([("k", 0, "a", 0.0), ("k", 1, "b", -0.0), ("k", 0, "a", math.nan)]), late=False)
     operator.on_watermark(2)
     operator.on_barrier(BARRIER)
-    operator = restored(operator, MatchRows(step, STREAM), 2)
+    operator = restored(operator, MatchRows(step, STREAM, state=IN_MEMORY), 2)
     operator.on_batch(frame([("k", 3, "c", -0.0), ("k", 4, "b", -math.nan), ("k", 5, "c", math.nan)]), late=False)
     (emit,) = operator.on_watermark(TIME_MAX_US)
     found = sorted(map(str, emit.frame["x"].to_list()))
@@ -285,7 +290,9 @@ def test_a_match_that_is_longer_than_the_limit_is_given_as_long_as_it_was():
 
 def test_a_match_that_was_stored_with_the_rows_that_may_begin_the_next_goes_on_as_if_nothing_had_happened():
     pattern = Pattern("p").start("a", of("a")).then("b", of("b")).then("c", of("c")).within("10us")
-    subtasks = Subtasks(make=lambda: MatchRows(step_of(pattern, {"f": "first(x)"}), STREAM), frame=frame)
+    subtasks = Subtasks(
+        make=lambda: MatchRows(step_of(pattern, {"f": "first(x)"}), STREAM, state=IN_MEMORY), frame=frame
+    )
     subtasks.batch([("k", at, name, float(at)) for at, name in enumerate("aab")])
     subtasks.watermark(5)
     subtasks.restore(2)
@@ -310,11 +317,11 @@ def test_keys_of_any_type_go_through_a_restore(kind, key):
     stream = StreamType(schema=schema, time=EventTime(column="ts"))
     pattern = Pattern("p").start("a", "x = 1").then("b", "x = 2").within("1h")
     step = match_step("m", p.Input("rows"), ("k",), pattern, {"one": "1", "n": "count(*)"}, MatchOptions())
-    operator = MatchRows(step, stream)
+    operator = MatchRows(step, stream, state=IN_MEMORY)
     operator.on_batch(pl.DataFrame([(key, EPOCH, 1)], schema=schema.polars, orient="row"), late=False)
     operator.on_watermark(1)
     operator.on_barrier(BARRIER)
-    operator = restored(operator, MatchRows(step, stream), 1)
+    operator = restored(operator, MatchRows(step, stream, state=IN_MEMORY), 1)
     later = EPOCH + dt.timedelta(seconds=1)
     operator.on_batch(pl.DataFrame([(key, later, 2)], schema=schema.polars, orient="row"), late=False)
     (emit,) = operator.on_watermark(TIME_MAX_US)

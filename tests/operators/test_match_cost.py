@@ -21,6 +21,7 @@ from fordstone.operators.match.candidate import Going
 from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import MatchRows
 from fordstone.plan import plan as p
+from fordstone.state.memory import IN_MEMORY
 
 MEASURES = {"n": "count(*)", "f": "first(x)", "l": "last(x)", "m": "match_number()", "t": "match_time()"}
 
@@ -52,7 +53,7 @@ def test_a_streak_that_stages_may_part_anywhere_has_no_thread_for_each_way():
     step = as_in_sql(
         stage("a", of("a"), times_max=None), stage("a2", of("a"), times_max=None), stage("b", of("b")), within_us=10**6
     )
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame([("k", at, "a", 0.0) for at in range(300)]), late=False)
     operator.on_watermark(300)
     (matcher,) = operator._open.values()
@@ -96,7 +97,7 @@ def any_step(random: Random) -> p.Match:
 
 def found_of(step: p.Match, rows: list[tuple[Any, ...]], *, merges: bool) -> list[Any] | None:
     """What comes out on each port; None: beginnings gave way, of which there may then be other ones."""
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator._going.merges &= merges
     emits = operator.on_batch(frame(rows), late=False)
     for watermark_us in (3, 6, TIME_MAX_US):
@@ -130,7 +131,7 @@ def test_a_span_behind_which_there_is_no_time_is_refused(within_us):
 
 def test_a_beginning_near_the_end_of_time_is_kept_and_runs_out_at_the_end():
     step = as_in_sql(stage("a", of("a")), stage("b", of("b")), within_us=10**6)
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     last = pl.Series("ts", [TIME_MAX_US - 9], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
     operator.on_batch(frame([("k", 0, "a", 0.0)]).with_columns(last), late=False)
     operator.on_watermark(TIME_MAX_US - 5)

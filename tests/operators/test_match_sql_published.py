@@ -16,6 +16,7 @@ from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import MatchRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import EventTime, StreamType
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"symbol": "string", "ts": "timestamp", "price": "bigint"})
 STREAM = StreamType(schema=SCHEMA, time=EventTime(column="ts"))
@@ -38,7 +39,7 @@ def found(stages, prices, measures, *, step_s=1, ends=True, **options):
     derive_match(step, {step.input: STREAM})
     times = [START + timedelta(seconds=step_s * at) for at in range(len(prices))]
     rows = pl.DataFrame({"symbol": ["ACME"] * len(prices), "ts": times, "price": prices}, schema=SCHEMA.polars)
-    operator = MatchRows(step, STREAM)
+    operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(rows, late=False)
     last_us = int((times[-1] - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
     emits = [emit for emit in operator.on_watermark(TIME_MAX_US if ends else last_us + 1) if emit.port == "main"]

@@ -14,7 +14,7 @@ from fordstone.errors import TaskError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.operators.process import store as keyed_store
 from fordstone.operators.process.timers import Timers
-from fordstone.state.table import Table
+from fordstone.state.table import MemoryTable
 
 
 class Once(KeyedFunction):
@@ -46,7 +46,7 @@ class Waiting(KeyedFunction):
 
 def test_a_watermark_looks_at_the_timers_of_the_keys_since_the_last_and_reads_no_table_as_a_whole():
     operator = made(Waiting, out={"k": "string"})
-    with patch.object(Table, "scan", side_effect=AssertionError("all rows of a table were read")):
+    with patch.object(MemoryTable, "scan", side_effect=AssertionError("all rows of a table were read")):
         for number in range(30):
             calls(operator, (f"k{number}", number, "", 1))
             fired = rows_out(operator.on_watermark(number + 1))

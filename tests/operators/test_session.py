@@ -33,6 +33,7 @@ from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import LATE, ROW_ID, Moment
 from fordstone.operators.window.session import SessionAggregate
+from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
 AGGREGATES = {"n": "count(*)", "has": "count(i)", "total": "sum(i)", "lo": "min(x)", "hi": "max(x)"}
@@ -57,7 +58,7 @@ def sessions(
 ) -> SessionAggregate:
     aggregates = columns or named or AGGREGATES
     fragments = fragments_of(aggregates, SCHEMA, step="visits", keys=keys, shift_us=shift_us, with_id=with_id)
-    return SessionAggregate(fragments, gap_us=gap_us)
+    return SessionAggregate(fragments, gap_us=gap_us, state=IN_MEMORY)
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:

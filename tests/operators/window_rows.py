@@ -23,7 +23,7 @@ from fordstone.connectors.memory import memory
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
 from fordstone.operators.aggregate.partial import ROWS
-from fordstone.operators.base import MAIN, Moment, OperatorSetting
+from fordstone.operators.base import MAIN, Moment, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.windows import Sliding, Tumbling
@@ -56,7 +56,7 @@ def planned(
     late: bool = False,
     early_us: int | None = None,
     keys: Any = ("k",),
-) -> tuple[p.Aggregate, OperatorSetting]:
+) -> tuple[p.Aggregate, OperatorContext]:
     """The step, as a pipeline has it."""
     pipeline = Pipeline("windows")
     source = pipeline.source("rows", memory([]), schema=SCHEMA, time="ts")
@@ -68,7 +68,7 @@ def planned(
     plan = pipeline.plan()
     step = plan.step("step")
     assert isinstance(step, p.Aggregate)
-    return step, OperatorSetting(plan=plan, types=stream_types(plan))
+    return step, OperatorContext(plan=plan, types=stream_types(plan))
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:

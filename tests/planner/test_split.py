@@ -58,7 +58,7 @@ def test_where_the_tiers_meet_stand_sources_and_sinks():
     assert source.lateness_us == 0
     table, publisher = tiers.edge.step("thresholds"), tiers.center.step("thresholds_to_edges")
     assert isinstance(table, p.Source)
-    assert table.connector == p.ConnectorSpec("control", {"control": "thresholds"})
+    assert table.connector == p.ConnectorSpec("control", {"control": "thresholds", "keys": ["device"]})
     assert table.replaces == ("device",)
     assert isinstance(publisher, p.Sink)
     assert publisher.connector.options == {"pipeline": "cold-chain", "control": "thresholds", "keys": ["device"]}

@@ -1,4 +1,4 @@
-"""How many seeds are simulated, and what they tried: part of the result."""
+"""The number of seeds that are simulated, and what they tried: part of the result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import pytest
 from tests.simulation.fleet_tally import FleetTally
 from tests.simulation.simulator import Tally
 
+SEEDS, SEEDS_FULL = 400, 4000
 BLOCK = 50
 FLEET_SHARE = 8
-"""A fleet takes as long as some engines: one of so many seeds is a fleet's."""
+"""A fleet takes as long as several engines: for this number of seeds, one fleet is simulated."""
 FLEET_BLOCK = 25
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    seeds = metafunc.config.getoption("--seeds")
+    seeds = metafunc.config.getoption("--seeds") or (SEEDS_FULL if metafunc.config.option.full else SEEDS)
     first = metafunc.config.getoption("--first-seed")
     if "seed_block" in metafunc.fixturenames:
         _in_blocks(metafunc, "seed_block", first, seeds, BLOCK)

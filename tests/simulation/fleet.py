@@ -40,7 +40,7 @@ from tests.simulation.simulator import SimClock
 from fordstone.connectors.memory import MemorySink, MemorySource
 from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
 from fordstone.hub.messages import Commit, ConsumerPosition, Generation
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.hub.store import retention
 from fordstone.plan.plan import Plan
 from fordstone.planner.split import split
@@ -298,7 +298,7 @@ class Fleet:
         try:
             # Not through the network: what comes late may have become right.
             self.hub.commit(PIPELINE, node.name, Commit(generation=generation, epochs=(strange,)))
-        except Refused:
+        except Rejection:
             return
         except HubCrashedError:
             self.hub.crash()

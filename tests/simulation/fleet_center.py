@@ -100,7 +100,7 @@ class Center(Host):
         self._follower, self._follow_at_us = None, 0
         self._store = store = self.store()
         self.check_whole(store)
-        environment = self.rim(lambda *given, **more: CenterEnds(self, *given, **more))
+        environment = self.environment(lambda *given, **more: CenterEnds(self, *given, **more))
         self.engine = engine = recovered_engine(self.plan, {}, config, environment, store, None)
         self._sealed = engine.writer.epoch
         self.state = "running"

@@ -49,14 +49,14 @@ class Host(ABC):
         """Open the checkpoints on its disk."""
         return CheckpointStore(self.disk, pipeline=PIPELINE, node=self.node, compression="none", keep=KEEP)
 
-    def rim(self, ends: Callable[..., ConnectorOpener] = ConnectorOpener) -> Environment:
+    def environment(self, opener: Callable[..., ConnectorOpener] = ConnectorOpener) -> Environment:
         """What an engine here is handed."""
         return Environment(
             clock=self.clock,
             disk=self.disk,
             choose=self.rng.randrange,
             dead_letters=lambda _: NoDeadLetters(),
-            ends=ends,
+            opener=opener,
         )
 
     def crash(self) -> None:

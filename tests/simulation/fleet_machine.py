@@ -15,7 +15,7 @@ from fordstone.connectors.memory import MemorySource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine
 from fordstone.edge.link.control import ControlFetcher
-from fordstone.edge.link.hub import HubLink
+from fordstone.edge.link.links import HubLink
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.address import HubAddress
@@ -55,7 +55,7 @@ class Machine(Host):
             outbox_bytes_max=scenario.outbox_bytes,
             parallelism=self.parallelism(scenario),
         )
-        environment = self.rim()
+        environment = self.environment()
         self.starts += 1
         self._store = store = self.store()
         self.check_whole(store)
@@ -141,7 +141,7 @@ class Machine(Host):
             pipeline=PIPELINE,
             control=CONTROL,
             taken=0 if taken is None else taken.position,
-            choose=self.rng.random,
+            chance=self.rng.random,
         )
         return [fetcher]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
+import msgspec
 from tests.simulation.fleet_hub import MemoryBlobs
 
 from fordstone.connectors.hub.epochs import HubSource
@@ -20,9 +21,9 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
-from fordstone.hub.store import commits, retention
-from fordstone.hub.store.log import Turn
-from fordstone.hub.store.retention import Retention
+from fordstone.hub.store import commits
+from fordstone.hub.store.base import EpochRecord
+from fordstone.hub.store.sqlite import SqliteReader, SqliteWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
 from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
@@ -87,24 +88,24 @@ def hub_takes_other_content() -> Iterator[None]:
 @contextmanager
 def fold_loses_an_epoch() -> Iterator[None]:
     """Of epochs that are committed together, only the last brings its rows."""
-    original = commits._add_segments
+    original = SqliteWriter.add_epoch
 
-    def lazy(turn: Turn, node: Any, pipeline: str, entry: Any, seq: int) -> None:
-        known = turn.db.execute("SELECT last FROM entries WHERE node_id = ? AND epoch = ?", (node.id, entry.epoch))
-        if known.fetchone()[0] == entry.epoch:
-            original(turn, node, pipeline, entry, seq)
+    def lazy(self: SqliteWriter, pipeline: str, node_id: int, record: EpochRecord) -> None:
+        if record.entry.epoch != record.last:
+            record = replace(record, entry=msgspec.structs.replace(record.entry, streams={}))
+        original(self, pipeline, node_id, record)
 
-    with patch.object(commits, "_add_segments", lazy):
+    with patch.object(SqliteWriter, "add_epoch", lazy):
         yield
 
 
 @contextmanager
 def gc_takes_what_nobody_has_passed() -> Iterator[None]:
     """A segment goes as soon as one consumer has passed it, although another has not."""
-    original = Retention._all_passed
+    original = SqliteReader.stream_shares
 
     class Greedy:
-        """The log, with the largest position instead of the least."""
+        """The database, with the largest position instead of the least."""
 
         def __init__(self, db: sqlite3.Connection) -> None:
             self._db = db
@@ -114,14 +115,17 @@ def gc_takes_what_nobody_has_passed() -> Iterator[None]:
                 query.replace("SELECT min(coalesce(p.epoch, 0))", "SELECT max(coalesce(p.epoch, 0))"), *given
             )
 
-    with patch.object(Retention, "_all_passed", lambda self, db: original(self, Greedy(db))):  # type: ignore[arg-type]  # close enough
+    def shares(self: SqliteReader) -> Any:
+        return original(SqliteReader(Greedy(self._db)))  # type: ignore[arg-type]  # close enough
+
+    with patch.object(SqliteReader, "stream_shares", shares):
         yield
 
 
 @contextmanager
 def named_blobs_are_not_counted() -> Iterator[None]:
     """Blobs go after their grace time, whoever names them."""
-    with patch.object(commits, "rename", lambda *_: None), patch.object(retention, "rename", lambda *_: None):
+    with patch.object(SqliteWriter, "add_references", lambda *_: None):
         yield
 
 
@@ -137,9 +141,9 @@ def node_drops_entries_before_the_answer() -> Iterator[None]:
     """The outbox forgets epochs when they are sent, whatever the hub says."""
     original = Sender._commit
 
-    def hasty(self: Sender, parcel: Any, generation: Any) -> None:
-        self._outbox.mark(parcel.last)
-        original(self, parcel, generation)
+    def hasty(self: Sender, batch: Any, generation: Any) -> None:
+        self._outbox.mark(batch.last)
+        original(self, batch, generation)
 
     with patch.object(Sender, "_commit", hasty):
         yield
@@ -157,13 +161,13 @@ def sender_takes_silence_for_yes() -> Iterator[None]:
     """A commit without an answer counts as one that was accepted."""
     original = Sender._commit
 
-    def trusting(self: Sender, parcel: Any, generation: Any) -> None:
+    def trusting(self: Sender, batch: Any, generation: Any) -> None:
         try:
-            original(self, parcel, generation)
+            original(self, batch, generation)
         except HubAwayError:
-            self._met = True
-            self._put_down()
-            self._mark(parcel.last)
+            self._in_sync = True
+            self._drop_batch()
+            self._mark(batch.last)
 
     with patch.object(Sender, "_commit", trusting):
         yield

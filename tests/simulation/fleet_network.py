@@ -28,7 +28,7 @@ from fordstone.hub.messages import (
     LeaseRequest,
     StreamPage,
 )
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 
 if TYPE_CHECKING:
     from tests.simulation.fleet_ledger import Ledger
@@ -82,7 +82,7 @@ class Network:
     def _carry_out(self, work: Callable[[], T]) -> T:
         try:
             return work()
-        except Refused as refused:
+        except Rejection as refused:
             if refused.status >= 500:
                 raise self._away(str(refused)) from refused
             raise HubRefusedError(

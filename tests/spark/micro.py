@@ -26,17 +26,16 @@ from pyspark.sql import Row
 from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
 from tests.spark.micro_watch import watched
 
-from fordstone.operators.base import Functions, OperatorSetting
+from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted import source as source_module
-from fordstone.spark.hosted.chains import Stages
 from fordstone.spark.hosted.commit import BatchOutcome, Committer
-from fordstone.spark.hosted.feed import QuerySetting
+from fordstone.spark.hosted.operator_host import HostProcessor
 from fordstone.spark.hosted.packing import _spark_hash
-from fordstone.spark.hosted.processor import HostProcessor
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
+from fordstone.spark.hosted.stages import QuerySetting, Stages
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]
@@ -53,10 +52,10 @@ class KnownPlan(QuerySetting):
         found: Stages = self.__dict__["_stages"]
         return found
 
-    def operators(self, stages: Stages) -> OperatorSetting:
+    def operators(self, stages: Stages) -> OperatorContext:
         if "_operators" not in self.__dict__:
             self.__dict__["_operators"] = super().operators(stages)
-        found: OperatorSetting = self.__dict__["_operators"]
+        found: OperatorContext = self.__dict__["_operators"]
         return found
 
 

@@ -10,9 +10,8 @@ from tests.spark.micro_state import Fate
 
 from fordstone.connectors.base import Delivery, Part, PartedSink, Sink
 from fordstone.epochs.manifest import Cut
+from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles
 from fordstone.spark.hosted.commit import Committer
-from fordstone.spark.hosted.cuts import CutFiles
-from fordstone.spark.hosted.sealed import SealedEpoch, SealedFiles
 
 
 class _WatchedSink(PartedSink):

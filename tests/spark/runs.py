@@ -28,8 +28,9 @@ from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.operators.base import DELETE, OP, ROW_ID, Functions
 from fordstone.plan.plan import Plan
-from fordstone.spark.hosted import host, packing
-from fordstone.spark.hosted.work import read_work
+from fordstone.spark.hosted import operator_host as host
+from fordstone.spark.hosted import packing
+from fordstone.spark.hosted.plan_batches import read_work
 from fordstone.storage.disk import Disk
 from fordstone.testing.memory_disk import MemoryDisk
 

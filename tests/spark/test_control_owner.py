@@ -17,8 +17,8 @@ from fordstone.connectors.control_publish import HubIsAwayError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types
+from fordstone.spark.hosted.checkpoint import QueryFile, QueryIdentity
 from fordstone.spark.hosted.commit import sink_specs
-from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
 
 
 def identity(owner: str) -> QueryIdentity:

@@ -16,7 +16,7 @@ from tests.spark.small_batches import run_with_deaths
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.plan.plan import Lookup
-from fordstone.spark.hosted.paths import absolute
+from fordstone.spark.hosted.query import absolute
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("right", -4, 2), ("full", -3, 3)]

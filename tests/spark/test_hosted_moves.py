@@ -12,7 +12,7 @@ from tests.spark.micro_state import Died
 from tests.spark.pipelines import read_all
 from tests.spark.runs import DeadLetterBox, EachSeed, EdgeSide, Trial, compare, ids_of, out_of, small_values
 
-from fordstone.spark.hosted.export import import_spark
+from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.storage.disk import OsDisk
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -20,8 +20,8 @@ from tests.spark.small_batches import run_with_deaths
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.spark.hosted import source as source_module
-from fordstone.spark.hosted.processor import HostProcessor
-from fordstone.spark.hosted.sent_functions import SentFunctions
+from fordstone.spark.hosted.operator_host import HostProcessor
+from fordstone.spark.hosted.stages import SentFunctions
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

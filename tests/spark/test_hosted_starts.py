@@ -31,11 +31,10 @@ from fordstone.lang.schema import Schema
 from fordstone.plan.plan import ConnectorSpec, Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import commit
+from fordstone.spark.hosted.checkpoint import SealedFiles
 from fordstone.spark.hosted.commit import PART, PartTask, Sinks, SinkSpec
-from fordstone.spark.hosted.export import import_spark
-from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, encode
-from fordstone.spark.hosted.sealed import SealedFiles
-from fordstone.spark.hosted.source import batches
+from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, batches, encode
+from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.spark.run import run_plan
 from fordstone.storage.disk import OsDisk
 

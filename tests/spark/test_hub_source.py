@@ -19,13 +19,11 @@ from tests.spark.test_hub_rows import EVERY
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.server.app import make_app
-from fordstone.hub.server.guard import Guard
-from fordstone.hub.server.limits import Limits
-from fordstone.hub.server.metrics import Metrics
-from fordstone.hub.server.tokens import TokenFile, Tokens
+from fordstone.hub.server.app import HubApp
+from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.spark import register
 
 WAIT_SECONDS_MAX = 60.0
@@ -239,18 +237,10 @@ def guarded_hub(data: Path) -> Iterator[tuple[HubAddress, str]]:
     node = file.add("truck", role="node", node="a", now_us=1)
     center = file.add("report", role="center", now_us=1)
 
-    async def nothing() -> None:
-        return None
-
-    with contextlib.closing(HubLog(data / "log.sqlite", clock_us=now_us)) as log:
-        guard = Guard(
-            make_app(log, open_blobs(f"file://{data / 'blobs'}")),
-            tokens=Tokens(file, clock_s=time.monotonic, clock_us=now_us),
-            limits=Limits(),
-            metrics=Metrics(),
-            look=nothing,
-        )
-        with serving(guard) as url:
+    with contextlib.closing(HubLog(SqliteStore(data / "log.sqlite"), clock_us=now_us)) as log:
+        tokens = Tokens(file, clock_s=time.monotonic, clock_us=now_us)
+        app = HubApp(log, open_blobs(f"file://{data / 'blobs'}"), tokens=tokens)
+        with serving(app) as url:
             yield HubAddress(url=url, token=node), center
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
-from fordstone.spark.hosted.sent_functions import SentFunctions
+from fordstone.spark.hosted.stages import SentFunctions
 
 
 def half(row: float) -> float:

@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import RunRef, State
-from fordstone.state.timeline import Buffer
+from fordstone.state.timeline import MemoryBuffer
 from fordstone.testing.contracts.state import Shelf, StateContract
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -27,8 +27,8 @@ SCHEMA: dict[str, pl.DataType] = {
 Row = tuple[str, int, float | None, int]
 
 
-def buffer() -> Buffer:
-    return Buffer(["k"], time_column="ts", order_columns=["v"])
+def buffer() -> MemoryBuffer:
+    return MemoryBuffer(["k"], time_column="ts", order_columns=["v"])
 
 
 def frame(items: list[Row]) -> pl.DataFrame:
@@ -51,18 +51,18 @@ class TestBuffer(StateContract):
         return buffer()
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, Buffer)
+        assert isinstance(state, MemoryBuffer)
         state.add(
             frame([(f"key {number}", 10 + (number * 7 + step) % 40, float(number % 4), 0) for number in range(30)])
         )
         state.add(frame([("twice", 30, None, 0), ("twice", 30, None, 0)]))
 
     def rows(self, state: State) -> pl.DataFrame:
-        assert isinstance(state, Buffer)
+        assert isinstance(state, MemoryBuffer)
         return state.scan()
 
     def close(self, state: State) -> int:
-        assert isinstance(state, Buffer)
+        assert isinstance(state, MemoryBuffer)
         assert state.release(30).height
         return 30
 
@@ -182,7 +182,7 @@ def test_the_row_at_the_watermark_survives_a_restore() -> None:
 
 
 def test_the_last_watermark_releases_all_there_is() -> None:
-    state = Buffer(["k"], time_column="t")
+    state = MemoryBuffer(["k"], time_column="t")
     state.add(pl.DataFrame({"k": [1, 2, 3], "t": [TIME_MAX_US, 5, TIME_MAX_US - 1]}))
     assert state.release(TIME_MAX_US).get_column("t").to_list() == [5, TIME_MAX_US - 1, TIME_MAX_US]
 

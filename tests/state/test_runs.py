@@ -1,4 +1,4 @@
-"""Runs against a dict: contract, random histories, merging in the middle of things, and what a close costs."""
+"""MemoryTimeline against a dict: contract, random histories, merging in the middle of things, and what a close costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.compaction import PIECES_MAX
-from fordstone.state.timeline import Runs
+from fordstone.state.timeline import MemoryTimeline
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 
 SCHEMA: dict[str, pl.DataType] = {"k": pl.Int64(), "end": pl.Int64(), "n": pl.Int64(), "top": pl.Float64()}
@@ -24,8 +24,8 @@ def summed(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.group_by("end", "k").agg(pl.col("n").sum(), pl.col("top").max())
 
 
-def runs(*, time_column: str | None = "end", coalesce_rows_min: int = 10) -> Runs:
-    return Runs(["k"], time_column=time_column, combine_rows=summed, coalesce_rows_min=coalesce_rows_min)
+def runs(*, time_column: str | None = "end", coalesce_rows_min: int = 10) -> MemoryTimeline:
+    return MemoryTimeline(["k"], time_column=time_column, merge_rows=summed, coalesce_rows_min=coalesce_rows_min)
 
 
 def rows(*items: tuple[int, int, int]) -> pl.DataFrame:
@@ -48,16 +48,16 @@ class TestRuns(StateContract):
         return runs(coalesce_rows_min=100)
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, Runs)
+        assert isinstance(state, MemoryTimeline)
         state.add(rows(*((number, 10 * (step % 4 + number % 3 + 1), step) for number in range(25))))
         state.add(rows((step, 1000, 1)))
 
     def rows(self, state: State) -> pl.DataFrame:
-        assert isinstance(state, Runs)
+        assert isinstance(state, MemoryTimeline)
         return state.scan()
 
     def close(self, state: State) -> int:
-        assert isinstance(state, Runs)
+        assert isinstance(state, MemoryTimeline)
         assert state.close(35).height
         return 35
 
@@ -69,13 +69,13 @@ class TestRunsWithoutTime(TestRuns):
         return runs(time_column=None)
 
     def close(self, state: State) -> int:
-        assert isinstance(state, Runs)
+        assert isinstance(state, MemoryTimeline)
         assert not state.close(TIME_MAX_US).height
         return 35
 
 
 class Model:
-    """Runs beside a dict, with a disk to crash back to."""
+    """MemoryTimeline beside a dict, with a disk to crash back to."""
 
     def __init__(self) -> None:
         self.shelf = Shelf()
@@ -210,9 +210,11 @@ def test_rows_with_other_columns_are_refused() -> None:
 
 
 def test_a_fold_that_changes_types_is_found_out() -> None:
-    state = Runs(["k"], time_column="end", combine_rows=lambda frame: frame.with_columns(pl.col("n").cast(pl.Float64)))
+    state = MemoryTimeline(
+        ["k"], time_column="end", merge_rows=lambda frame: frame.with_columns(pl.col("n").cast(pl.Float64))
+    )
     state.add(rows((1, 10, 1)))
-    with pytest.raises(TypeError, match="combine_rows must keep the types"):
+    with pytest.raises(TypeError, match="merge_rows must keep the types"):
         state.close(10)
 
 
@@ -229,7 +231,7 @@ class Counting:
 
 def test_freezing_folds_nothing_until_the_rows_are_needed() -> None:
     fold = Counting()
-    state = Runs(["k"], time_column="end", combine_rows=fold)
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
     for _ in range(50):
         state.add(rows(*((number, 10, 1) for number in range(100))))
     (piece,) = state.freeze()
@@ -240,7 +242,7 @@ def test_freezing_folds_nothing_until_the_rows_are_needed() -> None:
 
 def test_a_close_that_finds_nothing_due_touches_nothing() -> None:
     fold = Counting()
-    state = Runs(["k"], time_column="end", combine_rows=fold)
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
     state.add(rows((1, 100, 1)))
     (piece,) = state.freeze()
     state.add(rows((1, 100, 1)))
@@ -253,7 +255,7 @@ def test_a_close_that_finds_nothing_due_touches_nothing() -> None:
 
 def test_closing_window_after_window_looks_at_each_row_a_few_times_only() -> None:
     fold = Counting()
-    state = Runs(["k"], time_column="end", combine_rows=fold)
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
     total = 0
     for step in range(200):
         # 300 windows are open at any moment; every step closes one.
@@ -265,7 +267,7 @@ def test_closing_window_after_window_looks_at_each_row_a_few_times_only() -> Non
 
 def test_open_rows_are_coalesced_when_they_have_grown_by_the_ratio() -> None:
     fold = Counting()
-    state = Runs(["k"], time_column="end", combine_rows=fold, coalesce_rows_min=1000)
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold, coalesce_rows_min=1000)
     for _ in range(400):
         state.add(rows(*((number, 10, 1) for number in range(20))))
     assert fold.rows < 1.2 * 8000
@@ -274,7 +276,7 @@ def test_open_rows_are_coalesced_when_they_have_grown_by_the_ratio() -> None:
 
 def test_coalescing_that_does_not_pay_is_put_off() -> None:
     fold = Counting()
-    state = Runs(["k"], time_column="end", combine_rows=fold, coalesce_rows_min=1000)
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold, coalesce_rows_min=1000)
     total = 0
     for batch in range(2000):
         state.add(rows(*((batch * 20 + number, 10, 1) for number in range(20))))

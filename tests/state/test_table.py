@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state.backend import FOUND
 from fordstone.state.base import Piece, RunRef, State
-from fordstone.state.table import DELETED, FOUND, Table
+from fordstone.state.table import DELETED, MemoryTable
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 
 SCHEMA: dict[str, pl.DataType] = {"k": pl.String(), "n": pl.Int64(), "note": pl.String()}
 
 
-def table() -> Table:
-    return Table(["k"], schema=SCHEMA)
+def table() -> MemoryTable:
+    return MemoryTable(["k"], schema=SCHEMA)
 
 
 def rows(*items: tuple[str | None, int | None, str | None]) -> pl.DataFrame:
@@ -39,7 +40,7 @@ class TestTable(StateContract):
         return table()
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, Table)
+        assert isinstance(state, MemoryTable)
         state.put(
             rows(*((f"key {number}", number * step, f"step {step}") for number in range(step * 3, step * 3 + 30)))
         )
@@ -48,7 +49,7 @@ class TestTable(StateContract):
             state.put(rows((f"key {step * 5}", -1, None)))
 
     def rows(self, state: State) -> pl.DataFrame:
-        assert isinstance(state, Table)
+        assert isinstance(state, MemoryTable)
         return state.scan()
 
 
@@ -56,7 +57,7 @@ class TestTableOfNumbers(TestTable):
     """The contract on a table large beside its changes, so that pieces add up."""
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, Table)
+        assert isinstance(state, MemoryTable)
         if step == 0:
             state.put(rows(*((f"key {number}", number, None) for number in range(500))))
         state.put(rows(*((f"key {number}", -number * step, "again") for number in range(step * 7, step * 7 + 10))))
@@ -95,7 +96,7 @@ class Model:
     def __init__(self, key: list[str], schema: dict[str, pl.DataType]) -> None:
         self.key, self.schema = key, schema
         self.shelf = Shelf()
-        self.table = Table(key, schema=schema)
+        self.table = MemoryTable(key, schema=schema)
         self.held: dict[tuple[object, ...], dict[str, object]] = {}
         self.refs: tuple[RunRef, ...] = ()
         self.saved: dict[tuple[object, ...], dict[str, object]] = {}
@@ -116,7 +117,7 @@ class Model:
         self.saved = dict(self.held)
 
     def crash(self) -> None:
-        self.table = Table(self.key, schema=self.schema)
+        self.table = MemoryTable(self.key, schema=self.schema)
         self.table.load(self.shelf.pieces(self.refs), watermark_us=TIME_MIN_US)
         self.held = dict(self.saved)
 
@@ -125,10 +126,10 @@ class Model:
         self.commit()
         fresh: list[Piece] = []
         for subtask in range(parallelism):
-            part = Table(self.key, schema=self.schema)
+            part = MemoryTable(self.key, schema=self.schema)
             part.load(self.shelf.owned(self.refs, self.key, subtask, parallelism), watermark_us=TIME_MIN_US)
             fresh += self.shelf.pieces(self.shelf.write(part.freeze()))
-        self.table = Table(self.key, schema=self.schema)
+        self.table = MemoryTable(self.key, schema=self.schema)
         self.table.load(fresh, watermark_us=TIME_MIN_US)
 
     def merge(self, start: float, stop: float) -> None:
@@ -362,3 +363,23 @@ def test_a_null_key_that_went_and_came_back_is_there() -> None:
     again = table()
     again.load(shelf.pieces(shelf.write(state.freeze())), watermark_us=TIME_MIN_US)
     assert again.get(keys(None)).rows() == [(None, 2, None, True)]
+
+
+def test_rows_of_a_sub_key_belong_to_the_key_groups_of_their_key() -> None:
+    parts = MemoryTable(["k"], schema={"k": pl.String(), "part": pl.Int32(), "n": pl.Int64()}, sub_key=["part"])
+    parts.put(
+        pl.DataFrame([("a", 0, 1), ("a", 1, 2)], schema={"k": pl.String, "part": pl.Int32, "n": pl.Int64}, orient="row")
+    )
+    assert len(parts) == 2
+    assert parts.key == ("k",)
+
+
+def test_keys_until_a_bound_come_with_the_least_value_above_it() -> None:
+    due = table()
+    due.put(rows(("a", 1, None), ("b", 5, None), ("c", 9, None), ("d", None, None)))
+    found, least = due.keys_until("n", 5)
+    assert sorted(found.get_column("k")) == ["a", "b"]
+    assert least == 9
+    found, least = due.keys_until("n", 9, after=1)
+    assert sorted(found.get_column("k")) == ["b", "c"]
+    assert least is None

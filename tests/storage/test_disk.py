@@ -277,5 +277,5 @@ def test_a_lock_keeps_off_the_same_process_too(tmp_path: Path) -> None:
 
 def test_a_root_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="could not make the directory"):
+    with pytest.raises(StorageError, match="could not create the directory"):
         OsDisk(tmp_path / "file" / "below")

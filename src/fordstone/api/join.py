@@ -1,8 +1,7 @@
-"""Streams brought together with streams and tables: `join`, `lookup` and `join_latest`, and the steps that they add."""
+"""The steps that `Stream.join`, `lookup`, `join_latest` and `join_control` add."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +19,6 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
 
 if TYPE_CHECKING:
-    from fordstone.api.pipeline import Pipeline
     from fordstone.api.stream import Stream
 
 On = str | Sequence[str] | Mapping[str, str]
@@ -29,85 +27,10 @@ Span = str | timedelta
 TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
 
 
-class Joins(ABC):
-    """The part of `Stream` that brings in other streams and tables."""
-
-    _at: p.Input
-
-    @property
-    @abstractmethod
-    def pipeline(self) -> Pipeline:
-        """The pipeline that this stream belongs to."""
-
-    @abstractmethod
-    def _named(self, base: str, name: str | None) -> str:
-        """The name of a new step."""
-
-    @abstractmethod
-    def _add(self, step: p.Step) -> Stream:
-        """Add a step behind this stream."""
-
-    def join(
-        self,
-        other: Stream,
-        *,
-        on: On,
-        between: tuple[Span, Span] | None = None,
-        how: str = "inner",
-        suffix: str = "_right",
-        name: str | None = None,
-    ) -> Stream:
-        """Pairs of rows with equal `on`, where `other`'s time lies between so much before and after this stream's.
-
-        `orders.join(payments, on="order", between=("0s", "1h"), how="left")`. Both bounds are included. `how`: `"inner"`,
-        `"left"`, `"right"` or `"full"`. `on` is a name, several, or a mapping from names here to names there. A column of
-        `other` that is there already gets the suffix.
-        """
-        step = self._named("join", name)
-        return self._add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
-
-    def lookup(
-        self,
-        table: p.ConnectorSpec | TableRows,
-        *,
-        on: On,
-        schema: Mapping[str, str] | None = None,
-        how: str = "left",
-        suffix: str = "_right",
-        name: str | None = None,
-    ) -> Stream:
-        """Every row with the columns of the row of `table` that has its key. The table is read once, at the start.
-
-        `readings.lookup(files("devices.csv"), on="device", schema={"device": "string", "site": "string"})`. A few rows may be
-        given as they are: `lookup([{"device": "a", "site": "north"}], on="device")`. With `how="inner"` rows that find
-        nothing are dropped.
-        """
-        step = self._named("lookup", name)
-        return self._add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
-
-    def join_latest(
-        self,
-        control: Stream,
-        *,
-        on: On,
-        how: str = "left",
-        suffix: str = "_right",
-        wait: bool = True,
-        name: str | None = None,
-    ) -> Stream:
-        """Every row with the columns of the newest row of `control` that has its key: `readings.join_latest(limits, on="device")`.
-
-        Rows wait for the end of their epoch, and see the control rows that came in it. With `wait=False` they go on at
-        once, see those of the epochs before, and keep their time if `control` has event time too.
-        """
-        step = self._named("join_latest", name)
-        return self._add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
-
-
 def join_step(
     step: str,
-    left: Joins,
-    right: Joins,
+    left: Stream,
+    right: Stream,
     *,
     on: On,
     between: tuple[Span, Span] | None,
@@ -140,7 +63,7 @@ def join_step(
 
 def lookup_step(
     step: str,
-    stream: Joins,
+    stream: Stream,
     table: p.ConnectorSpec | TableRows,
     *,
     on: On,
@@ -168,8 +91,8 @@ def lookup_step(
 
 def latest_step(
     step: str,
-    stream: Joins,
-    control: Joins,
+    stream: Stream,
+    control: Stream,
     *,
     on: On,
     how: str,
@@ -214,8 +137,10 @@ def join_columns_of(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
 
 
-def _same_pipeline(step: str, one: Joins, other: object) -> None:
-    if not isinstance(other, Joins):
+def _same_pipeline(step: str, one: Stream, other: object) -> None:
+    from fordstone.api.stream import Stream  # noqa: PLC0415 - streams are built from these steps
+
+    if not isinstance(other, Stream):
         raise PipelineError(
             f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...); for a control "
             "table, .join_control(table, on=...)."

@@ -1,4 +1,4 @@
-"""Patterns as a pipeline declares them: stages one behind the other, and how matches are given out."""
+"""Patterns as a pipeline declares them: stages in order, and how matches are emitted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Pattern:
         return self._with(name, condition, "then", **how)
 
     def next(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
-        """A stage whose first row comes right behind. What may be said of it is as in `then`."""
+        """A stage whose first row follows immediately. It takes the same options as `then`."""
         return self._with(name, condition, "next", **how)
 
     def then_any(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
@@ -88,7 +88,7 @@ class Pattern:
         return self._with(name, condition, "any", **how)
 
     def not_next(self, name: str, condition: Condition) -> Pattern:
-        """The row right behind must not fulfil this. At the end of a pattern it needs `within`."""
+        """The next row must not fulfil this. At the end of a pattern it needs `within`."""
         return self._add(p.Stage(name=name, predicate=_sql(condition), follows="next", negated=True))
 
     def not_followed_by(self, name: str, condition: Condition) -> Pattern:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from fordstone.api.crossing import ControlTable
+from fordstone.api.control import ControlTable
 from fordstone.api.stream import Stream
 from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.duration import duration_us, positive_us
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Pipeline:
     """A graph of named steps.
 
-    `guarantee` is `"exactly_once"` unless told otherwise. If it is given, a path that cannot give it is an error; if
+    `guarantee` is `"exactly_once"` by default. If it is given, a path that cannot give it is an error; if
     not, each path gives what its source and sink can, and `explain()` says what that is. `mode` is how barriers are
     taken: `"aligned"`, `"unaligned"` or `"blocking"`.
     """
@@ -148,7 +148,7 @@ class Pipeline:
         return explain(plan, format=format)
 
     def run(self, config: RunConfig | None = None, **options: Any) -> Report:
-        """Run here, on the edge engine, until bounded input ends or the process is told to stop.
+        """Run here, on the edge engine, until bounded input ends or the process is asked to stop.
 
         Options are those of `fordstone.edge.config.RunConfig`: `state=`, `bounded=`, `parallelism=`, `interval=` ...
         """
@@ -250,7 +250,7 @@ class Pipeline:
 
 
 def _is_end(plan: p.Plan, step: p.Step) -> bool:
-    """Whether rows leave here. What crosses and is read by no step is kept at the hub, for whoever reads it there."""
+    """Whether rows leave here. Rows that cross and are read by no step are kept at the hub, where other jobs can read them."""
     return isinstance(step, p.Sink | p.ToEdges) or (isinstance(step, p.ToCenter) and not plan.consumers(step.name))
 
 

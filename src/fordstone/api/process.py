@@ -25,7 +25,7 @@ Given = Iterable[Record] | Record | None
 
 
 class _Declared:
-    """A state as it is declared. `ttl`: it is forgotten so long after it was last written."""
+    """A state as it is declared. `ttl`: the time after its last write when it is dropped."""
 
     def __init__(self, kind: Any, type_: str, key_type: str | None, ttl: str | timedelta | None) -> None:
         self.kind = kind
@@ -94,7 +94,7 @@ class ListState(_Declared):
 class MapState(_Declared):
     """Values by key, in the order in which the keys came: `counts = MapState("string", "bigint")`.
 
-    With a ttl each is forgotten by itself, so long after it was last written.
+    With a ttl each entry is dropped that time after its own last write.
     """
 
     def __init__(self, key_type: str, type: str, *, ttl: str | timedelta | None = None) -> None:  # noqa: A002 - the word users expect
@@ -168,7 +168,7 @@ def declared_states(function: Any, step: str) -> tuple[p.KeyedState, ...]:
     ]
     if needed:
         raise PipelineError(
-            f"step {step}: {function.__name__} is made anew in every task, as {function.__name__}(); it cannot need "
+            f"step {step}: {function.__name__} is constructed in every task, as {function.__name__}(); it cannot need "
             f"{', '.join(needed)}. Give defaults, or derive a class."
         )
     found: dict[str, _Declared] = {}

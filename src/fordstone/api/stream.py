@@ -1,4 +1,4 @@
-"""Streams: what a pipeline is written with. Every method adds a step and gives the stream behind it.
+"""Streams: what a pipeline is written with. Every method adds a step and returns the step's output stream.
 
 A step is checked when it is added. Nothing runs until the pipeline is run.
 """
@@ -14,8 +14,8 @@ from sqlglot import exp
 
 from fordstone.api.aggregate import Aggregated, named_aggregate
 from fordstone.api.column import Column
-from fordstone.api.crossing import Crosses
-from fordstone.api.join import Joins
+from fordstone.api.control import ControlTable
+from fordstone.api.join import On, Span, TableRows, join_columns_of, join_step, latest_step, lookup_step
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.errors import PipelineError
@@ -35,7 +35,7 @@ Expr = str | Column
 Record = dict[str, Any]
 
 
-class Stream(Joins, Crosses):
+class Stream:
     """Rows on their way. Made by `Pipeline.source` and by the methods here; never changes."""
 
     def __init__(self, pipeline: Pipeline, at: p.Input) -> None:
@@ -87,7 +87,7 @@ class Stream(Joins, Crosses):
         if self._type.upsert_key is None:
             raise PipelineError(f"step {self.name}: .final() is not needed here: no row is replaced by a later one.")
         raise PipelineError(
-            f"step {self.name} has no final results of its own. Call .final() right behind a window with early=, before any "
+            f"step {self.name} has no final results of its own. Call .final() directly after a window with early=, before any "
             "filter or select. (Running results, without a window, never have a last word.)"
         )
 
@@ -183,9 +183,116 @@ class Stream(Joins, Crosses):
         return self._pipeline.add_loop(self._at, self._named("iterate", name), body)
 
     def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
-        """Let the rows out. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
+        """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
         checked_name(name, "sink")
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
+
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        between: tuple[Span, Span] | None = None,
+        how: str = "inner",
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Pairs of rows with equal `on`, where `other`'s time lies between so much before and after this stream's.
+
+        `orders.join(payments, on="order", between=("0s", "1h"), how="left")`. Both bounds are included. `how`: `"inner"`,
+        `"left"`, `"right"` or `"full"`. `on` is a name, several, or a mapping from names here to names there. A column of
+        `other` that is there already gets the suffix.
+        """
+        step = self._named("join", name)
+        return self._add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
+
+    def lookup(
+        self,
+        table: p.ConnectorSpec | TableRows,
+        *,
+        on: On,
+        schema: Mapping[str, str] | None = None,
+        how: str = "left",
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Every row with the columns of the row of `table` that has its key. The table is read once, at the start.
+
+        `readings.lookup(files("devices.csv"), on="device", schema={"device": "string", "site": "string"})`. A few rows may be
+        given as they are: `lookup([{"device": "a", "site": "north"}], on="device")`. With `how="inner"` rows that find
+        nothing are dropped.
+        """
+        step = self._named("lookup", name)
+        return self._add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
+
+    def join_latest(
+        self,
+        control: Stream,
+        *,
+        on: On,
+        how: str = "left",
+        suffix: str = "_right",
+        wait: bool = True,
+        name: str | None = None,
+    ) -> Stream:
+        """Every row with the columns of the newest row of `control` that has its key: `readings.join_latest(limits, on="device")`.
+
+        Rows wait for the end of their epoch, and see the control rows that came in it. With `wait=False` they go on at
+        once, see those of the epochs before, and keep their time if `control` has event time too.
+        """
+        step = self._named("join_latest", name)
+        return self._add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
+
+    def to_center(self, *, offline: str | timedelta = "24h", name: str | None = None) -> Stream:
+        """Cut the pipeline: the steps before run on the nodes, the steps after at the center, over the rows of all nodes.
+
+        The planner moves filters, projections and partial aggregates below the cut where it may; `explain` shows it. A node
+        that has been away for longer than `offline` no longer holds time back at the center. `name` is the stream's at the hub.
+        """
+        named = self._named(f"{self._at.step}_to_center", name)
+        offline_us = positive_us(offline, what=f"step {named}: offline")
+        return self._add(p.ToCenter(name=named, input=self._at, offline_us=offline_us))
+
+    def to_edges(self, control: str | ControlTable, *, name: str | None = None) -> None:
+        """Write these rows of the center into a control table, which every node applies at a barrier."""
+        table = control.name if isinstance(control, ControlTable) else control
+        if not isinstance(table, str):
+            raise PipelineError(f"to_edges({control!r}): name a control table of this pipeline.")
+        self._add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
+
+    def join_control(
+        self, table: ControlTable, *, on: On, how: str = "left", suffix: str = "_right", name: str | None = None
+    ) -> Stream:
+        """Every row with the columns of the row of a control table that has its key: `readings.join_control(limits, on="device")`.
+
+        Rows go on at once and see the table as it was when their epoch began. Where the table has no such row its columns
+        are null, or with `how="inner"` the row is left out.
+        """
+        step = self._named("join_control", name)
+        if not isinstance(table, ControlTable):
+            raise PipelineError(
+                f"step {step}: {table!r} is not a control table. Declare one with p.control(...); for a stream use join_latest."
+            )
+        if table.pipeline is not self.pipeline:
+            raise PipelineError(f"step {step}: control table {table.name} belongs to another pipeline.")
+        keys, control_keys = join_columns_of(step, on)
+        if set(control_keys) != set(table.keys):
+            raise PipelineError(
+                f"step {step}: on={on!r} does not name the key of {table.name}, which is ({', '.join(table.keys)})."
+            )
+        order = [control_keys.index(key) for key in table.keys]
+        return self._add(
+            p.LookupLatest(
+                name=step,
+                input=self._at,
+                control=p.Input(table.name),
+                keys=tuple(keys[place] for place in order),
+                control_keys=table.keys,
+                how=how,  # type: ignore[arg-type]  # judged with the step
+                suffix=suffix,
+                waits=False,
+            )
+        )
 
     def aggregate(
         self,
@@ -314,7 +421,7 @@ class Grouped:
     def window(self, window: Window, *, early: str | timedelta | None = None) -> Grouped:
         """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date.
 
-        `early="1s"` gives provisional results before a window closes, about so often: each replaces the one before it by
+        `early="1s"` gives provisional results before a window closes, about once per interval: each replaces the previous one by
         key and window, and `.final()` of the result has the closing ones only.
         """
         if self._window is not None:
@@ -326,10 +433,10 @@ class Grouped:
         return Grouped(self._stream, self._keys, window, early)
 
     def agg(self, *, name: str | None = None, **aggregates: Aggregated) -> Stream:
-        """One row a key (and window): `agg(n="count(*)", mean="avg(temp)")`.
+        """Aggregate to one row per key (and window): `agg(n="count(*)", mean="avg(temp)")`.
 
-        With a window a row is given once, when the window closes, with columns `window_start` and `window_end`. Without,
-        a key's row is given anew at each epoch in which it changed, and replaces the one before.
+        With a window, a row is emitted once, when the window closes, with columns `window_start` and `window_end`. Without,
+        a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
         """
         return self._stream.aggregate(
             self._keys, self._window, aggregates, name=name, base=self._base("agg"), early=self._early
@@ -359,7 +466,7 @@ class Grouped:
     ) -> Stream:
         """Look for a pattern in the rows of each key: `match(pattern, measures={"peak": "max(b.temp)"})`.
 
-        Gives a row a match, the keys and the measures; with `rows="all"` each of its rows with the measures up to there.
+        Emits one row per match with the keys and the measures; with `rows="all"`, each of its rows with the measures up to there.
         `skip`: where to go on after a match: `"past_last"`, `"next"`, `("first", "b")`, `("last", "b")`, or `"none"` for all.
         `choose`: of matches with one first row the `"earliest"` to be complete, or the one `"preferred"` as in SQL. `order`:
         columns by which rows of one time are ordered. `limit`: how many beginnings are kept a key.

@@ -20,7 +20,7 @@ def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> Tumbli
 
 
 def sliding(size: str | timedelta, *, every: str | timedelta, offset: str | timedelta = "0s") -> Sliding:
-    """Windows of one size, one beginning every so often: `sliding("60s", every="10s")`.
+    """Windows of one size that start at a regular interval: `sliding("60s", every="10s")`.
 
     A window is closed-open, `[start, start + size)`; starts are multiples of `every` from 1970-01-01 00:00 UTC, shifted by
     `offset`. A row counts for every window that it lies in. With `every` longer than `size` there are gaps between

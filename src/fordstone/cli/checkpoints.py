@@ -174,7 +174,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
 
     from fordstone.epochs.compaction import merge_checkpoint
     from fordstone.epochs.store import CheckpointStore
-    from fordstone.operators.base import OperatorSetting
+    from fordstone.operators.base import OperatorContext
     from fordstone.operators.registry import make_operator
     from fordstone.planner.check import stream_types
     from fordstone.planner.digest import step_digests
@@ -193,7 +193,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
                     f"checkpoint {epochs[-1]} of pipeline {plan.pipeline} was made by another plan, so this file does not say how to "
                     f"combine its state.\n{match.explain().partition('--allow')[0].rstrip()}\nGive the file that the pipeline was run with."
                 )
-        setting = OperatorSetting(plan=plan, types=types)
+        setting = OperatorContext(plan=plan, types=types)
 
         def combine_of(step: str, name: str) -> Combine | None:
             states = make_operator(plan.step(step), setting).states()

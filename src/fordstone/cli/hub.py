@@ -182,7 +182,7 @@ def add_token(
         raise Misuse("say for whom the token is, with one of --node ID, --center and --admin.")
     if admin and pipelines:
         raise Misuse("an admin may do everything: --pipeline goes with --node and --center.")
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
     try:
@@ -205,7 +205,7 @@ def add_token(
 @click.pass_obj
 def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
     """Make a token worthless, at once and for good."""
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     try:
         TokenFile(data or parent).revoke(name, now_us=time.time_ns() // 1_000)
@@ -220,7 +220,7 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
 @click.pass_obj
 def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
     """List the tokens: for whom they are, and when they were last used."""
-    from fordstone.hub.server.tokens import TokenFile
+    from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
     tokens, used_us = file.read(), file.used_us()

@@ -17,7 +17,7 @@ from fordstone.cli.stores import SPARK_DIRECTORY, spark_queries
 from fordstone.cli.view.showing import print_json
 
 if TYPE_CHECKING:
-    from fordstone.spark.hosted.export import Imported
+    from fordstone.spark.hosted.state_transfer import Imported
 
 
 @click.command(
@@ -74,7 +74,7 @@ def _location(given: str) -> str:
 
 
 def _imported(checkpoint: str, state: str, node: str, *, quiet: bool) -> Imported:
-    from fordstone.spark.hosted.export import import_spark as export
+    from fordstone.spark.hosted.state_transfer import import_spark as export
     from fordstone.spark.session.application import application
 
     if not quiet:

@@ -116,7 +116,7 @@ def _told(error: BaseException) -> str:
     """What was raised; of what Spark says, which goes over pages, the part that counts."""
     if not of_spark(error):
         return f"{type(error).__name__}: {error}"
-    from fordstone.spark.session.worker_trace import last_words
+    from fordstone.spark.session.failures import last_words
 
     return last_words(str(error))
 

@@ -88,7 +88,7 @@ def main() -> None:
         cli(prog_name="fordstone")
     except SystemExit as ending:
         if ending.code and "py4j" in sys.modules:
-            from fordstone.spark.session.exit import leave
+            from fordstone.spark.session.failures import leave
 
             leave(ending.code if isinstance(ending.code, int) else FAILED)
         raise

@@ -191,7 +191,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
         check_stdout(plan)
     from fordstone.cli.view.tiers_view import make_tiers_view
     from fordstone.edge.agent.supervisor import Supervisor
-    from fordstone.protocol.supervision import AT_A_TERMINAL
+    from fordstone.protocol.restart import AT_A_TERMINAL
     from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
@@ -323,7 +323,7 @@ def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
     from fordstone.edge.agent.supervisor import Job
 
     words = ("hub", "--listen", listen, "--data", str(state / HUB), "--ready-file", str(ready_file))
-    return Job(name=HUB, command=command(*words), stop_wait_us=HUB_STOP_WAIT_US)
+    return Job(name=HUB, command=command(*words), stop_timeout_us=HUB_STOP_WAIT_US)
 
 
 def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str) -> dict[str, Job]:
@@ -342,7 +342,7 @@ def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str
         "run", file, "--part", "edge", *common, "--node", node, "--state", str(state / EDGE),
         *given_options(context, _SHARED | of("edge") | OUTBOX),
     )  # fmt: skip
-    jobs = {EDGE: Job(name=EDGE, command=edge, stop_wait_us=EDGE_STOP_WAIT_US)}
+    jobs = {EDGE: Job(name=EDGE, command=edge, stop_timeout_us=EDGE_STOP_WAIT_US)}
     if split(plan).center is None:
         return jobs
     engine = "spark" if context.params["center_on"] == "spark" else "edge"

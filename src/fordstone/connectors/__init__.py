@@ -46,7 +46,7 @@ def delta(path: str, *, app: str | None = None) -> ConnectorSpec:
 def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for
     """Files on a local disk.
 
-    As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format is told by each file's
+    As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format follows from each file's
     ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
     `parquet` and `arrow`. Options: see `fordstone.connectors.files.settings.FileSettings`.
     """

@@ -1,26 +1,20 @@
-"""A spec that carries an object of this process beside its fields.
+"""The seam of connectors: where rows come from and where they go.
 
-The object is no field: it is not part of the plan's JSON nor of equality, and a plan read back from JSON lacks it.
-
-The seam of connectors: where rows come from and where they go.
-
-A connector in a pipeline is a `ConnectorSpec`: a kind and plain options, fit to stand in a plan. `registry.open_source`
-and `open_sink` make the live object on the node that runs it.
-
-The seam for those who add a system: one `ConnectorKind` for each kind of connector.
-
-Ours stand in `registry`; others are found through the entry point group `fordstone.connectors`, whose names are kinds
-and whose values are subclasses of `ConnectorKind`.
+A connector in a pipeline is a `ConnectorSpec`: a kind and plain options that a plan can store. One `ConnectorKind` per kind says what
+it can do (`capabilities`, delivery) and opens the live `Source` or `Sink` on the node that runs it. Our kinds are listed in
+`registry`; other packages offer theirs through the entry point group `fordstone.connectors`, whose names are kinds and whose values are
+subclasses of `ConnectorKind`. Engines ask for capabilities and never compare the names of kinds.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import polars as pl
@@ -30,51 +24,29 @@ from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec
+from fordstone.storage.disk import Disk
 
 ClockUs = Callable[[], int]
-"""Microseconds on a clock that never goes back."""
+"""Returns microseconds on a clock that never goes back."""
 
 
 def system_clock_us() -> int:
-    """The machine's own monotonic clock."""
+    """Return the machine's own monotonic clock."""
     return time.monotonic_ns() // 1_000
 
 
-class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; the other half refuses by itself
-    """Opens the connectors of one kind. Made without arguments, once per call; keeps nothing.
-
-    A kind that cannot be read, or cannot be written, leaves that half alone: asking for it is then an error that says so.
-    """
-
-    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """What a source gives at best. Called while a pipeline is built: may not touch the system."""
-        raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
-
-    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """What a sink gives at best. Called while a pipeline is built: may not touch the system."""
-        raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
-
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
-        """Make the live source, on the node that runs it, once per start."""
-        del options, clock_us
-        raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
-
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
-        """Make the live sink, on the node that runs it, before any row comes."""
-        del stream
-        raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
-
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
-        """Make a writer of parts, wherever rows are; None: all rows of an epoch go through `open_sink`'s sink."""
-        del spec, stream
-        return None
-
-
 __all__ = [
+    "PLAN_READ_ROWS",
+    "Capability",
     "Chunk",
+    "ClockUs",
+    "ConnectorKind",
     "ConnectorSpec",
     "Delivery",
+    "Home",
     "Idleness",
+    "LiveSpec",
+    "OpenContext",
     "Part",
     "PartWriter",
     "PartedSink",
@@ -85,14 +57,16 @@ __all__ = [
     "SinkStream",
     "Source",
     "SourceOptions",
+    "live_of",
+    "system_clock_us",
 ]
 
-REACH_ROWS: Final = 1 << 16
-"""How many rows `Source.reach` reads at a time, if it reads."""
+PLAN_READ_ROWS: Final = 1 << 16
+"""How many rows `Source.plan_read` reads at a time, if it has to read."""
 
 
 class Delivery(StrEnum):
-    """What a connector can give at best, strongest first."""
+    """The strongest delivery that a connector can give, strongest first."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -103,11 +77,11 @@ class Idleness(StrEnum):
     """What the silence of a partition means."""
 
     EXPECTED = "expected"
-    """Rows may come at any time. Silent for long enough, it is no longer waited for."""
-    RESTING = "resting"
-    """All of it was read, and its far end has said that it rests: it is not waited for. It may come back."""
+    """Rows may come at any time. After `idle_after` without rows the partition no longer holds the watermark back."""
+    FINISHED = "finished"
+    """All of it was read, and its writer has finished: it does not hold the watermark back. It may start again."""
     UNKNOWN = "unknown"
-    """The far end cannot be asked: silence means nothing."""
+    """The system cannot be asked, so silence means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +95,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What one read gave: rows in the source's schema, and where the partition stands behind them."""
+    """The result of one read: rows in the source's schema, and the position after them."""
 
     frame: pl.DataFrame
     position: Position
@@ -129,20 +103,20 @@ class Chunk:
     """The position of each row (Int64), when the reader was opened with `with_positions`."""
     rejected: tuple[Rejected, ...] = ()
     ended: bool = False
-    """Nothing will ever follow: bounded input has been read to its end."""
+    """Bounded input has been read to its end: nothing follows."""
     watermark_us: int | None = None
-    """Of a source that declares its time: how far it has come behind these rows."""
+    """Of a source that declares its time: the watermark after these rows."""
     late: pl.Series | None = None
-    """Of a source that declares its time: which rows are late (Boolean); None: none."""
+    """Of a source that declares its time: which rows are late (Boolean); None if no row is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """How far a read would come, asked before it is made."""
+    """How far a read would come, as planned before it is made."""
 
     position: Position
     ended: bool = False
-    """Bounded input ends there: nothing will ever follow."""
+    """Bounded input ends at the position: nothing follows."""
 
 
 class Reader(ABC):
@@ -150,16 +124,16 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        """Give the next rows, at most about `rows_max`, or None when there is nothing now. Never waits.
+        """Return the next rows, at most about `rows_max`, or None when there is nothing now. Never waits.
 
-        With `until` (a position that an earlier read of this partition or `Source.reach` gave, here or in another
-        process), reads up to it and not past it, whatever has come since: None then means that it is reached. What has
-        gone since is an error. Reading twice from one position gives the same rows, however the reads are cut.
+        With `until` (a position that an earlier read of this partition or `Source.plan_read` gave, here or in another
+        process), read up to it and not past it, whatever was added since: None then means that it is reached. Input that was
+        removed since is an error. Reading twice from one position gives the same rows, however the reads are cut.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class Source(ABC):
@@ -168,75 +142,75 @@ class Source(ABC):
     @property
     @abstractmethod
     def delivery(self) -> Delivery:
-        """What a restart from a position gives."""
+        """The delivery after a restart from a position."""
 
     @abstractmethod
     def partitions(self) -> Sequence[PartitionId]:
-        """The partitions there are now, in a stable order. Called at the start and then about once a second; may grow."""
+        """Return the present partitions in a stable order. Called at the start and then about once per second; the list may grow."""
 
     @abstractmethod
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Start reading at `position` (0 is the beginning)."""
 
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
-        """Where reading about `rows_max` rows from `position` would end now; `position` itself when nothing is there.
+        """Return where reading about `rows_max` rows from `position` would end now; `position` itself if there are none.
 
-        Called by an engine that plans reads in one process and makes them in others, once a micro-batch for each
-        partition, on a source that it keeps. A reader may stop there, and finds the same rows before it whatever comes
-        later. Twice as many rows as asked for are not too many; any number above what there is means all of it.
+        Called by an engine that plans reads in one process and makes them in others, once per micro-batch and
+        partition, on a source that it keeps open. A reader can stop at the planned position and finds the same rows before it
+        whatever is added later. The plan may exceed `rows_max` by a factor of two.
 
-        Sources that can tell without reading override it: here the rows are read, some at a time, and thrown away.
+        This implementation reads the rows and drops them. Sources that know the answer without reading override it.
         """
         reader = self.open(partition, position, with_positions=False)
-        reach, rows = ReadPlan(position=position), 0
+        planned, rows = ReadPlan(position=position), 0
         try:
-            while rows < max(1, rows_max) and not reach.ended:
-                chunk = reader.read(min(max(1, rows_max - rows), REACH_ROWS))
+            while rows < max(1, rows_max) and not planned.ended:
+                chunk = reader.read(min(max(1, rows_max - rows), PLAN_READ_ROWS))
                 if chunk is None:
                     break
-                stands = chunk.position <= reach.position
-                reach = ReadPlan(position=chunk.position, ended=chunk.ended)
-                if stands:
+                unchanged = chunk.position <= planned.position
+                planned = ReadPlan(position=chunk.position, ended=chunk.ended)
+                if unchanged:
                     break
                 rows += chunk.frame.height + len(chunk.rejected)
         finally:
             reader.close()
-        return reach
+        return planned
 
-    def outlook(self, partition: PartitionId, position: Position) -> Idleness:
-        """What it means that nothing comes behind this position. Asked at every barrier of input without end; never waits."""
+    def idleness(self, partition: PartitionId, position: Position) -> Idleness:
+        """Say what it means that nothing follows this position. Called at every barrier of unbounded input; must not wait."""
         del partition, position
         return Idleness.EXPECTED
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
-        """Hear that no run will ever start before these positions again. Called now and then; may be called with the same again.
+        """Acknowledge: no run will start before these positions again. Called from time to time, also with the same positions.
 
-        Only sources whose far end keeps rows for us until we are done with them have anything to do.
+        Only sources over a system that retains rows until they are acknowledged have to do something.
         """
         del cuts
 
     def size_bytes(self) -> int | None:
-        """How much there is to read in all, if known: for progress bars only."""
+        """Return the total size of the input, if known: for progress bars only."""
         return None
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
-        """How much of bounded input lies before these cuts, from 0 to 1, if known. For progress bars: asked twice a second."""
+        """Return the share of bounded input before these positions, from 0 to 1, if known: for progress bars, twice per second."""
         del cuts
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStream:
-    """What a sink is told about the stream it takes."""
+    """The stream that a sink receives."""
 
     step: str
     schema: Schema
     upsert_key: tuple[str, ...] | None = None
-    """None: rows are appended. Else each row replaces the one before with the same key; `__op` is 'upsert' or 'delete'."""
+    """None: rows are appended. Otherwise each row replaces the previous one with the same key; `__op` is 'upsert' or 'delete'."""
     sealed: str | None = None
-    """An attempt whose parts are still to be released: a sink that sweeps up when it is opened leaves those alone."""
+    """An attempt whose parts are still to be released: a sink that removes leftovers when it is opened keeps these."""
     owner: str = ""
-    """Random, kept with the checkpoints of whoever writes: a state begun anew is another owner. Empty: unknown."""
+    """Random, kept with the checkpoints of the writer, so that a new state directory is another owner. Empty: unknown."""
 
 
 class Sink(ABC):
@@ -245,7 +219,7 @@ class Sink(ABC):
     @property
     @abstractmethod
     def delivery(self) -> Delivery:
-        """`EXACTLY_ONCE` if `release` of an epoch that is already there changes nothing."""
+        """`EXACTLY_ONCE` if releasing an epoch a second time changes nothing."""
 
     @abstractmethod
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
@@ -257,7 +231,7 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, frame: pl.DataFrame) -> None:
-        """Let rows out now, without waiting for a seal (`at_once`, at-least-once and at-most-once). May repeat on replay."""
+        """Emit rows now, without waiting for a seal (`at_once`, at-least-once and at-most-once). May repeat on replay."""
 
     @abstractmethod
     def close(self) -> None:
@@ -276,10 +250,10 @@ class PartWriter(ABC):
 
     @abstractmethod
     def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
-        """Write rows durably where nobody sees them yet. Called at most once with success for a number of an attempt.
+        """Write rows durably where no reader sees them yet. Succeeds at most once per number and attempt.
 
-        A failed call may be made again, here or elsewhere. `attempt` is new for each try at an epoch; parts of attempts
-        that were never released are swept away when the sink is next opened or the epoch is released.
+        A failed call may be repeated, in this process or another. Each try at an epoch has a new `attempt`; parts of attempts
+        that were never released are removed when the sink is next opened or the epoch is released.
         """
 
 
@@ -288,30 +262,113 @@ class PartedSink(Sink):
 
     @abstractmethod
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
-        """As `release`, of the rows that these parts hold together. No parts: an epoch without rows."""
+        """Like `release`, for the rows of all these parts. Without parts the epoch has no rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the engine tells a source when it opens it."""
+    """How the engine opens a source."""
 
     schema: Schema
     bounded: bool
-    """Stop at what is there now, instead of waiting for more."""
+    """Stop at the end of the present input instead of waiting for more."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class LiveSpec(ConnectorSpec, frozen=True, dict=True):
-    """Made by `LiveSpec.around`; read by `live_of`."""
+    """A spec that carries an object of this process beside its fields: made by `LiveSpec.around`, read by `live_of`.
+
+    The object is not part of the plan's JSON or of equality, and a plan that was read from JSON lacks it.
+    """
 
     @classmethod
     def around(cls, live: object, *, kind: str, options: dict[str, Any] | None = None) -> LiveSpec:
-        """A spec of this kind with its object at hand."""
+        """Make a spec of this kind that carries the object."""
         spec = cls(kind=kind, options=options or {})
         spec.__dict__["live"] = live
         return spec
 
 
 def live_of(spec: ConnectorSpec) -> object | None:
-    """The object that the spec carries, unless it came from JSON."""
+    """Return the object that the spec carries; None if it came from JSON."""
     return spec.__dict__.get("live") if isinstance(spec, LiveSpec) else None
+
+
+class Capability(StrEnum):
+    """What the connectors of a kind do beyond reading rows and writing rows. Declared by the kind, asked for by the engines."""
+
+    CROSSES = "crosses"
+    """As a sink: its rows leave through the node's outbox to the hub. It is never opened."""
+    FEEDS_BACK = "feeds_back"
+    """As a source: its rows are the versions of a control table, which the node fetches from the hub."""
+    AT_HUB = "at_hub"
+    """Its other end is a hub, so it needs the hub's address (`ConnectorSpec.at`)."""
+    NEEDS_HOME = "needs_home"
+    """It keeps files in the pipeline's directory on the node (`OpenContext.home`)."""
+    DECLARES_TIME = "declares_time"
+    """As a source: each chunk says how far its event time has come, and which rows are late."""
+    PRINTS = "prints"
+    """As a sink: it writes to the terminal that the command runs in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The pipeline's directory on a node. Files below `directory` are written through `disk` and survive restarts."""
+
+    disk: Disk
+    directory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenContext:
+    """What surrounds a connector on the node that opens it. Handed to every source and sink."""
+
+    node: str = ""
+    """The id of the node; empty at the center and in tests."""
+    home: Home | None = None
+    """Given to kinds that declare `NEEDS_HOME`. None where a task runs without a state directory, as Spark's executors do."""
+    clock_us: ClockUs = system_clock_us
+    """Microseconds on a clock that never goes back."""
+    secrets: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Values that must not be part of a plan, such as passwords, by name. The environment variables of the process by default."""
+
+    def home_of(self, spec: ConnectorSpec) -> Home:
+        """The home directory, or an error that says why there is none."""
+        if self.home is None:
+            raise ConfigError(
+                f"connector {spec.kind!r} keeps files in the state directory of a node, and there is none here. "
+                "Run this step at the edge."
+            )
+        return self.home
+
+
+class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; the other half refuses by itself
+    """Opens the connectors of one kind. Constructed without arguments for each call, so it keeps no state.
+
+    A kind that cannot be read, or cannot be written, does not override that half: asking for it is an error that says so.
+    """
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Return the strongest delivery of a source. Called while a pipeline is built: it must not touch the system."""
+        raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Return the strongest delivery of a sink. Called while a pipeline is built: it must not touch the system."""
+        raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
+        """Make the live source, on the node that runs it, once per start."""
+        del options, context
+        raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
+        """Make the live sink, on the node that runs it, before the first row."""
+        del stream, context
+        raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
+
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
+        """Make a writer of parts, in any process that has rows; None: all rows of an epoch go through the sink."""
+        del spec, stream
+        return None

@@ -15,10 +15,11 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.base import (
+    Capability,
     Chunk,
-    ClockUs,
     ConnectorKind,
     Delivery,
+    OpenContext,
     Reader,
     Sink,
     SinkStream,
@@ -28,21 +29,20 @@ from fordstone.connectors.base import (
 from fordstone.connectors.control_log import ControlLog
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, DamagedError, StorageError
-from fordstone.lang.schema import Schema
 from fordstone.operators.join.lookup import VERSION
-from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position, checked_name
 from fordstone.plan.plan import ConnectorSpec
-from fordstone.storage.disk import Disk, FatalStorageError, OsDisk
+from fordstone.storage.disk import FatalStorageError
 
 log = logging.getLogger(__name__)
 
-KIND: Final = "control"
 PARTITION: Final = PartitionId("control")
 
 
 class ControlKind(ConnectorKind):
     """The kind `control`."""
+
+    capabilities = frozenset({Capability.AT_HUB, Capability.FEEDS_BACK, Capability.NEEDS_HOME})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Versions are durable before they are read."""
@@ -54,19 +54,16 @@ class ControlKind(ConnectorKind):
         del spec
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
-        """Open a folder outside of any engine. Engines open theirs with `open_control`."""
-        del clock_us
-        folder = spec.options.get("folder")
-        if not isinstance(folder, str):
-            raise ConfigError(
-                f"control table {spec.options.get('control')} is read from the state directory of a node: run the pipeline there."
-            )
-        schema, keys = options.schema, tuple(spec.options.get("keys", ()))
-        return ControlSource(ControlLog(OsDisk(folder), "table", schema=schema, keys=keys), bounded=options.bounded)
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
+        """Open the folder of the table in the pipeline's directory. `edge.link` fills it."""
+        name, home = checked_name(spec.options["control"], "control"), context.home_of(spec)
+        keys = tuple(spec.options.get("keys", ()))
+        table = ControlLog(home.disk, f"{home.directory}/control/{name}", schema=options.schema, keys=keys)
+        return ControlSource(table, bounded=options.bounded)
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the publisher."""
+        del context
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(
                 f"control table {spec.options['control']} is published through a hub: give its address (--hub)."
@@ -83,13 +80,6 @@ class ControlKind(ConnectorKind):
             control=spec.options["control"],
             keys=tuple(spec.options["keys"]),
         )
-
-
-def open_control(step: p.Source, disk: Disk, home: str, *, bounded: bool) -> ControlSource:
-    """The source of a control table, as an engine opens it. `home`: the pipeline's directory on this node."""
-    name = checked_name(step.connector.options["control"], "control")
-    table = ControlLog(disk, f"{home}/control/{name}", schema=Schema.stored(step.schema), keys=step.replaces)
-    return ControlSource(table, bounded=bounded)
 
 
 class ControlSource(Source):

@@ -27,6 +27,7 @@ from fordstone.connectors.base import (
     ConnectorKind,
     ConnectorSpec,
     Delivery,
+    OpenContext,
     Reader,
     ReadPlan,
     Source,
@@ -48,7 +49,7 @@ _SHIFT_27: Final = np.uint64(27)
 _SHIFT_31: Final = np.uint64(31)
 _WORD_MASK: Final = (1 << 64) - 1
 _HALVES: Final = 8
-"""A normal number is the sum of so many 16-bit ones."""
+"""Number of 16-bit numbers whose sum makes a normal number."""
 
 
 def _mixed(words: Words) -> Words:
@@ -58,7 +59,7 @@ def _mixed(words: Words) -> Words:
 
 
 def stream_key(seed: int, *names: int | str) -> int:
-    """A 64-bit number that tells streams of random numbers apart."""
+    """A 64-bit number that separates streams of random numbers."""
     key = seed & _WORD_MASK
     for name in names:
         for byte in str(name).encode() + b"\x00":
@@ -138,14 +139,14 @@ class GeneratorKind(ConnectorKind):
         _Settings(spec)
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the source; bounded input needs `rows`."""
         settings = _Settings(spec)
         if options.bounded and settings.rows is None:
             raise SourceError(
                 "generator: bounded input needs an end. Say how many rows there are: generator(rows=1000)."
             )
-        return GeneratorSource(settings, options.schema, clock_us, bounded=options.bounded)
+        return GeneratorSource(settings, options.schema, context.clock_us, bounded=options.bounded)
 
 
 class _Settings:
@@ -245,7 +246,7 @@ class GeneratorSource(Source):
 
 
 class _Pace:
-    """How many rows there are by now, at so many a second from a row and a time on."""
+    """The number of rows that are due at a time, at a rate, counted from a row and a time."""
 
     def __init__(self, rate: float, row: int, since_us: int) -> None:
         self._rate = rate

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import ClockUs, ConnectorKind, ConnectorSpec, Delivery, Source, SourceOptions
+from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, OpenContext, Source, SourceOptions
 from fordstone.connectors.memory import MemoryKind, memory
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import DataType, Schema
@@ -34,9 +34,9 @@ class InlineKind(ConnectorKind):
         del spec
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the rows that the spec holds."""
-        return MemoryKind().open_source(memory([_decoded(spec, options.schema)]), options, clock_us)
+        return MemoryKind().open_source(memory([_decoded(spec, options.schema)]), options, context)
 
 
 def inline_spec(frame: pl.DataFrame) -> ConnectorSpec:

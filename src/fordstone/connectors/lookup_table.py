@@ -1,7 +1,7 @@
 """Read a whole table through a connector, for lookups.
 
 Tables in files and in the plan are kept for the life of the process, a few of them, by what they are: their settings, and the
-sizes and times of their files. On Spark every task of every micro-batch makes its operators anew, and asks again.
+sizes and times of their files. On Spark every task of every micro-batch makes new operators, and asks again.
 """
 
 from __future__ import annotations

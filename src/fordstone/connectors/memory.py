@@ -16,11 +16,11 @@ import polars as pl
 
 from fordstone.connectors.base import (
     Chunk,
-    ClockUs,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
     LiveSpec,
+    OpenContext,
     Reader,
     Rejected,
     Sink,
@@ -124,13 +124,14 @@ class MemoryKind(ConnectorKind):
         del spec
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the `MemorySource` that the spec carries."""
-        del clock_us
+        del context
         return _OpenSource(_live(spec, MemorySource), options)
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the `MemorySink` that the spec carries."""
+        del context
         return _OpenSink(_live(spec, MemorySink), stream)
 
 
@@ -171,7 +172,7 @@ class _OpenSource(Source):
 
 
 class _MemoryReader(Reader):
-    """Turns each appended piece into a frame once; hands out slices. What has been read is let go of: readers never go back."""
+    """Turns each appended piece into a frame once; hands out slices. Drops what was read: readers never go back."""
 
     def __init__(
         self, live: MemorySource, number: int, position: int, options: SourceOptions, *, with_positions: bool
@@ -350,4 +351,4 @@ class _OpenSink(Sink):
         self._live.written.append(frame)
 
     def close(self) -> None:
-        """Nothing to let go of: the rows stay with the `MemorySink`."""
+        """Do nothing: the rows stay with the `MemorySink`."""

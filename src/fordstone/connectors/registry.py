@@ -11,22 +11,23 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from fordstone.connectors.base import (
-    ClockUs,
+    Capability,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
+    OpenContext,
     PartWriter,
     Sink,
     SinkStream,
     Source,
     SourceOptions,
-    system_clock_us,
 )
 from fordstone.errors import ConfigError
 
 ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
 
+_NO_CONTEXT: Final = OpenContext()
 _OURS: Final = {
     "center": ("fordstone.connectors.hub.stream", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
@@ -46,23 +47,28 @@ def kinds() -> tuple[str, ...]:
 
 
 def source_delivery(spec: ConnectorSpec) -> Delivery:
-    """What the source gives at best. Touches no system: used while the pipeline is built."""
+    """The strongest delivery of the source. Touches no system: used while the pipeline is built."""
     return _kind(spec).source_delivery(spec)
 
 
 def sink_delivery(spec: ConnectorSpec) -> Delivery:
-    """What the sink gives at best. Touches no system: used while the pipeline is built."""
+    """The strongest delivery of the sink. Touches no system: used while the pipeline is built."""
     return _kind(spec).sink_delivery(spec)
 
 
-def open_source(spec: ConnectorSpec, options: SourceOptions, *, clock_us: ClockUs = system_clock_us) -> Source:
-    """Make the live source. `clock_us` paces those that make their own rows."""
-    return _kind(spec).open_source(spec, options, clock_us)
+def capabilities(spec: ConnectorSpec) -> frozenset[Capability]:
+    """What the spec's kind declares that it does."""
+    return _kind(spec).capabilities
 
 
-def open_sink(spec: ConnectorSpec, stream: SinkStream) -> Sink:
+def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _NO_CONTEXT) -> Source:
+    """Make the live source."""
+    return _kind(spec).open_source(spec, options, context)
+
+
+def open_sink(spec: ConnectorSpec, stream: SinkStream, context: OpenContext = _NO_CONTEXT) -> Sink:
     """Make the live sink."""
-    return _kind(spec).open_sink(spec, stream)
+    return _kind(spec).open_sink(spec, stream, context)
 
 
 def open_parts(spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
@@ -78,7 +84,7 @@ def _kind(spec: ConnectorSpec) -> ConnectorKind:
         found = _installed(spec.kind)
     if not (isinstance(found, type) and issubclass(found, ConnectorKind)):
         raise ConfigError(
-            f"connector {spec.kind!r}: its entry point gives {found!r}, which is no ConnectorKind. Ask who made the package."
+            f"connector {spec.kind!r}: its entry point gives {found!r}, which is no ConnectorKind. Report it to the author of the package."
         )
     return found()
 

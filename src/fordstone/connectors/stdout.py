@@ -8,7 +8,17 @@ from typing import Any, Literal, TextIO, cast
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, LiveSpec, Sink, SinkStream, live_of
+from fordstone.connectors.base import (
+    Capability,
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    LiveSpec,
+    OpenContext,
+    Sink,
+    SinkStream,
+    live_of,
+)
 from fordstone.connectors.files.rows import encoded
 from fordstone.errors import ConfigError, SinkError
 
@@ -42,14 +52,16 @@ def _options(spec: ConnectorSpec) -> StdoutOptions:
 class StdoutKind(ConnectorKind):
     """The kind `stdout`."""
 
+    capabilities = frozenset({Capability.PRINTS})
+
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """What was printed cannot be asked for."""
         _options(spec)
         return Delivery.AT_LEAST_ONCE
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Print to the stream that the spec carries, else to the standard output of this process."""
-        del stream
+        del stream, context
         return StdoutSink(_options(spec), cast("TextIO", live_of(spec) or sys.stdout))
 
 
@@ -92,7 +104,7 @@ class StdoutSink(Sink):
             self._stream.write(text)
             self._stream.flush()
         except BrokenPipeError as error:
-            raise SinkError("stdout: whoever read the output has gone. Stopping.") from error
+            raise SinkError("stdout: the reader of the output has closed it. Stopping.") from error
 
     def close(self) -> None:
         """The stream belongs to who gave it."""

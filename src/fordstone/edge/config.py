@@ -1,4 +1,4 @@
-"""How a pipeline is run on the edge: what the command line's options and `Pipeline.run`'s arguments become."""
+"""The settings of a run on the edge, from options of the command line or arguments of `Pipeline.run`."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ OUTBOX_BYTES_MAX: Final = 10 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Checked when it is made. Spans are text with a unit: "1s"."""
+    """Checked when it is created. Durations are text with a unit, such as "1s"."""
 
     state: str | Path = "state"
-    """Where checkpoints are kept. Running again with the same directory goes on where the last run was."""
+    """The directory of checkpoints. A run with the same directory resumes where the last one stopped."""
     node: str = "node"
     bounded: bool = False
-    """Stop when everything that is there now has been read, instead of waiting for more."""
+    """Stop when all input that exists now has been read, instead of waiting for more."""
     parallelism: int = 1
     interval: str = "1s"
-    """Between two checkpoints; "auto" chooses it from their cost and the failure rate."""
+    """The interval between two checkpoints; "auto" chooses it from their cost and the failure rate."""
     failure_every: str = "1d"
     """For interval="auto": the mean time between failures."""
     recovery_goal: str | None = None
-    """For interval="auto": within what time after a failure the pipeline should be where it was."""
+    """For interval="auto": the time after a failure within which the pipeline should have caught up."""
     checkpoint_timeout: str = "10m"
     keep: int = 3
     compression: Literal["zstd", "lz4", "none"] = "lz4"
     remote: str | None = None
     """An fsspec URL to which checkpoints are copied in the background."""
     allow_new_state: bool = False
-    """Go on although the plan's stateful steps changed; the state of those that no longer match is dropped."""
+    """Resume although stateful steps of the plan changed; the state of steps that no longer match is dropped."""
     batch_rows: int = 65_536
     channel_rows_max: int = ROWS_MAX
     channel_bytes_max: int = BYTES_MAX
     waiting_bytes_max: int = WAITING_BYTES_MAX
-    """When so much output waits for a seal, an epoch ends early and nothing more is read until it is sealed."""
+    """Maximum bytes of output that wait for a seal. Beyond it the epoch ends early, and nothing is read until it is sealed."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     hub: HubAddress | None = None
-    """Where sealed epochs are sent, with what they hold for the center."""
+    """The hub that sealed epochs are sent to, with their rows for the center."""
     outbox_bytes_max: int = OUTBOX_BYTES_MAX
-    """How many bytes of rows may wait for the hub."""
+    """Maximum bytes of rows that wait for the hub."""
     outbox_full: Literal["block", "drop_oldest"] = "block"
-    """What happens then: nothing more is sealed, or the oldest rows are dropped (only with at_most_once)."""
+    """What a full outbox does: "block" seals nothing more, "drop_oldest" drops rows (only with at_most_once)."""
     hub_state: bool = True
-    """The hub gets the checkpoints too, so that another machine can take over."""
+    """Send checkpoints to the hub, too, so that another machine can take over."""
     take_over: bool = False
-    """Shut out whoever else runs this pipeline under this node's name. Without any state here, go on from the hub's checkpoint."""
+    """Fence any other process that runs this pipeline under this node's name. Without local state, resume from the hub's
+    checkpoint."""
 
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
@@ -79,11 +80,9 @@ class RunConfig:
         if self.outbox_full not in {"block", "drop_oldest"}:
             raise ConfigError(f"outbox_full={self.outbox_full!r}: it is 'block' or 'drop_oldest'.")
         if self.take_over and self.hub is None:
-            raise ConfigError(
-                "take_over needs a hub: it is the hub that shuts the other one out. Give its address (--hub)."
-            )
+            raise ConfigError("take_over needs a hub, which fences the other process. Give its address (--hub).")
 
     @property
     def interval_us(self) -> int | None:
-        """None: to be chosen from measurements."""
+        """The interval in microseconds; None if it is chosen from measurements."""
         return None if self.interval == AUTO else positive_us(self.interval, what="interval")

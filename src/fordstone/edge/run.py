@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final, Literal
@@ -19,14 +20,14 @@ from fordstone.edge.engine.engine import Engine
 from fordstone.edge.engine.recovery import Remote, resume_from
 from fordstone.edge.engine.replay import replay
 from fordstone.edge.engine.scheduler import ThreadScheduler
-from fordstone.edge.link.background import Followers
 from fordstone.edge.link.control import control_fetching
+from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
-from fordstone.protocol.restart import RestartAfter, Stop, decide
+from fordstone.protocol.restart import RestartAfter, Stop, decide_restart
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
@@ -67,7 +68,12 @@ def run(
                 # The user has to do something about it: trying again would only say it again.
                 raise
             except Exception as error:
-                match decide(config.restart, failures=failures, lasted_us=clock.monotonic_us() - began_us):
+                match decide_restart(
+                    config.restart,
+                    failures=failures,
+                    lasted_us=clock.monotonic_us() - began_us,
+                    chance=random.random(),  # noqa: S311 - jitter
+                ):
                     case Stop(failures=count):
                         raise TaskError(
                             f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {_told(error)}."
@@ -100,11 +106,11 @@ def _run_once(
         keep=config.keep,
         failpoints=environment.failpoints,
     )
-    with closing(Followers(plan, config, environment, store)) as followers:
+    with closing(Links(plan, config, environment, store)) as links:
         while True:
             try:
                 engine = recovered_engine(
-                    plan, functions, config, environment, store, followers.remote(), outbox=followers.outbox
+                    plan, functions, config, environment, store, links.remote(), outbox=links.outbox
                 )
             except HubIsAwayError as error:
                 # The last epoch had rows for the hub, and nobody knows whether it took them.
@@ -114,11 +120,11 @@ def _run_once(
             else:
                 break
         with closing(engine):
-            return _run_engine(engine, followers, signals, on_progress, restarts)
+            return _run_engine(engine, links, signals, on_progress, restarts)
 
 
 def _run_engine(
-    engine: Engine, followers: Followers, signals: Signals, on_progress: OnProgress | None, restarts: int
+    engine: Engine, links: Links, signals: Signals, on_progress: OnProgress | None, restarts: int
 ) -> Report:
     plan, config, environment = engine.plan, engine.config, engine.environment
     manifest = engine.resumption.manifest
@@ -126,7 +132,7 @@ def _run_engine(
     fetching = control_fetching(plan, engine.sources, manifest, hub=config.hub, failpoints=environment.failpoints)
 
     def progress() -> Progress:
-        return fetching.told(followers.told(engine.progress(restarts=restarts)))
+        return fetching.add_problem(links.add_progress(engine.progress(restarts=restarts)))
 
     def tell() -> None:
         if on_progress is not None:
@@ -140,10 +146,10 @@ def _run_engine(
             f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its bounded input was read to the end and all its "
             "windows were closed, so every further row would be late. Go on with another state directory."
         )
-    steppables = [*engine.steppables(), *followers.begin(engine.writer)]
+    steppables = [*engine.steppables(), *links.begin(engine.writer)]
     if engine.time_has_ended:
         # The process before this one may have been stopped before it came to that.
-        followers.finish(patient=True, wait=signals.wait, tick=tell)
+        links.finish(patient=True, wait=signals.wait, tick=tell)
         return report("already_ended")
     log.info(
         "pipeline started",
@@ -153,7 +159,7 @@ def _run_engine(
     def tick() -> None:
         if signals.stop_requested:
             engine.stop()
-            followers.stopping()
+            links.stopping()
         fetching.check()
         tell()
 
@@ -161,7 +167,7 @@ def _run_engine(
         fetching.once()
     with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-    followers.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=tell)
+    links.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=tell)
     tell()
     return report("ended" if engine.ended else "stopped")
 

@@ -24,7 +24,7 @@ from typing import Final
 from fordstone.epochs.manifest import Cut
 from fordstone.epochs.sealed import EPOCH_DIGITS, decode_cut, decode_sealed, encode_cut, encode_note, encode_sealed
 from fordstone.errors import DamagedError, StorageError
-from fordstone.storage.atomic import Placer
+from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints
 
@@ -111,14 +111,14 @@ class CutLog:
         directory: str,
         *,
         failpoints: Failpoints,
-        placer: Placer,
+        writer: AtomicWriter,
         max_bytes: int = CUT_LOG_MAX_BYTES,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._path = f"{directory}/cuts.jsonl"
         self._failpoints = failpoints
-        self._placer = placer
+        self._writer = writer
         self._max_bytes = max_bytes
         self._newest: int | None = None
         self._size_bytes = 0
@@ -211,7 +211,7 @@ class CutLog:
         data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
         if noted:
             data += encode_sealed(noted) + b"\n"
-        self._placer.place(self._path, data)
+        self._writer.replace(self._path, data)
         self._failpoints.hit("cut.appended")
         self._disk.fsync_dir(self._directory)
         self._failpoints.hit("cut.synced")

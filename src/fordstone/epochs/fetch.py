@@ -1,7 +1,7 @@
-"""Bring checkpoints back from remote storage into the local store.
+"""Fetch checkpoints from remote storage into the local store.
 
 `survey_remote` gathers the facts that `protocol.recovery` judges beside the local ones; `fetch_checkpoint` carries out
-what it decided. Putting them up is `upload`'s.
+what it decided. `upload` puts them there.
 
 Invariants: every byte is checked before it is stored; the local manifest is written last; cuts at the remote are of
 sealed epochs only.

@@ -29,7 +29,7 @@ import polars as pl
 
 from fordstone.errors import ConfigError, DamagedError
 from fordstone.state.base import RunRef
-from fordstone.storage.atomic import Placer
+from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Data, Disk
 
 Compression = Literal["zstd", "lz4", "none"]
@@ -116,13 +116,13 @@ class RunStore:
         directory: str,
         *,
         compression: Compression,
-        placer: Placer,
+        writer: AtomicWriter,
         mutex: threading.RLock,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._compression: Compression = compression
-        self._placer = placer
+        self._writer = writer
         self._mutex = mutex
         self._present = {name for name in disk.list(directory) if is_digest(name)}
         self._held: dict[str, int] = {}
@@ -224,7 +224,7 @@ class RunStore:
             present = ref.digest in self._present
         if present and self.fault(ref, deep=True) is None:
             return
-        self._placer.place(self.path(ref.digest), data, kind="run")
+        self._writer.replace(self.path(ref.digest), data, kind="run")
         with self._mutex:
             self._present.add(ref.digest)
 

@@ -35,7 +35,7 @@ from fordstone.plan.ids import checked_name
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
 from fordstone.state.base import RunRef
-from fordstone.storage.atomic import Placer, remove_leftovers
+from fordstone.storage.atomic import AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -73,14 +73,14 @@ class CheckpointStore:
             self._tidy()
         self._mutex = threading.RLock()
         self._commit_mutex = threading.Lock()
-        self._placer = Placer(disk, self.failpoints)
-        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints, placer=self._placer)
+        self._writer = AtomicWriter(disk, self.failpoints)
+        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints, writer=self._writer)
         self._aside = Aside(disk, f"{self._base}/aside")
         self._runs = RunStore(
             disk,
             f"{self._base}/runs",
             compression=compression,
-            placer=self._placer,
+            writer=self._writer,
             mutex=self._mutex,
         )
         self._pins: Counter[int] = Counter()
@@ -364,9 +364,7 @@ class CheckpointStore:
                 self._committing = frozenset()
 
     def _publish(self, manifest: Manifest, digests: frozenset[str]) -> None:
-        self._placer.place(self._manifest_path(manifest.epoch), encode_manifest(manifest), kind="manifest")
-        self._disk.fsync_dir(self._manifests)
-        self.failpoints.hit("manifest.dir-synced")
+        self._writer.write(self._manifest_path(manifest.epoch), encode_manifest(manifest), kind="manifest")
         with self._mutex:
             self._named[manifest.epoch] = digests
             self._runs.committed(digests)

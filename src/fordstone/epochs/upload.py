@@ -1,14 +1,14 @@
-"""Copy checkpoints to remote storage in the background.
+"""Copy checkpoints to remote storage in the background. `fetch` reads them back; `storage.remote` has the transport.
 
-The layout there is the local one, except that cuts go up in chunks, `cuts/<last epoch>.jsonl`. Bringing them back is
-`fetch`'s; the transport is `remote`'s.
+The layout there is the local one, except that cuts are uploaded in chunks, `cuts/<last epoch>.jsonl`.
 
-Invariants: a manifest is put only after everything it names; a checkpoint is pinned while it goes up; nothing here is
-waited for by a commit. One uploader a pipeline and node: whoever holds the lock on the state directory.
+Invariants: a manifest is uploaded only after everything that it names; a checkpoint is pinned while it is uploaded; no
+commit waits for an upload. There is one uploader per pipeline and node: the process that has locked the state directory.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,41 +20,28 @@ from fordstone.epochs.run_file import run_problem, short
 from fordstone.epochs.sealed import decode_manifest, encode_cut, encode_manifest, epoch_name, parse_epoch_name
 from fordstone.epochs.store import KEEP_DEFAULT, CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
+from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.retention import decide_retention
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote
 
 CUT_CHUNKS_MAX: Final = 1024
-"""So many chunks of cuts are kept at the remote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """How long to wait after failures in a row."""
-
-    first_us: int = 1_000_000
-    factor: int = 2
-    max_us: int = 300_000_000
-
-    def wait_us(self, failures: int) -> int:
-        """The wait after so many failures in a row, from 1."""
-        # The exponent is bounded so that a night without network does not make a number of a thousand digits.
-        grown_us: int = self.first_us * self.factor ** min(failures - 1, 62)
-        return min(self.max_us, grown_us)
+"""Maximum number of chunks of cuts at the remote."""
+UPLOAD_BACKOFF: Final = Backoff(first_us=1_000_000, max_us=300_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStatus:
-    """Where the uploader stands."""
+    """The state of an uploader."""
 
     uploaded: int | None = None
-    """The newest epoch whose manifest is at the remote, as far as known."""
+    """The newest epoch that this uploader has put at the remote."""
     current: int | None = None
-    """The epoch on its way."""
+    """The epoch that is being uploaded."""
     units_left: int = 0
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     next_try_us: int | None = None
     last_error: str | None = None
     sent_bytes: int = 0
@@ -70,7 +57,7 @@ class _Unit:
 
 
 class Uploader:
-    """Driven by a scheduler through `step`; `offer` may come from another thread."""
+    """A scheduler calls `step`; another thread may call `offer`."""
 
     def __init__(
         self,
@@ -78,43 +65,44 @@ class Uploader:
         url: str | Remote,
         *,
         keep: int = KEEP_DEFAULT,
-        backoff: Backoff | None = None,
+        backoff: Backoff = UPLOAD_BACKOFF,
+        chance: Callable[[], float] = random.random,
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
     ) -> None:
-        """`keep`: how many checkpoints stay at the remote. `clock_us` may start anywhere but only goes forward."""
+        """`keep`: the number of checkpoints that stay at the remote. `clock_us`: a monotonic clock."""
         self._store = store
         self._url = url
         self._opened: Remote | None = None if isinstance(url, str) else url
         self._keep = keep
-        self._backoff = backoff or Backoff()
+        self._backoff, self._chance = backoff, chance
         self._clock_us = clock_us
         self._base = f"{store.pipeline}/{store.node}"
         self._offered = 0
-        """Written by `offer` alone, so that it needs no lock."""
+        """Only `offer` writes it, so it needs no lock."""
         self._done = 0
-        """The newest epoch that went up or was given up. Written by `step` alone."""
+        """The newest epoch that was uploaded or given up. Only `step` writes it."""
         self._job: Manifest | None = None
         self._units: deque[_Unit] = deque()
         self._there: dict[str, int] | None = None
-        """The runs at the remote with their sizes; None when it must be asked."""
+        """The runs at the remote with their sizes; None if they must be listed."""
         self._named: dict[int, frozenset[str]] = {}
         self._cuts_sent = 0
-        """Up to which epoch this uploader has put the cuts."""
+        """The newest epoch whose cut this uploader has put."""
         self._status = UploadStatus()
 
     @property
     def status(self) -> UploadStatus:
-        """Where it stands now."""
+        """The present state."""
         return self._status
 
     def offer(self, epoch: int) -> None:
-        """Say that a checkpoint was committed. Whatever was offered meanwhile, the newest one goes up next."""
+        """Announce a committed checkpoint. The newest one is uploaded next; those between are skipped."""
         self._offered = max(epoch, self._offered)
 
     def step(self) -> bool:
-        """Do one unit of work: at most one file moves. False: there is nothing to do, or not yet.
+        """Do one unit of work, at most one file. Return False if there is nothing to do now.
 
-        Failures are kept in `status` and tried again after a growing wait; they are never raised.
+        Failures are recorded in `status` and retried after a growing wait; they are never raised.
         """
         if self._status.next_try_us is not None:
             if self._clock_us() < self._status.next_try_us:
@@ -128,7 +116,7 @@ class Uploader:
             self._failed(error)
             return False
         except CheckpointError as error:
-            # The local checkpoint is damaged: trying again would not help, the next one may.
+            # The local checkpoint is damaged: a retry would not help, but the next checkpoint may be whole.
             self._done = self._offered if self._job is None else self._job.epoch
             self._drop()
             self._status = replace(self._status, last_error=str(error))
@@ -145,7 +133,7 @@ class Uploader:
             return False
         if self._there is None:
             for directory in ("runs", "cuts", "manifests"):
-                self._remote.tidy(f"{self._base}/{directory}")
+                self._remote.remove_leftovers(f"{self._base}/{directory}")
             self._there = self._remote.sizes(f"{self._base}/runs")
         self._store.pin(epoch)
         try:
@@ -183,7 +171,7 @@ class Uploader:
 
     @property
     def _remote(self) -> Remote:
-        """Opened when it is needed, for it may be out of reach now and back later."""
+        """The remote, opened at its first use: it may be unreachable now and back later."""
         if self._opened is None:
             if not isinstance(self._url, str):
                 raise AssertionError("a remote that was handed over is open")
@@ -201,11 +189,11 @@ class Uploader:
         self._store.failpoints.hit("upload.run")
 
     def _put_cuts(self, epoch: int) -> None:
-        """The cuts since the newest manifest there, which went up after its cuts, or since what this uploader has sent.
+        """Put the cuts since the newest manifest at the remote, which was put after its cuts, or since the last chunk put here.
 
-        That a chunk is there says nothing: it may be there only in part. But one known to be whole is not touched again.
+        That a chunk exists says nothing, because it may be incomplete. A chunk that is known to be whole is not written again.
         """
-        self._learn(epoch)
+        self._read_manifests(epoch)
         after = max((there for there in self._named if there < epoch), default=0)
         after = max(after, self._cuts_sent)
         cuts = self._store.cuts()
@@ -215,24 +203,24 @@ class Uploader:
         self._cuts_sent = epoch
 
     def _plan_removal(self, epoch: int) -> None:
-        """Look at what is there and line up what may go: manifests before runs."""
-        damaged, unknown = self._learn(epoch)
+        """Decide what to remove, and queue it: manifests before runs."""
+        damaged, unknown = self._read_manifests(epoch)
         there = self._there or {}
         decision = decide_retention(self._named, there.keys(), keep=self._keep)
         paths = [f"manifests/{epoch_name(number)}" for number in sorted([*damaged, *decision.remove_manifests])]
         if not unknown:
             paths += [f"runs/{digest}" for digest in decision.remove_runs]
             for digest in decision.remove_runs:
-                # Forgotten before it is gone: a later checkpoint that needs it puts it again.
+                # Dropped from the list before it is removed: a later checkpoint that needs it puts it again.
                 there.pop(digest)
         chunks = self._remote_epochs("cuts", ".jsonl")
         paths += [f"cuts/{epoch_name(number, '.jsonl')}" for number in chunks[:-CUT_CHUNKS_MAX]]
         self._units.extend(_Unit(kind="remove", path=f"{self._base}/{path}") for path in paths)
 
-    def _learn(self, epoch: int) -> tuple[list[int], list[int]]:
-        """Know which runs each manifest there names. Gives those that are damaged, and those of a version not known here.
+    def _read_manifests(self, epoch: int) -> tuple[list[int], list[int]]:
+        """Read which runs each manifest at the remote names. Return the damaged manifests and those of an unknown version.
 
-        A damaged one is what a broken connection left of an upload: once a newer checkpoint is there, it may go.
+        A damaged manifest is what a broken connection left of an upload. It is removed once a newer checkpoint is there.
         """
         damaged, unknown = [], []
         epochs = self._remote_epochs("manifests", ".json")
@@ -259,15 +247,15 @@ class Uploader:
         self._status = replace(self._status, sent_bytes=self._status.sent_bytes + len(data))
 
     def _failed(self, error: Exception) -> None:
-        """Wait, then start over with the newest: a node that is offline for days must not keep an old epoch pinned."""
+        """Wait, then start over with the newest checkpoint: a node that is offline for days must not keep an old one pinned."""
         failures = self._status.failures + 1
-        next_try_us = self._clock_us() + self._backoff.wait_us(failures)
+        next_try_us = self._clock_us() + self._backoff.wait_us(failures, chance=self._chance())
         self._status = replace(self._status, failures=failures, next_try_us=next_try_us, last_error=str(error))
-        # A request that failed may have come through in part, so what is there must be asked again.
+        # A failed request may have been carried out in part, so the remote must be listed again.
         self._there = None
         self._drop()
         if isinstance(error, FatalStorageError) and isinstance(self._url, str):
-            # A share that failed a sync: its descriptors are spent, ours was only a copy.
+            # A sync failed on a share. It held only a copy, so it is opened again.
             self._opened = None
 
     def _drop(self) -> None:

@@ -35,7 +35,7 @@ KLL_K: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A constant number behind an aggregate's argument."""
+    """A constant number after an aggregate's argument."""
 
     name: str
     check: Callable[[float], str | None]
@@ -212,12 +212,12 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
         AggregateFunction(
             name="count_distinct", signature="count_distinct(x[, lgk])", example="count_distinct(1)", accepts=_distinct,
             options=(_LG_K,),
-            about="About how many different values there are, nulls not counted: HyperLogLog with 2 to the power of lgk (7 to 21, 12 unless told) registers.",
+            about="About how many different values there are, nulls not counted: HyperLogLog with 2 to the power of lgk (7 to 21, 12 by default) registers.",
         ),
         AggregateFunction(
             name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double,
             options=(Option(name="q", check=between(0, 1)), _K), repeats=False,
-            about="About the least value that at least the share q (0 to 1) of all do not exceed, a double; nulls and NaN are not counted. Exact for up to k values (8 to 65535, 200 unless told), else a KLL sketch. median(x) is quantile(x, 0.5).",
+            about="About the least value that at least the share q (0 to 1) of all do not exceed, a double; nulls and NaN are not counted. Exact for up to k values (8 to 65535, 200 by default), else a KLL sketch. median(x) is quantile(x, 0.5).",
         ),
         AggregateFunction(
             name="collect", signature="collect(x)", example="collect(1)", accepts=_collected,
@@ -226,7 +226,7 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
         AggregateFunction(
             name="beta_mean", signature="beta_mean(ok[, a, b])", example="beta_mean(1 < 2)", accepts=_truth,
             options=_PRIOR, invertible="always",
-            about="The expected rate at which ok is true, a double, nulls not counted: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 unless told), counts as so many rows seen before.",
+            about="The expected rate at which ok is true, a double, nulls not counted: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 by default), counts as that number of rows seen before.",
         ),
         AggregateFunction(
             name="beta_low", signature="beta_low(ok, level[, a, b])", example="beta_low(1 < 2, 0.95)", accepts=_truth,
@@ -265,7 +265,7 @@ class AggregateCall:
     """Its name in `AGGREGATES`; or, with a colon in it, the import path of a user's own."""
     arguments: tuple[Expression, ...]
     options: tuple[float, ...] = ()
-    """The constants behind the argument, as `AggregateFunction.options` names them, all of them."""
+    """The constants after the argument, as `AggregateFunction.options` names them, all of them."""
     state: tuple[tuple[str, DataType], ...] = ()
     """What a user's own keeps."""
     type: DataType

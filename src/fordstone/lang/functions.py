@@ -80,7 +80,7 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("like", "s LIKE pattern [ESCAPE c]", "Whether the whole text fits; % is any text, _ any character.", "'abc' LIKE 'a%'", 2, 3, rules.like),
     ("rlike", "s RLIKE regex", "Whether the regular expression is found in the text. Also REGEXP, regexp_like.", "'ab1' RLIKE '[0-9]'", 2, 2, rules.regex),
     ("regexp_replace", "regexp_replace(s, regex, by)", "Every match replaced; $1 in by is the first group.", "regexp_replace('a-b', '([a-z])-', '$1+')", 3, 3, rules.substituted),
-    ("regexp_extract", "regexp_extract(s, regex[, group])", "A group of the first match, the first unless told, 0 for all of it; empty if there is none.", "regexp_extract('no 42', '([0-9]+)')", 2, 3, rules.extracted),
+    ("regexp_extract", "regexp_extract(s, regex[, group])", "A group of the first match, the first by default, 0 for all of it; empty if there is none.", "regexp_extract('no 42', '([0-9]+)')", 2, 3, rules.extracted),
     ("instr", "instr(s, what)", "Where it first occurs, counted in characters from 1; 0 if it does not.", "instr('héllo', 'l')", 2, 2, _takes(INT, STRING, STRING)),
     ("startswith", "startswith(s, what)", "Whether the text begins so.", "startswith('abc', 'ab')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
     ("endswith", "endswith(s, what)", "Whether the text ends so.", "endswith('abc', 'bc')", 2, 2, _takes(BOOLEAN, STRING, STRING)),

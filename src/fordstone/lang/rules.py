@@ -31,7 +31,7 @@ from fordstone.lang.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term,
 
 Resolved = tuple[tuple[Term, ...], DataType]
 _JAVA_DIGITS: Final = 34
-"""Scala's decimals are rounded to so many digits when negated, and Spark stops the query if the result does not fit."""
+"""Scala's decimals are rounded to this number of digits when negated, and Spark stops the query if the result does not fit."""
 _PADDED_CHARS_MAX: Final = 10_000
 _SPANS: Final = frozenset({DAY_TIME, DAYS, YEAR_MONTH})
 Rule = Callable[[Sequence[Term]], Resolved]

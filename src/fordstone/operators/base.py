@@ -24,7 +24,9 @@ from fordstone.errors import PlanError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
+from fordstone.state.memory import IN_MEMORY
 
 MAIN: Final = "main"
 LATE: Final = "late"
@@ -122,7 +124,7 @@ def no_tables(spec: p.ConnectorSpec, schema: Schema) -> pl.DataFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSetting:
+class OperatorContext:
     """What beside the step itself decides how it runs."""
 
     plan: p.Plan
@@ -130,6 +132,8 @@ class OperatorSetting:
     functions: Functions = field(default_factory=dict)
     read_table: ReadTable = no_tables
     """How lookups read their tables: connectors stand above operators, so whoever runs the steps says it."""
+    state: StateBackend = IN_MEMORY
+    """Makes the states of operators."""
     with_ids: frozenset[str] = frozenset()
     """Steps whose rows must carry ids, because a sink releases them at once."""
 

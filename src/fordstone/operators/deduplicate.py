@@ -26,7 +26,7 @@ import polars as pl
 from fordstone.errors import PipelineError, PlanError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
 from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -39,9 +39,9 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
 from fordstone.state.key_index import KeyIndex
-from fordstone.state.timeline import Runs
 
 
 def derive_deduplicate(step: p.Deduplicate, types: Types) -> Derived:
@@ -69,21 +69,23 @@ PAST_KEYS_MIN: Final = 4096
 """Fewer keys of the past than this are left in the index."""
 
 
-def make_deduplicate(step: p.Deduplicate, setting: OperatorSetting) -> Operator:
+def make_deduplicate(step: p.Deduplicate, context: OperatorContext) -> Operator:
     """The operator of a deduplication."""
-    stream = setting.types[step.input]
+    stream = context.types[step.input]
     if stream.time is None:
         raise PlanError(f"step {step.name}: deduplicate needs event time, and {step.input} has none.")
-    return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=stream.time)
+    return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=stream.time, state=context.state)
 
 
 class Deduplicate(Operator):
     """Keeps the first row of each key within a span."""
 
-    def __init__(self, keys: Sequence[str], schema: Schema, *, within_us: int, time: EventTime) -> None:
+    def __init__(
+        self, keys: Sequence[str], schema: Schema, *, within_us: int, time: EventTime, state: StateBackend
+    ) -> None:
         """At least one key. `schema` is the input's."""
-        self._waiting = WaitingRows(keys, schema, time=time)
-        self._kept = Runs(keys, time_column=UNTIL, combine_rows=lambda rows: rows)
+        self._waiting = WaitingRows(keys, schema, time=time, state=state)
+        self._kept = state.timeline(keys, time_column=UNTIL, merge_rows=lambda rows: rows)
         self._spans = _Spans(self._waiting.key_types, within_us)
         self._fresh = True
         """Nothing has been read from the timeline yet."""

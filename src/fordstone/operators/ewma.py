@@ -44,7 +44,7 @@ from fordstone.errors import PipelineError, PlanError, SchemaError
 from fordstone.lang.expression import Expression, parse_double
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
 from fordstone.operators.row_order import KeyedRows, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -57,8 +57,8 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-from fordstone.state.table import Table
 
 
 def derive_ewma(step: p.Ewma, types: Types) -> Derived:
@@ -268,13 +268,21 @@ def _starts(counts: Rows) -> Rows:
     return starts
 
 
-def make_ewma(step: p.Ewma, setting: OperatorSetting) -> Operator:
+def make_ewma(step: p.Ewma, context: OperatorContext) -> Operator:
     """The operator of an ewma step."""
-    stream = setting.types[step.input]
+    stream = context.types[step.input]
     if stream.time is None:
         raise PlanError(f"step {step.name}: ewma needs event time, and {step.input} has none.")
     columns = smoothed(step, stream.schema)
-    return Ewma(step.keys, columns, stream.schema, alpha=step.alpha, half_life_us=step.half_life_us, time=stream.time)
+    return Ewma(
+        step.keys,
+        columns,
+        stream.schema,
+        alpha=step.alpha,
+        half_life_us=step.half_life_us,
+        time=stream.time,
+        state=context.state,
+    )
 
 
 class Ewma(Operator):
@@ -289,6 +297,7 @@ class Ewma(Operator):
         alpha: float | None = None,
         half_life_us: int | None = None,
         time: EventTime,
+        state: StateBackend,
     ) -> None:
         """`columns`: what to smooth, as doubles, named as the new columns are. `schema` is the input's.
 
@@ -299,9 +308,9 @@ class Ewma(Operator):
         smoother = _ByTime if half_life_us is not None else _ByCount
         self._smoothers = [smoother(index, half_life_us or alpha or 1.0) for index in range(len(columns))]
         read = [name for column in columns for name in column.columns]
-        self._waiting = WaitingRows(keys, schema, time=time, read=read)
+        self._waiting = WaitingRows(keys, schema, time=time, read=read, state=state)
         kept = {name: kind for smoother in self._smoothers for name, kind in smoother.kept.items()}
-        self._table = Table(self._waiting.key, schema=self._waiting.key_types | kept)
+        self._table = state.table(self._waiting.key, schema=self._waiting.key_types | kept)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Let rows wait."""

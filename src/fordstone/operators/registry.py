@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fordstone.lang.expression import parse_predicate
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import OP, ROW_ID, Functions, Operator, OperatorSetting, resolve_function
+from fordstone.operators.base import OP, ROW_ID, Functions, Operator, OperatorContext, resolve_function
 from fordstone.operators.deduplicate import make_deduplicate
 from fordstone.operators.ewma import make_ewma
 from fordstone.operators.join.interval import make_join, make_join_side
@@ -28,42 +28,42 @@ from fordstone.operators.window.registry import combines, make_aggregate, make_c
 from fordstone.plan import plan as p
 
 
-def make_operator(step: p.Step, setting: OperatorSetting) -> Operator:
+def make_operator(step: p.Step, context: OperatorContext) -> Operator:
     """The operator of one subtask of a step. Each call gives a fresh one."""
     match step:
         case p.Aggregate():
-            return make_aggregate(step, setting)
+            return make_aggregate(step, context)
         case p.Combine():
-            return make_epoch_combine(step, setting)
+            return make_epoch_combine(step, context)
         case p.Ewma():
-            return make_ewma(step, setting)
+            return make_ewma(step, context)
         case p.Deduplicate():
-            return make_deduplicate(step, setting)
+            return make_deduplicate(step, context)
         case p.Join():
-            return make_join(step, setting)
+            return make_join(step, context)
         case p.Lookup():
-            return make_lookup(step, setting)
+            return make_lookup(step, context)
         case p.LookupLatest():
-            return make_lookup_latest(step, setting)
+            return make_lookup_latest(step, context)
         case p.Match():
-            return make_match(step, setting)
+            return make_match(step, context)
         case p.Process():
-            return make_process(step, setting)
+            return make_process(step, context)
         case _:
-            return _row_wise(step, setting)
+            return _row_wise(step, context)
 
 
-def make_feeder(step: p.KeyedStep, index: int, setting: OperatorSetting) -> Operator | None:
+def make_feeder(step: p.KeyedStep, index: int, context: OperatorContext) -> Operator | None:
     """What runs before the shuffle into one input of a step, on the feeding side: stateless. None: rows go as they are."""
     match step:
-        case p.Aggregate() if combines(step, setting.plan):
-            return make_combiner(step, setting)
+        case p.Aggregate() if combines(step, context.plan):
+            return make_combiner(step, context)
         case p.Combine():
-            return make_combiner(step, setting)
+            return make_combiner(step, context)
         case p.Join():
-            return make_join_side(step, index, setting)
+            return make_join_side(step, index, context)
         case p.LookupLatest():
-            return make_lookup_side(step, index, setting)
+            return make_lookup_side(step, index, context)
         case _:
             return None
 
@@ -75,10 +75,10 @@ def has_feeder(step: p.KeyedStep, plan: p.Plan) -> bool:
     )
 
 
-def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
+def _row_wise(step: p.Step, context: OperatorContext) -> Operator:
     if not step.inputs:
         return PassOn()
-    stream = setting.types[step.inputs[0]]
+    stream = context.types[step.inputs[0]]
     schema = stream.schema
     match step:
         case p.Filter():
@@ -90,11 +90,11 @@ def _row_wise(step: p.Step, setting: OperatorSetting) -> Operator:
             array, out = exploded_columns(step, schema)
             return ExplodeRows(array, schema, out)
         case p.Function():
-            return _function(step, setting.functions)
+            return _function(step, context.functions)
         case p.Sink():
             hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
             if step.connector.kind == "center":
-                return ToHub(schema, hidden=hidden, partial=isinstance(setting.plan.step(step.input.step), p.Combine))
+                return ToHub(schema, hidden=hidden, partial=isinstance(context.plan.step(step.input.step), p.Combine))
             return ToSink(schema, hidden=hidden)
         case _:
             return PassOn()

@@ -25,7 +25,7 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import LATE, Emit, Emits
 from fordstone.plan.stream_type import EventTime
-from fordstone.state.timeline import Buffer
+from fordstone.state.backend import StateBackend
 
 Numbers = npt.NDArray[np.int64]
 
@@ -53,14 +53,16 @@ class KeyedRows:
 class WaitingRows:
     """The rows of a step that wait for the watermark. Its operator calls `take`, `release` and `by_key`; `state` is the state."""
 
-    def __init__(self, keys: Sequence[str], schema: Schema, *, time: EventTime, read: Sequence[str] = ()) -> None:
+    def __init__(
+        self, keys: Sequence[str], schema: Schema, *, time: EventTime, read: Sequence[str] = (), state: StateBackend
+    ) -> None:
         """`read`: by which columns, behind the time, rows are ordered before all others. `schema` is the input's."""
         self.key = tuple(keys) or (ONE,)
         self.key_types = {name: schema[name].polars for name in keys} or {ONE: pl.Int8()}
         self.names = list(schema)
         self.time = TIME if time.shift_us else time.column
         """The column of the rows that `release` gives which holds their time."""
-        self.state = Buffer(keys, time_column=self.time)
+        self.state = state.buffer(keys, time_column=self.time)
         self._keys = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
         self._shifted = None if not time.shift_us else (pl.col(time.column).cast(pl.Int64) + time.shift_us).alias(TIME)
         self._order = total_order(read, schema)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, assert_never
 
+from fordstone.connectors.base import Capability
+from fordstone.connectors.registry import capabilities
 from fordstone.lang.duration import human_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -69,7 +71,6 @@ PORT_WORDS: Final = {
 }
 _FIRST_OPTIONS: Final = ("path", "url", "topic")
 """Shown without their name: they say which thing of its kind the connector means."""
-_FAR_ENDS: Final = frozenset({"center", "hub", "control"})
 """Connectors between the tiers."""
 _SECRETS: Final = ("password", "secret", "token", "credential")
 
@@ -98,7 +99,7 @@ def has_late_reader(plan: p.Plan, step: p.Step) -> bool:
 def title(step: p.Step) -> str:  # noqa: C901, PLR0912 - one line a kind of step
     """What a step does, in one line."""
     match step:
-        case p.Source() | p.Sink() if step.connector.kind in _FAR_ENDS:
+        case p.Source() | p.Sink() if Capability.AT_HUB in capabilities(step.connector):
             return _far_end(step)
         case p.Source():
             return f"source {_connector(step.connector)}"
@@ -321,7 +322,7 @@ def _remembered(step: p.Process) -> str:
 
 
 def _release(plan: p.Plan, sink: p.Sink) -> str:
-    if sink.connector.kind in _FAR_ENDS:
+    if Capability.AT_HUB in capabilities(sink.connector):
         return "when the epoch is sealed"
     if plan.guarantee != "exactly_once":
         return "at once"

@@ -21,7 +21,7 @@ from fordstone.lang.expression import Expression, parse_predicate
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.combine import crossing_schema
 from fordstone.operators.aggregate.partial import END
-from fordstone.operators.base import OperatorSetting
+from fordstone.operators.base import OperatorContext
 from fordstone.operators.rowwise import exploded_columns, projection
 from fordstone.operators.window.registry import combines, partials_of
 from fordstone.plan import plan as p
@@ -116,7 +116,7 @@ def _partial(plan: p.Plan, types: Types, step: p.Aggregate) -> Schema | str:
     if not combines(step, plan):
         return f"late rows of {step.name} are wanted as they came"
     try:
-        return crossing_schema(partials_of(step, OperatorSetting(plan=plan, types=types)))
+        return crossing_schema(partials_of(step, OperatorContext(plan=plan, types=types)))
     except SchemaError as error:
         return f"partial rows of {step.name} cannot cross: {error}"
 

@@ -20,6 +20,8 @@ from typing import Final
 
 import msgspec
 
+from fordstone.connectors.base import Capability
+from fordstone.connectors.registry import capabilities
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.dialect import quoted_name
 from fordstone.lang.expression import parse_predicate
@@ -270,7 +272,7 @@ def _edge(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan:
 def _control_source(step: p.Control) -> p.Source:
     return p.Source(
         name=step.name,
-        connector=p.ConnectorSpec("control", {"control": step.name}),
+        connector=p.ConnectorSpec("control", {"control": step.name, "keys": list(step.keys)}),
         schema=step.schema,
         replaces=step.keys,
     )
@@ -312,16 +314,12 @@ def _rewired(step: p.Step, moved: Mapping[str, str]) -> p.Step:
     return msgspec.structs.replace(step, **changed)
 
 
-HUB_KINDS: Final = frozenset({"center", "hub", "control"})
-"""Connectors whose far end is the hub."""
-
-
 def placed(plan: p.Plan, hub: HubAddress) -> p.Plan:
     """The plan with the hub's address in every connector that goes there. Called once, right before a run."""
     return msgspec.structs.replace(plan, steps=tuple(_placed(step, hub.at()) for step in plan.steps))
 
 
 def _placed(step: p.Step, at: dict[str, str]) -> p.Step:
-    if not isinstance(step, p.Source | p.Sink) or step.connector.kind not in HUB_KINDS:
+    if not isinstance(step, p.Source | p.Sink) or Capability.AT_HUB not in capabilities(step.connector):
         return step
     return msgspec.structs.replace(step, connector=msgspec.structs.replace(step.connector, at=at))

@@ -1,10 +1,10 @@
-"""Decide what becomes of a commit: epochs a to b of a node, handed to the hub.
+"""Decide whether the hub accepts a commit, which is a range of epochs of one node. Pure.
 
-Reads nothing: the hub brings the facts and carries the decision out in one transaction.
+The hub gathers the facts and carries the decision out in one transaction.
 
-Invariants: epochs at the hub have no gaps; what stands there never changes; a range that was folded anew after a lost
-answer adds only what is new; nothing below the granted fence is accepted, not even what is there already, so that a
-node that was shut out learns of it.
+Invariants: epochs at the hub have no gaps and never change; a commit that overlaps with what is there, as after a lost
+response, adds only the new epochs; nothing below the granted fence is accepted, not even epochs that are there already, so
+that a fenced node learns of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fordstone.protocol.lease import Fence
 
 
 class Sent(NamedTuple):
-    """One epoch as it came: its number and what tells its content from any other."""
+    """One epoch of a commit: its number and the digest of its content."""
 
     epoch: int
     digest: str
@@ -25,45 +25,45 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accept:
-    """Everything from `first_new` on is new and follows what is there."""
+    """All epochs from `first_new` on are new, and follow the newest that is there."""
 
     first_new: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyDone:
-    """All of it is there."""
+    """All epochs are there already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherContent:
-    """This epoch is there, and is not the same."""
+    """This epoch is there with other content."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Epochs are missing in between."""
+    """Epochs between are missing."""
 
     next_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stale:
-    """A newer generation has the right to commit."""
+    """A newer generation has the lease."""
 
     by: Fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotGranted:
-    """The hub never gave this generation out: a lease must be asked for first."""
+    """The hub never granted this generation: the node must request a lease first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """These blobs must come first."""
+    """These blobs must be uploaded first."""
 
     digests: tuple[str, ...]
 
@@ -73,22 +73,22 @@ CommitDecision: TypeAlias = Accept | AlreadyDone | OtherContent | Gap | Stale | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFacts:
-    """What the decision rests on."""
+    """The facts that decide."""
 
     fence: Fence
-    """The sender's."""
+    """The fence of the sender."""
     granted: Fence | None
-    """What the hub gave out last."""
+    """The fence that the hub granted last."""
     head: int
     """The newest epoch that is there; 0: none."""
     sent: tuple[Sent, ...]
     """At least one, contiguous, in order."""
     known: Mapping[int, str]
-    """Digests of epochs that are there. Below some epoch they are forgotten: what came so long ago is taken to be the same."""
+    """Digests of epochs that are there. Those of old epochs are not kept; their content is assumed to be the same."""
 
 
 def decide_order(facts: CommitFacts) -> CommitDecision:
-    """Judge all but the blobs: who sends, and whether it fits behind what is there."""
+    """Judge the fence and the order of epochs, but not the blobs."""
     if facts.granted is None or facts.fence > facts.granted:
         return NotGranted()
     if facts.fence < facts.granted:
@@ -104,9 +104,9 @@ def decide_order(facts: CommitFacts) -> CommitDecision:
 
 
 def decide_commit(facts: CommitFacts, *, absent: Collection[str]) -> CommitDecision:
-    """Judge a commit of which the blobs `absent` are not at the hub (of those that its new epochs and checkpoint name).
+    """Judge a commit. `absent`: the blobs of its new epochs and checkpoint that are not at the hub.
 
-    Who sends and in which order counts before the blobs: nobody uploads for a commit that could not be accepted.
+    Fence and order are judged before blobs, so no blobs are uploaded for a commit that would be rejected.
     """
     decision = decide_order(facts)
     if isinstance(decision, Accept) and absent:

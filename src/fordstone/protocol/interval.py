@@ -1,8 +1,8 @@
 """Choose the checkpoint interval from what a checkpoint costs and how often things fail (Young and Daly).
 
-Pure. With cost C and mean time between failures M, the time lost to checkpoints and to work done again is least at
-about sqrt(2·C·M) (Young); Daly's higher-order form is used, which stays right when C is not small against M. A recovery-time goal
-bounds the interval as well: what must be done again after a failure is at most one interval's work.
+Pure. With cost C and mean time between failures M, the time lost to checkpoints and replay is least at about sqrt(2·C·M)
+(Young). Daly's higher-order form is used, which stays right when C is not small against M. A recovery-time goal bounds the
+interval, too: at most the work of one interval is replayed after a failure.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ INTERVAL_MAX_US: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalFacts:
-    """What was measured, and what is wanted."""
+    """Measurements and goals."""
 
     cost_us: float
-    """What one checkpoint takes from the pipeline's own work (not how long it takes behind its back)."""
+    """The time that one checkpoint takes from the pipeline's work, without what happens in the background."""
     failure_every_us: float
     """The mean time between failures."""
     restore_us: float = 0.0
-    """How long a restart takes before work goes on."""
+    """The time that a restart takes before work resumes."""
     replay_ratio: float = 1.0
-    """How much faster than live the input is read again: 1 is just as fast."""
+    """The speed of replay relative to live reading: 1 is as fast."""
     recovery_goal_us: float | None = None
-    """Within what time after a failure the pipeline should be where it was."""
+    """The time after a failure within which the pipeline should have caught up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalChoice:
-    """The interval, and what is expected of it."""
+    """The interval and its expected costs."""
 
     interval_us: int
     overhead: float
-    """The share of time lost to checkpoints, to work done again and to restarts."""
+    """The share of time lost to checkpoints, replay and restarts."""
     recovery_us: float
-    """The expected time to be where the pipeline was, at worst."""
+    """The expected time to catch up after a failure, at worst."""
     because: str
 
 
 def young_daly_us(cost_us: float, failure_every_us: float) -> float:
-    """Daly's estimate of the best interval between checkpoints."""
+    """Return Daly's estimate of the best interval between checkpoints."""
     if cost_us <= 0:
         return 0.0
     if cost_us >= 2 * failure_every_us:
@@ -54,14 +54,14 @@ def young_daly_us(cost_us: float, failure_every_us: float) -> float:
 
 
 def overhead(interval_us: float, facts: IntervalFacts) -> float:
-    """The expected share of time lost with this interval."""
+    """Return the expected share of time lost with this interval."""
     replay_us = interval_us / 2 / max(facts.replay_ratio, 1e-9)
     lost = facts.cost_us / max(interval_us, 1.0) + (replay_us + facts.restore_us) / facts.failure_every_us
     return min(lost, 1.0)
 
 
 def choose(facts: IntervalFacts) -> IntervalChoice:
-    """The interval to use."""
+    """Choose the interval."""
     best_us = young_daly_us(facts.cost_us, facts.failure_every_us)
     because = "least time lost to checkpoints and failures"
     if facts.recovery_goal_us is not None:

@@ -1,9 +1,9 @@
-"""Decide who may commit for a pipeline on a node.
+"""Decide which state directory may commit for a pipeline on a node. Pure.
 
-Reads nothing: the hub brings what it has granted and what is asked, and writes the outcome down before it answers.
+The hub gathers what it has granted and what is requested, and stores the outcome before it responds.
 
-Invariants: a fence never goes back; two holders never have the same hub generation; asking again after a lost answer
-gives the same fence.
+Invariants: a fence never decreases; two holders never have the same hub generation; a request that is repeated after a
+lost response gets the same fence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Fence(NamedTuple):
-    """A generation as it compares: the hub's number first, then the local incarnation (rule 18)."""
+    """A generation in the order of comparison: the hub's number first, then the local incarnation (rule 18)."""
 
     hub: int
     local: int
@@ -21,21 +21,21 @@ class Fence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The right to commit, now this holder's."""
+    """This holder now has the lease."""
 
     fence: Fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByOther:
-    """Another state directory has the right, and nobody asked to take it over."""
+    """Another state directory has the lease, and the request does not take it over."""
 
     fence: Fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderIncarnation:
-    """The same state directory has been started again since: this process is a leftover, or the directory an old copy."""
+    """The same state directory was started again since: this process is an old one, or the directory is an old copy."""
 
     by: Fence
 
@@ -45,7 +45,7 @@ LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Whom the right to commit was given to last."""
+    """The last lease that was granted."""
 
     holder: str
     fence: Fence
@@ -54,7 +54,7 @@ class Holding:
 def decide_lease(holding: Holding | None, *, holder: str, local: int, take_over: bool = False) -> LeaseDecision:
     """Judge one request; `holding` is what was granted before, None if nothing ever was.
 
-    Taking over what one holds already changes nothing, so that the question may be asked again.
+    A take-over by the present holder changes nothing, so the request may be repeated.
     """
     if holding is None:
         return Granted(fence=Fence(1, local))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often to checkpoint, and for how long to wait for one."""
+    """The interval between checkpoints, and the timeout of one."""
 
     interval_us: int
     timeout_us: int
@@ -19,7 +19,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacingFacts:
-    """What the coordinator knows now."""
+    """The state of checkpointing now."""
 
     now_us: int
     started_us: int
@@ -31,33 +31,33 @@ class PacingFacts:
     committing: bool
     """The writer is making an attempt durable."""
     requested: bool
-    """Somebody asked for a barrier as soon as possible."""
+    """A barrier was requested as soon as possible."""
     drained: bool
     """Every source has ended and every loop is empty."""
     stopping: bool
-    """The process was told to stop."""
+    """A stop was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Put a barrier into every source. `last`: the pipeline ends behind it."""
+    """Put a barrier into every source. `last`: the pipeline ends after it."""
 
     last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Everybody has acknowledged: make it durable and commit."""
+    """All tasks have acknowledged: make it durable and commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It took too long: forget the attempt; the next one carries what it had frozen."""
+    """The attempt timed out: abandon it. The next one includes what it had frozen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before this time, unless something happens."""
+    """Nothing to do before this time, unless an event comes."""
 
     until_us: int
 
@@ -66,7 +66,7 @@ PacingDecision = Begin | Seal | GiveUp | Wait
 
 
 def decide(pace: Pace, facts: PacingFacts) -> PacingDecision:
-    """What to do about checkpoints now."""
+    """Decide what to do about checkpoints now."""
     if facts.committing:
         return Wait(facts.now_us + pace.interval_us)
     if facts.running:

@@ -1,14 +1,11 @@
-"""Decide whether the state in a checkpoint fits a plan.
+"""Decide what a restarted node resumes from, and whether the state of a checkpoint fits the plan. Pure.
 
-Pure. State belongs to the step's name; a step whose meaning changed cannot use it. Nothing is dropped unless asked for (rule 22).
+`epochs.store` and `epochs.fetch` gather the facts. State belongs to the name of a step; a step whose meaning changed
+cannot use it, and nothing is dropped unless the user asks for it (rule 22).
 
-Decide what a restarted node may resume from.
-
-Reads nothing: `checkpoint.store` and `checkpoint.fetch` gather the facts.
-
-Invariants: an epoch is sealed as soon as any manifest of it exists anywhere, damaged or not, and a sealed epoch is
-never given a second meaning: what lies between the newest whole checkpoint and the newest sealed epoch is rebuilt from
-its recorded cuts, or nothing is resumed at all.
+Invariants: an epoch is sealed as soon as any manifest of it exists anywhere, damaged or not, and the content of a sealed
+epoch never changes: the epochs between the newest whole checkpoint and the newest sealed one are rebuilt from their
+recorded cuts, or nothing is resumed at all.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ class CheckpointFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEmpty:
-    """Nothing was ever sealed: begin with epoch 1."""
+    """Nothing was ever sealed: start with epoch 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +38,7 @@ class Resume:
     """Load checkpoint `epoch` from `where`, then compute the epochs in `rebuild` again from their cuts, in order.
 
     `epoch` 0 from `empty` means: no checkpoint is whole, but every cut is there, so all is rebuilt from the beginning.
-    New work starts at `next_epoch`. `damaged` are the checkpoints to set aside and to tell the user about.
+    New work starts at `next_epoch`. `damaged` are the checkpoints to set aside and to report.
     """
 
     epoch: int
@@ -57,7 +54,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CannotResume:
-    """Sealed epochs can be neither read nor rebuilt; going on would change what was already given out."""
+    """Sealed epochs can be neither read nor rebuilt. A resume would change output that may be released already."""
 
     reason: str
     newest_whole: int
@@ -71,7 +68,7 @@ RecoveryDecision = StartEmpty | Resume | CannotResume
 
 
 def decide_recovery(facts: Iterable[CheckpointFact], cuts: AbstractSet[int]) -> RecoveryDecision:
-    """Judge the facts: which checkpoint, which epochs to rebuild, or why not. `cuts` are the epochs with a readable cut."""
+    """Decide which checkpoint to load and which epochs to rebuild, or why that is impossible. `cuts`: epochs with a readable cut."""
     facts = sorted(facts, key=lambda fact: (fact.epoch, fact.where))
     if not facts:
         return StartEmpty()
@@ -96,7 +93,7 @@ def decide_recovery(facts: Iterable[CheckpointFact], cuts: AbstractSet[int]) -> 
 
 
 def _gaps(first: int, last: int, present: AbstractSet[int]) -> tuple[tuple[int, int], ...]:
-    """The stretches of first..last that are not in `present`. Costs what is present, however far `last` may be."""
+    """Return the ranges of first..last that are not in `present`, in time that depends only on the size of `present`."""
     gaps: list[tuple[int, int]] = []
     expected = first
     for epoch in [*sorted(epoch for epoch in present if first <= epoch <= last), last + 1]:
@@ -141,7 +138,7 @@ class PlanMatch:
         return not (self.changed or self.gone or self.new)
 
     def explain(self) -> str:
-        """What matches, what does not, and what `--allow-new-state` would do."""
+        """Describe what matches, what does not, and what `--allow-new-state` would do."""
         lines = [f"  matches: {', '.join(self.same) or 'nothing'}"]
         for title, names in (
             ("changed", self.changed),

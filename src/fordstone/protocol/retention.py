@@ -1,8 +1,8 @@
-"""Decide which checkpoints and runs may go.
+"""Decide which checkpoints and runs are removed. Pure.
 
-Reads nothing: `checkpoint.store` and `checkpoint.upload` bring the facts and carry out the removal, manifests first.
+`epochs.store` and `epochs.upload` gather the facts and carry out the removal, manifests first.
 
-Invariants: a run stays while a kept manifest names it, or while somebody holds it; the newest manifest always stays.
+Invariants: a run stays while a kept manifest names it, or while it is held; the newest manifest always stays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What to remove, and what stays. Manifests go first, durably, and the oldest of them before the others."""
+    """What to keep and to remove. Manifests are removed first, durably, from the oldest on."""
 
     kept: tuple[int, ...]
     remove_manifests: tuple[int, ...]

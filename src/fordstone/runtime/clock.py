@@ -1,4 +1,4 @@
-"""The clock: handed to whoever needs the time, so that a simulation can hand out its own."""
+"""The clock, which is handed to all code that needs the time, so that a simulation can replace it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A source of time."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970-01-01 UTC, by the machine's clock."""

@@ -206,7 +206,7 @@ class Share:
     def change_idleness(
         self,
         after_us: int | None,
-        outlook: Callable[[PartitionId, Position], Idleness],
+        idleness: Callable[[PartitionId, Position], Idleness],
         *,
         watermark_us: int,
         now_us: int,
@@ -220,11 +220,11 @@ class Share:
                 partition.floor_us = max(partition.floor_us, watermark_us)
                 partition.heard_us = now_us
             elif not partition.idle:
-                means = outlook(PartitionId(partition.name), Position(partition.position))
+                means = idleness(PartitionId(partition.name), Position(partition.position))
                 if means is Idleness.UNKNOWN:
                     partition.heard_us = now_us
                 silent = after_us is not None and now_us - partition.heard_us >= after_us
-                partition.idle = silent or means is Idleness.RESTING
+                partition.idle = silent or means is Idleness.FINISHED
 
     def limit(self, limit_us: int) -> None:
         """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""

@@ -1,4 +1,4 @@
-"""Being told to stop: SIGINT and SIGTERM, remembered until whoever runs a pipeline asks."""
+"""Requests to stop: SIGINT and SIGTERM are recorded, and the loop that runs a pipeline asks for them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Self
 
 
 class Signals:
-    """Remembers that SIGINT or SIGTERM came, so that the epoch can be finished; a second one ends the process as usual."""
+    """Records SIGINT or SIGTERM, so that the epoch can be finished. A second signal ends the process as usual."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._requested = threading.Event()
         self._before: dict[int, Any] = {}
 
     @property
     def stop_requested(self) -> bool:
-        """Whether to stop."""
-        return self._told.is_set()
+        """Whether a signal has come."""
+        return self._requested.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Rest, unless told to stop; says which."""
-        return self._told.wait(seconds)
+        """Pause, or return at once when a stop is requested. Return whether it is."""
+        return self._requested.wait(seconds)
 
     def __enter__(self) -> Self:
         self.listen()
         return self
 
     def listen(self) -> None:
-        """Begin to listen, or again: starting Spark, for one, puts a handler of its own in place. Only the main thread can."""
+        """Install the handlers, or install them again: starting Spark, for example, replaces them. Only the main thread can."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(number, self._on_signal)
@@ -41,7 +41,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._told.is_set():
+        if self._requested.is_set():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._told.set()
+        self._requested.set()

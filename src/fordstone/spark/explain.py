@@ -17,7 +17,7 @@ from fordstone.planner.check import stream_types
 from fordstone.planner.describe import details, port_lead, title
 from fordstone.planner.explain import Node, crossing, drawn, guarantees
 from fordstone.planner.graph import Edge
-from fordstone.spark.hosted.chains import Host, Stages, build_stages
+from fordstone.spark.hosted.stages import Host, Stages, build_stages
 
 
 def explain(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -> str:

@@ -7,6 +7,7 @@ tried again.
 from __future__ import annotations
 
 import logging
+import random
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -22,14 +23,14 @@ from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskErr
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.planner.split import placed, split
-from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
+from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide_restart
 from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.hosted.checkpoint import StopMark
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.hosted.stop_mark import StopMark
+from fordstone.spark.session.failures import last_words
 from fordstone.spark.session.session import java_gone, session
-from fordstone.spark.session.worker_trace import last_words
 from fordstone.storage.disk import OsDisk
 
 if TYPE_CHECKING:
@@ -113,7 +114,12 @@ def run_plan(
                         f"pipeline {plan.pipeline}: Spark's Java process has ended; it was killed, or had no memory left. Give it "
                         "more memory if so. Started again, the pipeline goes on behind its last epoch."
                     ) from error
-                match decide(policy, failures=failures, lasted_us=time.monotonic_ns() // 1000 - began_us):
+                match decide_restart(
+                    policy,
+                    failures=failures,
+                    lasted_us=time.monotonic_ns() // 1000 - began_us,
+                    chance=random.random(),  # noqa: S311 - jitter
+                ):
                     case Stop(failures=count):
                         raise TaskError(
                             f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {last_words(str(error)) or repr(error)}"

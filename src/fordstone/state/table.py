@@ -1,4 +1,4 @@
-"""Table: one row a key, changed in place.
+"""The table in memory: one row per key, changed in place.
 
 Key columns lie in the index, value columns beside it by the same slots. The table knows which slots changed since the
 last barrier; freezing copies these rows and no others. A piece holds changed rows, at most one a key, and tombstones
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.state.base import Piece, PieceList, State
+from fordstone.state.backend import FOUND, Table
+from fordstone.state.base import Piece, PieceList
 from fordstone.state.column import Cells, Slots, column_of
 from fordstone.state.compaction import SMALLEST_ROWS, worth_folding
 from fordstone.state.key_index import MISSING, KeyIndex
 
-FOUND: Final = "__found"
 DELETED: Final = "__deleted"
 DENSE_SHARE: Final = 4
 """When more than one slot in so many changed, whole arrays are copied: that is faster than picking."""
@@ -33,12 +33,13 @@ ROWS_RATIO_MAX: Final = 3
 """So many times the rows of the table may stand in its pieces: a restore reads them all."""
 
 
-class Table(State):
-    """One row a key. One thread, except as `State` says."""
+class MemoryTable(Table):
+    """One row per key, in NumPy arrays beside a hash index."""
 
-    def __init__(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType]) -> None:
-        """`schema`: all columns with their types, key columns included; the others are the values."""
-        self._key = tuple(key)
+    def __init__(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType], sub_key: Sequence[str] = ()) -> None:
+        """As `StateBackend.table` says."""
+        self._key = (*key, *sub_key)
+        self._group_key = tuple(key)
         self._schema = pl.Schema(schema)
         self._index = KeyIndex({name: self._schema[name] for name in self._key})
         self._values = [column_of(name, dtype) for name, dtype in self._schema.items() if name not in self._key]
@@ -56,8 +57,8 @@ class Table(State):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns."""
-        return self._key
+        """The key columns by which rows belong to key groups."""
+        return self._group_key
 
     @property
     def keeps_frames(self) -> bool:
@@ -139,6 +140,15 @@ class Table(State):
         return pl.DataFrame([column.get(slots) for column in (*self._index.columns, *self._values)]).select(
             self._columns
         )
+
+    def keys_until(self, column: str, bound: int, *, after: int | None = None) -> tuple[pl.DataFrame, int | None]:
+        """As `Table` says."""
+        slots = self._index.live_slots()
+        values = next(values for values in self._values if values.name == column).get(slots)
+        due = (values <= bound).fill_null(value=False)
+        found = slots[(due if after is None else due & (values > after)).to_numpy()]
+        keys = pl.DataFrame([own.get(found) for own in self._index.columns if own.name in self._group_key])
+        return keys, values.filter(~due).min()  # type: ignore[return-value]  # an Int64 column
 
     def freeze(self) -> tuple[Piece, ...]:
         """Copy the rows that changed into a piece; all rows, in place of all pieces, when that is hardly more."""

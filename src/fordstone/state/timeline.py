@@ -3,7 +3,7 @@
 A windowed aggregate adds partial rows of many keys; nothing is looked up. Partial rows of one key meet when they are
 coalesced, when a merger folds pieces, and at the latest when they are closed.
 
-Leaves to the operator: what a partial row is, and how equal keys fold (`combine_rows`).
+Leaves to the operator: what a partial row is, and how equal keys fold (`merge_rows`).
 
 Buffer: rows that wait for the watermark, and are given out in order of time.
 
@@ -38,6 +38,7 @@ import polars as pl
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.instant import microseconds
+from fordstone.state.backend import Buffer, Timeline
 from fordstone.state.base import Piece, PieceList, RunRef, State
 from fordstone.state.compaction import worth_folding
 
@@ -139,7 +140,7 @@ class OpenRows:
         self.most_us = max(self.most_us, most_us)
 
 
-class Timeline(State):
+class TimedRows(State):
     """Open rows, and pieces ordered by time. Base of the shapes whose rows are dropped when their time has come."""
 
     def __init__(self, key: Sequence[str], *, time_column: str | None) -> None:
@@ -365,8 +366,8 @@ class Timeline(State):
         return TimedPiece(frame, time=self._time, least_us=least_us, most_us=most_us, ref=ref)
 
 
-class Buffer(Timeline):
-    """Rows ordered by time. One thread, except as `State` says."""
+class MemoryBuffer(TimedRows, Buffer):
+    """Rows ordered by time."""
 
     def __init__(self, key: Sequence[str], *, time_column: str, order_columns: Sequence[str] = ()) -> None:
         """`time_column` is Datetime in microseconds, or Int64; rows of one time are given out by `order_columns`."""
@@ -415,25 +416,25 @@ SHRINK_LEAST: Final = 0.5
 """Folding that leaves more than this share of the rows was not worth it."""
 
 
-class Runs(Timeline):
-    """Partial aggregates by key and, mostly, by the end of their window. One thread, except as `State` says."""
+class MemoryTimeline(TimedRows, Timeline):
+    """Partial aggregates by key and, mostly, by the end of their window."""
 
     def __init__(
         self,
         key: Sequence[str],
         *,
         time_column: str | None,
-        combine_rows: Callable[[pl.DataFrame], pl.DataFrame],
+        merge_rows: Callable[[pl.DataFrame], pl.DataFrame],
         coalesce_rows_min: int = COALESCE_ROWS_MIN,
     ) -> None:
         """`time_column` (Int64 microseconds): when a row is due. None: never, for aggregates without a window.
 
-        `combine_rows` folds the partial rows of equal key (and equal time) into one, keeps the columns and their
+        `merge_rows` folds the partial rows of equal key (and equal time) into one, keeps the columns and their
         types, gives them in any order, and is called on any thread: it must be pure.
         """
         super().__init__(key, time_column=time_column)
         self._coalesce_rows_min = coalesce_rows_min
-        self._combine_rows = combine_rows
+        self._merge_rows = merge_rows
         self._patience = 1
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -474,7 +475,7 @@ class Runs(Timeline):
         return pl.DataFrame() if self._empty is None else self._empty
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
-        folded = self._combine_rows(frame).select(frame.columns)
+        folded = self._merge_rows(frame).select(frame.columns)
         if folded.dtypes != frame.dtypes:
-            raise TypeError(f"combine_rows must keep the types of its rows: took {frame.schema}, gave {folded.schema}.")
+            raise TypeError(f"merge_rows must keep the types of its rows: took {frame.schema}, gave {folded.schema}.")
         return folded

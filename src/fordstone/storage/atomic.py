@@ -1,7 +1,7 @@
-"""How a file gets its name: written under a temporary one, synced, renamed.
+"""Atomic file writes: write a temporary file, sync it, rename it, sync the directory.
 
-Readers see the old file or the new one, whole. The new name is durable once the directory is synced, which is the
-caller's to do, so that several files can share one sync.
+Readers see the old file or the new one, never a part of either. `AtomicWriter` works on any `Disk`; `write_file` is for
+callers that have only a path. Nothing else in the project renames a temporary file into place.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+from pathlib import Path
 from typing import Final
 
 from fordstone.errors import StorageError
-from fordstone.storage.disk import Data, Disk
+from fordstone.storage.disk import Data, Disk, OsDisk
 from fordstone.storage.failpoint import Failpoints
 
-TEMP_SUFFIX: Final = ".tmp"
+TEMP_PREFIX: Final = ".tmp-"
+"""Of temporary names. Spark and other readers of directories skip names that begin with a dot."""
 
 
-class Placer:
-    """Places files. Each has temporary names of its own: an old writer in the same process never meets a new one's."""
+class AtomicWriter:
+    """Replaces whole files on one disk.
+
+    Each instance has temporary names of its own, so two writers in one process never collide.
+    """
 
     def __init__(self, disk: Disk, failpoints: Failpoints | None = None) -> None:
         self._disk = disk
@@ -27,31 +32,77 @@ class Placer:
         self._token = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
-    def place(self, path: str, data: Data, *, kind: str | None = None) -> None:
-        """Put the bytes under `path`, replacing what has it. They are durable on return; the name is not yet.
+    def write(self, path: str, data: Data, *, kind: str | None = None, temp_directory: str | None = None) -> None:
+        """Replace the file at `path`. Its bytes and its name are durable on return.
 
-        Hits `<kind>.created`, `<kind>.synced` and `<kind>.renamed`. On `StorageError` nothing has changed.
+        `kind` names the failpoints: `<kind>.created`, `<kind>.synced`, `<kind>.renamed` and `<kind>.dir-synced`.
+        `temp_directory`: where the temporary file is written; by default beside `path`. On `StorageError` before the
+        rename, nothing has changed.
         """
-        temp = f"{path.rpartition('/')[0]}/{self._token}-{next(self._numbers)}{TEMP_SUFFIX}"
+        self.replace(path, data, kind=kind, temp_directory=temp_directory)
+        self._disk.fsync_dir(_parent(path))
+        self._hit(kind, "dir-synced")
+
+    def replace(
+        self,
+        path: str,
+        data: Data,
+        *,
+        kind: str | None = None,
+        temp_directory: str | None = None,
+        sync: bool = True,
+    ) -> None:
+        """Replace the file as `write` does, but leave the sync of the directory to the caller.
+
+        Several files of one directory then share one sync. `sync=False`: atomic for readers, but not durable.
+        """
+        directory = _parent(path) if temp_directory is None else temp_directory
+        temp = _join(directory, f"{TEMP_PREFIX}{self._token}-{next(self._numbers)}")
         try:
             self._disk.create(temp, data)
             self._hit(kind, "created")
-            self._disk.fsync(temp)
+            if sync:
+                self._disk.fsync(temp)
             self._hit(kind, "synced")
             self._disk.rename(temp, path)
-        except StorageError:
+        except (StorageError, FileNotFoundError):
             with contextlib.suppress(StorageError):
                 self._disk.remove(temp)
             raise
         self._hit(kind, "renamed")
 
-    def _hit(self, kind: str | None, what: str) -> None:
+    def _hit(self, kind: str | None, event: str) -> None:
         if kind is not None and self._failpoints is not None:
-            self._failpoints.hit(f"{kind}.{what}")
+            self._failpoints.hit(f"{kind}.{event}")
+
+
+def write_file(path: str | Path, data: Data, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace a file of the real file system, whole or not at all. Missing directories are created.
+
+    `durable=False` skips both syncs: a crash may lose the file, but no reader sees a part of it. Raises `StorageError`.
+    """
+    place = Path(path)
+    disk = OsDisk(place.parent, file_mode=mode)
+    try:
+        writer = AtomicWriter(disk)
+        if durable:
+            writer.write(place.name, data)
+        else:
+            writer.replace(place.name, data, sync=False)
+    finally:
+        disk.close()
 
 
 def remove_leftovers(disk: Disk, directory: str) -> None:
-    """Take away what a crash left under temporary names. Only for the one process that writes there."""
+    """Remove temporary files that a crash left in a directory. Only its single writer may call this."""
     for name in disk.list(directory):
-        if name.endswith(TEMP_SUFFIX):
-            disk.remove(f"{directory}/{name}")
+        if name.startswith(TEMP_PREFIX):
+            disk.remove(_join(directory, name))
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name

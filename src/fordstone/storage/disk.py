@@ -1,11 +1,11 @@
-"""The rim towards the file system: the few operations that durability is made of.
+"""The seam to the file system: the few operations that durability consists of.
 
-Everything that stores anything goes through `Disk`, so that tests can put `testing.MemoryDisk` in its place and see
-what a crash leaves behind. Which operations are called in which order is decided by those who call.
+All stored files go through `Disk`, so that tests can use `testing.MemoryDisk` instead and see what a crash leaves. The
+callers decide the order of operations; `atomic` and `journal` have the common ones.
 
 Paths are '/'-joined strings below a root. Invariants of `OsDisk`: a file stays open from its first write until it is
-synced, so that no write error goes unseen; after one failed sync every later change is refused, because nobody can
-know what the disk holds.
+synced, so that no write error is missed; after a failed sync every later change is refused, because what the disk holds
+is unknown.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FatalStorageError(StorageError):
 
 
 class Disk(ABC):
-    """What the store needs from a file system.
+    """A file system, as far as stores need it.
 
-    Called from several threads. Every method may raise `StorageError`; one that reads or renames what is not there
+    Called from several threads. Every method may raise `StorageError`. Reading, truncating or renaming a missing file
     raises `FileNotFoundError`. Nothing is durable before `fsync` (bytes) and `fsync_dir` (names) have returned.
     """
 
@@ -48,65 +48,69 @@ class Disk(ABC):
 
     @abstractmethod
     def append(self, path: str, data: Data) -> None:
-        """Add to the end of a file, which is made if missing. After `StorageError` a part of it may be there."""
+        """Add to the end of a file, which is created if missing. After `StorageError` a part of it may be there."""
+
+    @abstractmethod
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """Cut a file to its first `size_bytes` bytes. Durable after `fsync`."""
 
     @abstractmethod
     def fsync(self, path: str) -> None:
-        """Make the bytes of a file durable. Failure is `FatalStorageError`; never tried again."""
+        """Make the bytes of a file durable. Failure is `FatalStorageError`, and is never retried."""
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, replacing the file that has it; or a directory, with all that is in it, a free one.
+        """Rename a file, replacing the file of the new name; or a directory with its content, to a name that is free.
 
-        At once for those who read; durable after `fsync_dir`.
+        Atomic for readers; durable after `fsync_dir`.
         """
 
     @abstractmethod
     def fsync_dir(self, path: str) -> None:
-        """Make the names in a directory durable. Failure is `FatalStorageError`; never tried again."""
+        """Make the names in a directory durable. Failure is `FatalStorageError`, and is never retried."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """The whole file. `DamagedError` if the medium does not give its bytes back."""
+        """Return the whole file. `DamagedError` if the medium cannot be read."""
 
     @abstractmethod
     def list(self, path: str) -> Sequence[str]:
-        """The names in a directory, sorted; none if there is no such directory."""
+        """Return the names in a directory, sorted; none if there is no such directory."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Take a file away; it may be gone already."""
+        """Remove a file; it may be gone already."""
 
     @abstractmethod
     def remove_dir(self, path: str) -> None:
-        """Take an empty directory away; it may be gone already."""
+        """Remove an empty directory; it may be gone already."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or directory."""
+        """Return whether there is such a file or directory."""
 
     @abstractmethod
     def make_dirs(self, path: str) -> None:
-        """Make a directory and those above it, durably; they may be there already."""
+        """Create a directory and those above it, durably; they may exist already."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """How many bytes a file has; a directory is no file."""
+        """Return the size of a file in bytes; a directory is no file."""
 
 
 class OsDisk(Disk):
-    """The real file system below a directory, which is made if missing."""
+    """The real file system below a directory."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, file_mode: int = 0o644, create_root: bool = True) -> None:
+        """`create_root=False`: a missing root is created by `make_dirs`, so a disk that is only read creates nothing."""
         self._root = Path(root)
+        self._file_mode = file_mode
         self._mutex = threading.Lock()
         self._unsynced: dict[str, int] = {}
         self._failed: str | None = None
         self._lock_fd: int | None = None
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._refuse(error, "make the directory", "")
+        if create_root:
+            self._create_root()
 
     @property
     def root(self) -> Path:
@@ -121,8 +125,20 @@ class OsDisk(Disk):
         """Add to the end of a file and keep it open until it is synced."""
         self._write(path, data, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """Cut the file, through the descriptor that wrote to it if that is still open."""
+        self._check()
+        with self._mutex:
+            fd = self._unsynced.get(path)
+        try:
+            os.truncate(self._at(path) if fd is None else fd, size_bytes)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._refuse(error, "truncate", path)
+
     def fsync(self, path: str) -> None:
-        """Sync through the very descriptor that wrote, so that the kernel reports every error since."""
+        """Sync through the descriptor that wrote, so that the kernel reports every error since."""
         self._check()
         with self._mutex:
             fd = self._unsynced.pop(path, None)
@@ -156,7 +172,7 @@ class OsDisk(Disk):
         self._sync_dir(self._at(path), path)
 
     def read(self, path: str) -> bytes:
-        """Read a file in one go."""
+        """Read a file at once."""
         try:
             with self._at(path).open("rb", buffering=0) as file:
                 return file.readall()
@@ -203,9 +219,10 @@ class OsDisk(Disk):
             self._refuse(error, "look at", path)
 
     def make_dirs(self, path: str) -> None:
-        """Make the missing directories from the top, syncing the parent of each."""
+        """Create the missing directories from the top, and sync the parent of each."""
         self._check()
         here = self._root
+        self._create_root()
         for part in path.split("/"):
             parent, here = here, here / part
             if here.is_dir():
@@ -213,7 +230,7 @@ class OsDisk(Disk):
             try:
                 here.mkdir(exist_ok=True)
             except OSError as error:
-                self._refuse(error, "make the directory", path)
+                self._refuse(error, "create the directory", path)
             self._sync_dir(parent, path)
 
     def size(self, path: str) -> int:
@@ -229,9 +246,9 @@ class OsDisk(Disk):
         return status.st_size
 
     def lock(self) -> None:
-        """Keep other processes off this root for as long as this process lives, or until `close`.
+        """Lock this root against other processes, until `close` or the end of this process.
 
-        Called once, before anything is written. `StoreLockedError` names the process that was here first.
+        Called once, before anything is written. `StoreLockedError` names the process that has the lock.
         """
         if self._lock_fd is not None:
             return
@@ -255,7 +272,7 @@ class OsDisk(Disk):
         self._lock_fd = fd
 
     def close(self) -> None:
-        """Let go of the lock and of files that were written but never synced."""
+        """Release the lock, and close files that were written but never synced."""
         with self._mutex:
             open_fds = list(self._unsynced.values())
             self._unsynced.clear()
@@ -264,6 +281,12 @@ class OsDisk(Disk):
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _create_root(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._refuse(error, "create the directory", "")
 
     def _at(self, path: str) -> Path:
         return self._root / path
@@ -275,7 +298,7 @@ class OsDisk(Disk):
             with self._mutex:
                 fd = self._unsynced.get(path)
                 if fd is None or flags & os.O_EXCL:
-                    fd = os.open(self._at(path), flags, 0o644)
+                    fd = os.open(self._at(path), flags, self._file_mode)
                     self._unsynced[path] = fd
             while view:
                 view = view[os.write(fd, view[:_WRITE_MAX_BYTES]) :]

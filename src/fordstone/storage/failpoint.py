@@ -1,11 +1,10 @@
-"""Failpoints: named places on the way to a commit where a test may end the process.
+"""Failpoints: named places on the way to a commit at which a test can kill the process.
 
-Production runs with `NoFailpoints`. A test sets one by name and count, and the process kills itself there as a power
-cut would: nothing is flushed, nothing is closed.
+Production runs with `NoFailpoints`. A test sets one by name and count; the process then kills itself there, as a power
+cut would: nothing is flushed or closed.
 
-Invariant: every name that is hit anywhere stands in `FAILPOINTS`, or in `SPARK_FAILPOINTS` if a query on Spark hits it, or in
-`OUTBOX_FAILPOINTS` if it is on the way to the hub, or in `HUB_FAILPOINTS` if it is there, or in
-`CONTROL_FAILPOINTS` if it is on the way back, so that a test can go through all of them.
+Invariant: every name that is hit is in one of the tuples below, so that tests can go through all of them: `FAILPOINTS`
+(edge), `OUTBOX_FAILPOINTS` (edge to hub), `HUB_FAILPOINTS`, `SPARK_FAILPOINTS`, `CONTROL_FAILPOINTS` (hub to edge).
 """
 
 from __future__ import annotations
@@ -72,14 +71,14 @@ HUB_FAILPOINTS: Final[tuple[str, ...]] = (
 
 
 class Failpoints(Protocol):
-    """Whoever wants to know, or to interfere, when a named place is reached."""
+    """Is called when a named place is reached."""
 
     def hit(self, name: str) -> None:
-        """Called just after what `name` says has happened, on the thread that did it. May not return."""
+        """Called just after the event that `name` says, on the thread that caused it. May not return."""
 
 
 class NoFailpoints:
-    """Goes on."""
+    """Does nothing."""
 
     __slots__ = ()
 
@@ -91,7 +90,7 @@ class KillAt:
     """Kills its own process at the `count`-th hit of one failpoint."""
 
     def __init__(self, name: str, count: int = 1, *, hits: Path | None = None) -> None:
-        """Every hit adds its name as a line to the file `hits`, if given, before the process dies."""
+        """Each hit appends its name as a line to the file `hits`, if given, before the process is killed."""
         self.name = name
         self.count = count
         self.hits = hits
@@ -99,7 +98,7 @@ class KillAt:
         self._mutex = threading.Lock()
 
     def hit(self, name: str) -> None:
-        """Count, note down, and die when it is time."""
+        """Count the hit, and kill the process at the last one."""
         if name != self.name:
             return
         with self._mutex:
@@ -112,7 +111,7 @@ class KillAt:
 
 
 def parse_failpoints(value: str) -> Failpoints:
-    """Read `name[:count][@file]` as an environment variable gives it; nothing means none."""
+    """Parse `name[:count][@file]`, the value of an environment variable; empty means none."""
     if not value.strip():
         return NoFailpoints()
     spec, _, hits = value.strip().partition("@")

@@ -1,9 +1,8 @@
-"""The rim towards remote storage: whole files, put and got.
+"""Files at a URL: the only module that uses fsspec, which is imported when the first URL needs it.
 
-Any fsspec URL will do; `file://` and plain paths go through `OsDisk` instead, which makes them durable. What is copied,
-in which order, and when to try again is `upload`'s.
-
-fsspec is imported only when a URL needs it.
+`open_remote` returns a `Remote`, which stores and reads whole files below one URL. Plain paths and `file://` go through
+`OsDisk`, so that files there are written atomically and durably. `open_filesystem` and `read_url` are for blobs, which
+are streamed. When to retry is for callers to decide.
 """
 
 from __future__ import annotations
@@ -15,59 +14,65 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.storage.atomic import TEMP_SUFFIX, Placer, remove_leftovers
+from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk, OsDisk
 
 T = TypeVar("T")
 
 
 class Remote(ABC):
-    """Called by one thread at a time. Every method may raise `StorageError`: it may be tried again later."""
+    """Whole files below one URL. Called by one thread at a time. Every method may raise `StorageError`, and may be retried."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Store a file, replacing what has the name. When this fails, a part of it may be there."""
+        """Store a file, replacing an older one. After a failure, a part of it may be there, except in a directory."""
 
     @abstractmethod
     def get(self, path: str) -> bytes:
-        """The whole file; `FileNotFoundError` if there is none."""
+        """Return the whole file; `FileNotFoundError` if there is none."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Return whether there is such a file now, past any cache of listings."""
 
     @abstractmethod
     def sizes(self, directory: str) -> dict[str, int]:
-        """The files of a directory with their sizes in bytes; none if there is no such directory."""
+        """Return the files of a directory with their sizes in bytes; none if there is no such directory."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Take a file away; it may be gone already."""
+        """Remove a file; it may be gone already."""
 
     @abstractmethod
-    def tidy(self, directory: str) -> None:
-        """Remove what an earlier process left half-written. Called by the only writer, before it writes."""
+    def remove_leftovers(self, directory: str) -> None:
+        """Remove temporary files of an earlier process. Called by the only writer, before it writes."""
 
 
 class DiskRemote(Remote):
-    """A directory, such as a mounted share. Files appear whole or not at all, and are durable."""
+    """A directory, such as a mounted share. Files appear whole or not at all, and are durable when `put` returns."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._placer = Placer(disk)
+        self._writer = AtomicWriter(disk)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write beside, sync, rename, sync the directory."""
-        directory = path.rpartition("/")[0]
-        self._disk.make_dirs(directory)
-        self._placer.place(path, data)
-        self._disk.fsync_dir(directory)
+        """Write atomically (`AtomicWriter`)."""
+        self._disk.make_dirs(path.rpartition("/")[0])
+        self._writer.write(path, data)
 
     def get(self, path: str) -> bytes:
         """Read the file."""
         return self._disk.read(path)
 
+    def exists(self, path: str) -> bool:
+        """Ask the disk."""
+        return self._disk.exists(path)
+
     def sizes(self, directory: str) -> dict[str, int]:
-        """List, without what an earlier process left half-written."""
+        """List the directory without temporary files."""
         sizes = {}
         for name in self._disk.list(directory):
-            if not name.endswith(TEMP_SUFFIX):
+            if not name.startswith(TEMP_PREFIX):
                 with contextlib.suppress(FileNotFoundError):
                     sizes[name] = self._disk.size(f"{directory}/{name}")
         return sizes
@@ -76,20 +81,20 @@ class DiskRemote(Remote):
         """Unlink the file."""
         self._disk.remove(path)
 
-    def tidy(self, directory: str) -> None:
+    def remove_leftovers(self, directory: str) -> None:
         """Remove temporary files."""
         remove_leftovers(self._disk, directory)
 
 
 class FsspecRemote(Remote):
-    """Whatever fsspec can open. Backends raise what they like, so every exception of theirs becomes a `StorageError`."""
+    """Any store that fsspec can open. Each backend has its own exceptions; they all become `StorageError`."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
 
     def put(self, path: str, data: bytes) -> None:
-        """Write in one call, which object stores make atomic."""
+        """Write in one call, which is atomic in object stores."""
 
         def put() -> None:
             self._fs.makedirs(self._at(path.rpartition("/")[0]), exist_ok=True)
@@ -111,8 +116,17 @@ class FsspecRemote(Remote):
             raise FileNotFoundError(errno.ENOENT, "no such remote file", path)
         return data
 
+    def exists(self, path: str) -> bool:
+        """Ask the store."""
+
+        def exists() -> bool:
+            self._fs.invalidate_cache()
+            return bool(self._fs.exists(self._at(path)))
+
+        return self._try("look for", path, exists)
+
     def sizes(self, directory: str) -> dict[str, int]:
-        """List, past any cache of listings."""
+        """List the directory, past any cache of listings."""
 
         def sizes() -> dict[str, int]:
             self._fs.invalidate_cache()
@@ -139,8 +153,8 @@ class FsspecRemote(Remote):
 
         self._try("remove", path, remove)
 
-    def tidy(self, directory: str) -> None:
-        """Nothing to do: files are written under their own names, and what is short is written again."""
+    def remove_leftovers(self, directory: str) -> None:
+        """There are none: files are written under their own names."""
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -149,25 +163,48 @@ class FsspecRemote(Remote):
         try:
             return call()
         except Exception as error:  # each backend has exceptions of its own
-            raise StorageError(f"could not {what} {self._at(path)}: {error}. It will be tried again.") from error
+            raise StorageError(f"could not {what} {self._at(path)}: {error}.") from error
 
 
 def open_remote(url: str) -> Remote:
-    """The remote that a URL names. `StorageError` if it must be contacted to be opened and does not answer."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return DiskRemote(OsDisk(url))
-    if scheme in {"file", "local"}:
-        return DiskRemote(OsDisk(rest))
+    """Open what a URL or a path names. `StorageError` if that needs a connection and it fails. Creates nothing."""
+    path = local_path(url)
+    if path is not None:
+        return DiskRemote(OsDisk(path, create_root=False))
+    return FsspecRemote(*open_filesystem(url, kind="remote"))
+
+
+def open_filesystem(url: str, *, kind: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it. `kind` says in errors what the URL is for."""
     try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - a pipeline without remote copies does not pay for it
+        from fsspec.core import url_to_fs  # noqa: PLC0415 - a process without such URLs does not load it
 
         filesystem, root = url_to_fs(url)
     except OSError as error:
         # Some kinds connect when they are opened.
-        raise StorageError(f"remote {url!r} cannot be reached: {error}. It will be tried again.") from error
+        raise StorageError(f"{kind} {url!r} cannot be reached: {error}.") from error
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"remote {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
+            f"{kind} {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
         ) from error
-    return FsspecRemote(filesystem, root)
+    return filesystem, str(root)
+
+
+def read_url(url: str, *, bytes_max: int) -> bytes:
+    """Return at most `bytes_max` bytes of the file at a URL. `FileNotFoundError` if there is none, else `StorageError`."""
+    filesystem, path = open_filesystem(url, kind="file")
+    try:
+        with filesystem.open(path, "rb") as file:
+            return bytes(file.read(bytes_max))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # each backend has exceptions of its own
+        raise StorageError(f"could not read {url}: {error}.") from error
+
+
+def local_path(url: str) -> str | None:
+    """Return the path that a plain path or a file URL names; None for other URLs."""
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return rest if scheme in {"file", "local"} else None
+    return url.removeprefix("file:")

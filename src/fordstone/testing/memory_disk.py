@@ -20,9 +20,20 @@ from typing import Final, Literal, NoReturn
 from fordstone.errors import DamagedError, StorageError
 from fordstone.storage.disk import Data, Disk, FatalStorageError
 
-Operation = Literal["create", "append", "fsync", "rename", "fsync_dir", "read", "remove", "remove_dir", "make_dirs"]
+Operation = Literal[
+    "create", "append", "truncate", "fsync", "rename", "fsync_dir", "read", "remove", "remove_dir", "make_dirs"
+]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]
-CHANGING: Final[tuple[Operation, ...]] = ("create", "append", "fsync", "rename", "fsync_dir", "remove", "remove_dir")
+CHANGING: Final[tuple[Operation, ...]] = (
+    "create",
+    "append",
+    "truncate",
+    "fsync",
+    "rename",
+    "fsync_dir",
+    "remove",
+    "remove_dir",
+)
 
 
 class PowerCut(BaseException):
@@ -118,6 +129,14 @@ class MemoryDisk(Disk):
             if full:
                 raise _full(path)
 
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """Cut a file. Until it is synced, a crash may undo this."""
+        with self._mutex:
+            self._begin("truncate", path)
+            file = self._file(path)
+            self._used_bytes -= max(0, len(file.data) - size_bytes)
+            file.data = file.data[:size_bytes]
+
     def fsync(self, path: str) -> None:
         """Make the bytes of a file durable, or fail for good."""
         with self._mutex:
@@ -206,7 +225,7 @@ class MemoryDisk(Disk):
             for name in path.split("/") if path else ():
                 below = here.names.get(name)
                 if isinstance(below, _File):
-                    raise StorageError(f"could not make the directory {path}: {name} is a file.")
+                    raise StorageError(f"could not create the directory {path}: {name} is a file.")
                 here = here.make(name) if below is None else below
 
     def size(self, path: str) -> int:
@@ -251,7 +270,7 @@ class MemoryDisk(Disk):
         self._planned.setdefault(operation, []).append((after, fault))
 
     def damage(self, path: str, data: bytes) -> None:
-        """Put other bytes into a file behind everybody's back, durably: rot, or a hostile hand."""
+        """Replace bytes of a file durably, without any call of the code under test: bit rot, or an attacker."""
         with self._mutex:
             file = self._file(path)
             file.data = file.durable = data
@@ -340,6 +359,8 @@ def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:
 def _settle(file: _File, rng: Random) -> bytes:
     """What is left of a file whose last writes were not synced."""
     data, durable = file.data, file.durable or b""
+    if len(data) < len(durable) and durable.startswith(data):
+        return data if rng.getrandbits(1) else durable
     if not data.startswith(durable) or len(data) == len(durable):
         return durable
     match rng.randrange(4):

@@ -1,6 +1,6 @@
 """GROUP BY: keys, a window, aggregates, HAVING, and what SELECT makes of them.
 
-The aggregates of a query become one `agg` step. A `select` behind it is added only where SELECT wants other columns, or
+The aggregates of a query become one `agg` step. A `select` is added after it only where SELECT wants other columns, or
 others in another order, than that step gives.
 """
 
@@ -24,7 +24,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.windows import Window
 
 _TAKEN: Final = frozenset(inspect.signature(Grouped.agg).parameters)
-"""Names that `agg` has for itself: an aggregate that is called so is renamed behind it."""
+"""Names that `agg` has for itself: an aggregate with this name is renamed after the step."""
 _BOUNDS: Final = (WINDOW_START, WINDOW_END)
 _COUNT: Final = exp.Anonymous(this="count", expressions=[exp.Star()])
 
@@ -82,7 +82,7 @@ class _Grouping:
         self._aggregates: dict[str, exp.Expr] = {}
         """Resolved trees by the name of their column."""
         self._outputs: dict[str, exp.Expr] = {}
-        """What SELECT's names stand for behind the aggregation."""
+        """What SELECT's names mean after the aggregation."""
 
     def build(self, name: str | None) -> Stream:
         """Keys, window, aggregates, HAVING, SELECT."""
@@ -346,7 +346,7 @@ class _Grouping:
 
 
 def _free(name: str, taken: Sequence[str] | set[str]) -> str:
-    """The name, or with a number behind it if there is one already."""
+    """The name, with a number appended if it is taken."""
     count = 1
     while (found := name if count == 1 else f"{name}_{count}") in taken:
         count += 1

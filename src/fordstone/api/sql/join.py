@@ -62,7 +62,7 @@ class _Joining:
         )
 
     def build(self) -> tuple[Stream, Scope]:
-        """Conditions on one side are filters before the join where that means the same; others, of an inner join, behind it."""
+        """Conditions on one side are filters before the join where that means the same; other conditions of an inner join are applied after it."""
         times = self._time(self._left, "left"), self._time(self._right, "right")
         on = self._read(times)
         if not on.keys:
@@ -70,7 +70,7 @@ class _Joining:
                 "ON names no columns that are equal. Add for instance a.device = b.device.", self._join.on.at
             )
         between = self._between(on, times)
-        behind = self._filter_before(on.others)
+        after = self._filter_before(on.others)
         on = self._kept_apart(on)
         columns, suffix = self._columns(on)
         same = all(one == other for one, other in on.keys.items())
@@ -85,8 +85,8 @@ class _Joining:
             )
         names = {**columns.right, **columns.merged}
         shown = {given: names[actual] for given, actual in self._member.columns.items()}
-        if behind:
-            stream = self._filtered(stream, [_unmarked(one, names) for one in behind])
+        if after:
+            stream = self._filtered(stream, [_unmarked(one, names) for one in after])
         member = Member(name=self._member.name, columns=shown)
         return stream, Scope(text=self._text, members=(*self._scope.members, member))
 
@@ -175,8 +175,8 @@ class _Joining:
     # Conditions beside keys and time
 
     def _filter_before(self, conditions: list[exp.Expr]) -> list[exp.Expr]:
-        """Filter the sides by what looks at one of them only; give what is left for behind the join."""
-        how, behind = self._join.how, []
+        """Filter the sides by what looks at one of them only; return the conditions that remain for after the join."""
+        how, after = self._join.how, []
         for condition in conditions:
             sides = {_side(name) for name in _columns(condition)}
             if sides == {RIGHT} and how in {"inner", "left"}:
@@ -184,7 +184,7 @@ class _Joining:
             elif sides == {LEFT} and how in {"inner", "right"}:
                 self._left = self._filtered(self._left, [_unmarked(condition, {})])
             elif how == "inner":
-                behind.append(condition)
+                after.append(condition)
             else:
                 other = {"left": "the right stream", "right": "the left stream"}.get(how)
                 conditions_too = f", and conditions on {other}" if other else ""
@@ -193,7 +193,7 @@ class _Joining:
                     "filter in a query of its own, or in WHERE.",
                     offset_of(condition) or self._join.on.at,
                 )
-        return behind
+        return after
 
     def _filtered(self, stream: Stream, conditions: list[exp.Expr]) -> Stream:
         tree = conditions[0]
@@ -221,7 +221,7 @@ class _Joining:
         return on
 
     def _columns(self, on: _On) -> tuple[JoinColumns, str]:
-        """How the columns are called behind the join, with the first suffix that makes all names different."""
+        """The names of the columns after the join, with the first suffix that makes all names different."""
         with placed(self._text, self._join.at):
             for count in range(1, _SUFFIXES_MAX):
                 suffix = "_right" if count == 1 else f"_right_{count}"
@@ -255,7 +255,7 @@ def _marked(member: Member, side: str) -> Member:
 
 
 def _unmarked(tree: exp.Expr, right: dict[str, str]) -> exp.Expr:
-    """The tree with columns as they are called on their side, or those of the right as they are called behind the join."""
+    """The tree with columns as they are called on their side, or those of the right as they are called after the join."""
 
     def change(node: exp.Expr) -> exp.Expr:
         name = column_name(node)

@@ -147,7 +147,7 @@ class _Matching:
             node.set("this", _identifier(member.columns.get(actual, actual)))
 
     def _in_query(self, error: ExpressionError) -> SqlError:
-        """The error at its place in the query: the expression was written anew, word for word."""
+        """The error at its place in the query: the expression was written again, word for word."""
         for text, tree, at in self._written:
             if text == error.text:
                 place = at if error.offset is None else _place(tree, text, error.offset)

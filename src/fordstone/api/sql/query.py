@@ -197,7 +197,7 @@ class _Builder:
         _no_alias(where, self._text)
         if has_aggregate(where.tree):
             raise self._fail(
-                "WHERE looks at single rows, before they are aggregated. Write HAVING behind GROUP BY.", where.at
+                "WHERE looks at single rows, before they are aggregated. Write HAVING after GROUP BY.", where.at
             )
         tree = scope.resolved(where.tree)
         if windowed is not None:

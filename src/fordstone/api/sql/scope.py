@@ -233,7 +233,7 @@ def _check_time(call: WindowCall, stream: Stream, scope: Scope) -> None:
             "another time at the source.",
             call.time.at,
         )
-    # A window's result counts as its last instant; nobody would write that out.
+    # A window's result counts as its last instant; a user does not write that out.
     if shift_us != time.shift_us and (shift_us, time.shift_us) != (0, -1):
         written = (
             time.column if time.shift_us in {0, -1} else f"{time.column} + INTERVAL '{_seconds(time.shift_us)}' SECOND"

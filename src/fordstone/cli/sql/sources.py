@@ -21,7 +21,7 @@ import polars as pl
 from fordstone.cli import format as wording
 from fordstone.cli.errors import Misuse
 from fordstone.connectors.files.bytes import open_bytes
-from fordstone.connectors.files.iso_time import DATE_LENGTH, parse_times
+from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
 from fordstone.connectors.files.settings import FileSettings
 from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType

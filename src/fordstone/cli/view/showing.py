@@ -12,6 +12,8 @@ import click
 
 from fordstone.cli.errors import Misuse
 from fordstone.cli.view.view import JsonView, LineView, LogView, View
+from fordstone.connectors.base import Capability
+from fordstone.connectors.registry import capabilities
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
@@ -78,7 +80,9 @@ def check_stdout(plan: Plan) -> None:
     printing = [
         step.name
         for step in plan.steps
-        if isinstance(step, p.Sink) and step.connector.kind == "stdout" and live_of(step.connector) is None
+        if isinstance(step, p.Sink)
+        and Capability.PRINTS in capabilities(step.connector)
+        and live_of(step.connector) is None
     ]
     if printing:
         raise Misuse(

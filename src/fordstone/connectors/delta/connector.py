@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, Sink, SinkStream
+from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, OpenContext, Sink, SinkStream
 from fordstone.errors import ConfigError
 
 
@@ -54,8 +54,9 @@ class DeltaKind(ConnectorKind):
         delta_settings(spec)
         return Delivery.EXACTLY_ONCE
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
-        """Open the table, which is made if missing."""
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
+        """Open the table, and create it if it is missing."""
+        del context
         settings = delta_settings(spec)
         try:
             from fordstone.connectors.delta.sink import DeltaSink  # noqa: PLC0415 - comes with an extra

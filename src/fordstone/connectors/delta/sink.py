@@ -1,7 +1,7 @@
 """Rows into a Delta table: appended, or merged by their key.
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
-that the table has is never written again. Beside it stands a digest of the rows, so that an epoch of somebody else is told
+that the table has is never written again. Beside it stands a digest of the rows, so that another writer's epoch is noticed
 from one that comes again. Two writers under one name cannot both commit: Delta refuses the later.
 
 Invariants: the transaction is looked up in the very version that the commit builds on; keys match as they do in
@@ -14,7 +14,7 @@ Making the commits of a Delta table on a local disk durable.
 
 The package that writes them does not sync. So `release` syncs what a commit is made of before it returns: data files, the
 commit itself and its checkpoint, and the directories. What is left is the moment between the two: power that goes just
-then may leave a commit whose data file is short, which is told when the epoch comes again.
+then may leave a commit whose data file is short, which is noticed when the epoch comes again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _files(disk: Disk, commit: str) -> list[tuple[str, int]]:
 
 
 ID: Final = "__id"
-"""The id of a row that was let out at once; a table has such a column once there was one."""
+"""The id of a row that was emitted at once; the table gets this column with the first such row."""
 _NAMES: Final = {
     "boolean": "boolean",
     "tinyint": "byte",
@@ -157,9 +157,9 @@ def _shown(kind: Any) -> str:
 
 
 COMMIT_TRIES_MAX: Final = 10
-"""So often a commit is tried while others change the table."""
+"""Maximum tries of a commit while others change the table."""
 HISTORY_COMMITS_MAX: Final = 1_000
-"""So many commits are looked through for an epoch that comes again."""
+"""Maximum number of commits searched for an epoch that comes again."""
 KEY_PROPERTY: Final = "fordstone.key"
 """In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
 _COMMIT_KEY: Final = "fordstone"
@@ -291,7 +291,7 @@ class DeltaSink(Sink):
         return f"{int(row_hashes(rows, hashed).sum(dtype='uint64')):016x}"
 
     def _tries(self) -> Iterator[int]:
-        """Look at the table anew before each try, and give up after the last."""
+        """Reload the table before each try, and give up after the last."""
         for number in range(COMMIT_TRIES_MAX):
             with self._told("read"):
                 self._table.update_incremental()
@@ -388,7 +388,7 @@ def _released(text: object) -> ReleasedEpoch | None:
     try:
         return msgspec.json.decode(text, type=ReleasedEpoch) if isinstance(text, str) else None
     except msgspec.DecodeError:
-        return None  # somebody else's
+        return None  # another writer's
 
 
 def _one_zero(name: str) -> pl.Expr:

@@ -38,7 +38,7 @@ class FileBytes(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 def open_bytes(path: Path) -> FileBytes:

@@ -1,20 +1,199 @@
-"""From the columns that a text parser gives to the columns that the schema declares.
+"""Converts the columns that a text parser returns into the columns that the schema declares.
 
 JSON gives numbers and booleans typed, and the rest as text; CSV gives text only. A value that does not fit its type marks its
-row as bad, with a reason; it never becomes null. Null stays null. What one value becomes does not depend on others.
+row as bad, with a reason; it never becomes null. Null stays null. The result of a value does not depend on its neighbours.
+
+Times are ISO-8601 text, parsed column-wise to microseconds since 1970 UTC; no format is guessed from the first value.
+`YYYY-MM-DD`, then optionally `T` (or a blank) and `HH:MM`, `:SS`, a fraction of one to nine digits (cut to microseconds),
+and `Z`, `+HH`, `+HHMM` or `+HH:MM`. Without an offset the text is UTC. Second 60 is the next minute's second 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from fordstone.connectors.files.iso_time import parse_dates, parse_times
 from fordstone.errors import SchemaError
 from fordstone.lang.schema import DataType, Schema
+
+Micros = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+_Bytes = npt.NDArray[np.uint8]
+_Small = npt.NDArray[np.int32]
+
+DATE_LENGTH: Final = 10
+MINUTE_LENGTH: Final = 16
+SECOND_LENGTH: Final = 19
+FRACTION_DIGITS_MAX: Final = 9
+LENGTH_MAX: Final = SECOND_LENGTH + 1 + FRACTION_DIGITS_MAX + 6
+_TEXTS_AT_ONCE: Final = 1 << 14
+"""Number of values per step, so that they stay in the processor's cache."""
+_MICROSECOND_DIGITS: Final = 6
+_DAYS_BEFORE: Final = np.array([0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 0, 0, 0, 0], dtype=np.int32)
+_DAYS_IN: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0, 0], dtype=np.int32)
+_FEBRUARY: Final = 2
+_MONTH_MAX: Final = 12
+_DAY_HOURS: Final = 24
+_HOUR_MINUTES: Final = 60
+_SECOND_MAX: Final = 60
+_DIGIT_MAX: Final = 9
+_HOURS_ONLY: Final = 3
+"""The length of an offset such as `+02`."""
+_DAYS_TO_1970: Final = 719_162
+"""Days from 0001-01-01 to 1970-01-01."""
+DAY_US: Final = 86_400_000_000
+
+
+def parse_times(texts: pl.Series) -> tuple[Micros, Flags]:
+    """Microseconds of each text, and whether it is a time at all. Nulls are not."""
+    return _by_length(texts, lambda length: DATE_LENGTH <= length <= LENGTH_MAX, _times_of_length)
+
+
+def parse_dates(texts: pl.Series) -> tuple[Micros, Flags]:
+    """Days since 1970 of each `YYYY-MM-DD`, and whether it is one. Nulls are not."""
+    return _by_length(texts, lambda length: length == DATE_LENGTH, lambda table: _days(_digits(table), table))
+
+
+def _by_length(
+    texts: pl.Series, wanted: Callable[[int], bool], parse: Callable[[_Bytes], tuple[Micros, Flags]]
+) -> tuple[Micros, Flags]:
+    if len(texts) > _TEXTS_AT_ONCE:
+        parts = [_by_length(part, wanted, parse) for part in _slices(texts)]
+        return np.concatenate([values for values, _ in parts]), np.concatenate([fine for _, fine in parts])
+    lengths = texts.str.len_bytes().fill_null(0)
+    values = np.zeros(len(texts), dtype=np.int64)
+    fine = np.zeros(len(texts), dtype=np.bool_)
+    shortest, longest = lengths.min(), lengths.max()
+    if shortest == longest:
+        return parse(_table(texts, int(longest))) if longest is not None and wanted(int(longest)) else (values, fine)  # type: ignore[arg-type]
+    for length in filter(wanted, lengths.unique().to_list()):
+        places = (lengths == length).arg_true()
+        values[places], fine[places] = parse(_table(texts.gather(places), length))
+    return values, fine
+
+
+def _slices(texts: pl.Series) -> Iterator[pl.Series]:
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        yield texts.slice(start, _TEXTS_AT_ONCE)
+
+
+def _table(texts: pl.Series, length: int) -> _Bytes:
+    """Texts of one length, one row per character: what works on a character then runs over memory in order."""
+    joined = np.frombuffer(texts.str.join("").item().encode(), dtype=np.uint8)
+    return np.ascontiguousarray(joined.reshape(len(texts), length).T)
+
+
+def _times_of_length(table: _Bytes) -> tuple[Micros, Flags]:
+    length, count = table.shape
+    offsets = _offset_lengths(table)
+    kinds = np.flatnonzero(np.bincount(offsets, minlength=1)).tolist()
+    if len(kinds) == 1:
+        return _times(table, length - kinds[0])
+    values, fine = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    for kind in kinds:
+        places = np.flatnonzero(offsets == kind)
+        values[places], fine[places] = _times(table[:, places], length - kind)
+    return values, fine
+
+
+def _offset_lengths(table: _Bytes) -> npt.NDArray[np.int8]:
+    """How many characters at the end are the offset from UTC."""
+    found = np.zeros(table.shape[1], dtype=np.int8)
+    if table.shape[0] <= MINUTE_LENGTH:
+        return found
+
+    def signed(row: _Bytes) -> Flags:
+        either: Flags = (row == ord("+")) | (row == ord("-"))
+        return either
+
+    found[signed(table[-3])] = 3
+    found[signed(table[-5])] = 5
+    found[signed(table[-6]) & (table[-3] == ord(":"))] = 6
+    found[(table[-1] == ord("Z")) | (table[-1] == ord("z"))] = 1
+    return found
+
+
+def _times(table: _Bytes, core: int) -> tuple[Micros, Flags]:
+    """Texts of one shape: `core` characters of local time, the rest the offset."""
+    count = table.shape[1]
+    digits = _digits(table)
+    values, fine = _days(digits, table)
+    values *= DAY_US
+    if core == DATE_LENGTH:
+        return values, fine
+    if (
+        core not in {MINUTE_LENGTH, SECOND_LENGTH}
+        and not SECOND_LENGTH + 1 < core <= SECOND_LENGTH + 1 + FRACTION_DIGITS_MAX
+    ):
+        return values, np.zeros(count, dtype=np.bool_)
+    fine &= (table[10] == ord("T")) | (table[10] == ord(" ")) | (table[10] == ord("t"))
+    fine &= table[13] == ord(":")
+    hours, minutes = _number(digits, 11, 13, fine), _number(digits, 14, 16, fine)
+    fine &= (hours < _DAY_HOURS) & (minutes < _HOUR_MINUTES)
+    seconds = hours * 3600 + minutes * 60
+    if core >= SECOND_LENGTH:
+        second = _number(digits, 17, 19, fine)
+        fine &= (table[16] == ord(":")) & (second <= _SECOND_MAX)
+        seconds += second
+    values += (seconds - _offset_seconds(table, digits, core, fine)) * np.int64(1_000_000)
+    if core > SECOND_LENGTH:
+        fine &= (table[19] == ord(".")) | (table[19] == ord(","))
+        _number(digits, 20, core, fine)
+        kept = min(core, 20 + _MICROSECOND_DIGITS)
+        values += _number(digits, 20, kept, fine) * 10 ** (_MICROSECOND_DIGITS - (kept - 20))
+    return values, fine
+
+
+def _offset_seconds(table: _Bytes, digits: _Bytes, core: int, fine: Flags) -> _Small | int:
+    length = table.shape[0] - core
+    if length <= 1:
+        return 0
+    hours = _number(digits, core + 1, core + 3, fine)
+    minutes = (
+        _number(digits, table.shape[0] - 2, table.shape[0], fine) if length > _HOURS_ONLY else np.zeros_like(hours)
+    )
+    fine &= (hours < _DAY_HOURS) & (minutes < _HOUR_MINUTES)
+    span = hours * 3600 + minutes * 60
+    return np.where(table[core] == ord("-"), -span, span)
+
+
+def _digits(table: _Bytes) -> _Bytes:
+    return table - np.uint8(ord("0"))
+
+
+def _number(digits: _Bytes, start: int, stop: int, fine: Flags) -> _Small:
+    """The number that at most nine digits write; clears `fine` where one is no digit."""
+    fine &= digits[start:stop].max(axis=0) <= _DIGIT_MAX
+    total: _Small = digits[start].astype(np.int32)
+    for place in range(start + 1, stop):
+        total *= 10
+        total += digits[place]
+    return total
+
+
+def _days(digits: _Bytes, table: _Bytes) -> tuple[Micros, Flags]:
+    """Days since 1970 of the first ten characters."""
+    count = table.shape[1]
+    if count > 1 and (table[:10] == table[:10, :1]).all():  # rows that follow one another are mostly of one day
+        days, fine = _days(digits[:, :1], table[:, :1])
+        return np.repeat(days, count), np.repeat(fine, count)
+    fine = (table[4] == ord("-")) & (table[7] == ord("-"))
+    year, month, day = _number(digits, 0, 4, fine), _number(digits, 5, 7, fine), _number(digits, 8, 10, fine)
+    fine &= (year >= 1) & (month >= 1) & (month <= _MONTH_MAX) & (day >= 1)
+    month = np.where(fine, month, 0)
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    fine &= day <= _DAYS_IN[month] + (leap & (month == _FEBRUARY))
+    before = year - 1
+    days = (
+        before * 365 + before // 4 - before // 100 + before // 400 + _DAYS_BEFORE[month] + (leap & (month > _FEBRUARY))
+    )
+    return (days + day - 1 - _DAYS_TO_1970).astype(np.int64), fine
+
 
 TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """What numbers in a timestamp column may count."""

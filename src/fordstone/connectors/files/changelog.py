@@ -23,7 +23,7 @@ from fordstone.errors import SinkError
 
 
 def rows(path: str | Path) -> pl.DataFrame:
-    """All rows in a sink's directory: those of epochs in their order, then those that were let out at once.
+    """All rows in a sink's directory: those of epochs in their order, then those that were emitted at once.
 
     Of a changelog these are the changes, with `__op` and `__epoch`.
     """

@@ -40,7 +40,7 @@ class CsvRows(LineFormat):
         self._places: dict[str, int] = {} if header else {name: place for place, name in enumerate(schema)}
 
     def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
-        """Behind the header, which is read here, whatever the position."""
+        """The position after the header, which is read here, whatever the position."""
         length = _HEADER_BLOCK_BYTES
         while True:
             head = data.at(0, length if limit is None else min(length, limit))
@@ -72,7 +72,7 @@ class CsvRows(LineFormat):
         return False
 
     def ends(self, data: bytes) -> Offsets:
-        """The newlines that stand behind an even number of quotes."""
+        """The newlines after an even number of quotes."""
         return record_ends(data)
 
     def blank(self, record: bytes) -> bool:
@@ -153,7 +153,7 @@ class CsvRows(LineFormat):
 
 
 def record_ends(data: bytes) -> Offsets:
-    """The offsets of the newlines that end a record: those behind an even number of quotes."""
+    """The offsets of the newlines that end a record: those after an even number of quotes."""
     found = newlines(data)
     if _QUOTE not in data:
         return found
@@ -168,9 +168,9 @@ def _quotes_stand_right(data: bytes, delimiter: bytes) -> bool:
     """
     quotes = _places_of(data, _QUOTE)
     padded = np.frombuffer(b"\n" + data + b"\n", dtype=np.uint8)
-    before, behind = padded[quotes[0::2]], padded[quotes[1::2] + 2]
+    before, after = padded[quotes[0::2]], padded[quotes[1::2] + 2]
     opens = np.isin(before, np.frombuffer(b'\n"' + delimiter, dtype=np.uint8))
-    closes = np.isin(behind, np.frombuffer(b'\r\n"' + delimiter, dtype=np.uint8))
+    closes = np.isin(after, np.frombuffer(b'\r\n"' + delimiter, dtype=np.uint8))
     return bool(opens.all() and closes.all())
 
 

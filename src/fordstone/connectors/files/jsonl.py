@@ -32,7 +32,7 @@ class JsonLines(LineFormat):
         }
 
     def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
-        """At the start, behind the mark that some editors put there."""
+        """At the start, after the byte-order mark that some editors write."""
         if limit is not None and limit < len(BOM):
             return 0
         head = data.at(0, len(BOM))

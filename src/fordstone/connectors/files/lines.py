@@ -1,13 +1,12 @@
 """Reading the records of a text file from a byte position, in blocks.
 
 A block is parsed as a whole. If anything in it is wrong, its first few thousand records are looked at one by one: the bad
-are given as `Rejected`, the good stay, in order. A position lies always behind a newline or at the end of complete input.
+are given as `Rejected`, the good stay, in order. A position is always after a newline or at the end of complete input.
 
 Invariants: what becomes of a record depends on its bytes alone, so that reading again from any position, in blocks of
-any size, gives the same rows and the same rejections (but a record that is rejected for what lies behind `until` has
+any size, gives the same rows and the same rejections (but a record that is rejected because of bytes after `until` has
 another reason when that is not looked at). Neither memory nor the time of one read grows with the file.
-
-The seam between reading lines and understanding them: what a text format must tell `LineReader`.
+`LineFormat` is the seam to the formats: it finds and parses records, and `LineReader` does the rest.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class LineFormat(ABC):
 
     @abstractmethod
     def judge(self, record: bytes) -> str | None:
-        """Why `parse` would surely refuse this record, if that can be told cheaply; None leaves it to `parse`."""
+        """Why `parse` would surely refuse this record, if that is cheap to find out; None leaves it to `parse`."""
 
     @abstractmethod
     def finish(self, frame: pl.DataFrame) -> Cells:
@@ -100,7 +99,7 @@ class _Block:
 
     @property
     def length(self) -> int:
-        """Up to behind the last record's newline, if it has one."""
+        """Up to the end of the last record, its newline included."""
         return min(int(self.ends[-1]) + 1, len(self.data))
 
     def record(self, number: int) -> bytes:
@@ -246,7 +245,7 @@ class LineReader(Reader):
         )
 
     def _parse_closely(self, block: _Block) -> _Parsed:
-        """Look at the first records one by one. A malformed one that spans lines ends the look behind its first line."""
+        """Look at the first records one by one. A malformed one that spans lines ends the search after its first line."""
         broken: dict[int, str] = {}
         candidates: list[int] = []
         stop = min(len(block.ends), CLOSE_RECORDS_MAX)

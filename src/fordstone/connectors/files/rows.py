@@ -152,7 +152,7 @@ class SinkRows:
         return encoded(frame, self.format, header=header, delimiter=self._delimiter, compression=self._compression)
 
     def decoded(self, files: Iterable[tuple[str, bytes]]) -> pl.DataFrame:
-        """The rows of whole files, given by name and bytes, one file behind the other."""
+        """The rows of whole files, given by name and bytes, in the order of the files."""
         frames = [file_rows(data, self.mark, where=f"{self._where}/{name}") for name, data in files]
         return pl.concat(frames, how="diagonal") if frames else self._stream.schema.empty()
 

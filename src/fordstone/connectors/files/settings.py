@@ -51,7 +51,7 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compression: Literal["zstd", "lz4", "none"] = "zstd"
     """Of the Parquet and Arrow files that a sink writes."""
     sync: bool = True
-    """Whether rows that a sink lets out at once are on the disk before the next step; without, a power cut may lose some."""
+    """Whether rows that a sink emits at once are on the disk before the next step; without, a power cut may lose some."""
 
     def format_of(self, path: Path) -> FileFormat | None:
         """The format of one file: as given, or by its ending."""
@@ -110,7 +110,7 @@ MARK_VERSION: Final = 1
 
 
 class StreamMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Written once, by whoever makes the directory."""
+    """Written once, by the process that makes the directory."""
 
     version: int = MARK_VERSION
     step: str

@@ -48,7 +48,7 @@ from fordstone.storage.disk import Disk, OsDisk
 EPOCH_DIGITS: Final = 12
 PART_DIGITS: Final = 6
 ATTEMPT_CHARS: Final = 32
-"""So much of an attempt stands in the names of its parts, which tells them from those of others."""
+"""Number of characters of an attempt in the names of its parts, which separates them from other attempts' parts."""
 STAGED_ENDING: Final = ".staged"
 _STAGED: Final = f"{TEMPORARY_PREFIX}{EPOCH_PREFIX}"
 _SEALED: Final = f"{TEMPORARY_PREFIX}sealed-"
@@ -147,7 +147,7 @@ class Staging:
         if missing:
             raise SinkError(
                 f"{self._where}: {missing[0]} of epoch {epoch} is gone, though it was written (attempt {attempt}).\n"
-                f"Was the directory opened or cleared by somebody else? Is it shared by all machines? Nothing was released."
+                f"Was the directory opened or cleared by another process? Is it shared by all machines? Nothing was released."
             )
         for name in found.keys() - set(names):
             self._disk.remove(found[name])  # of a try that failed
@@ -164,7 +164,7 @@ class Staging:
         self._disk.fsync_dir("")
 
     def _take_away(self, directory: str) -> None:
-        # A writer that nobody waits for any more may still add to it: then it goes when the sink is next opened.
+        # A writer of a given-up attempt may still add to it: then it is removed when the sink is next opened.
         with contextlib.suppress(StorageError):
             for name in self._disk.list(directory):
                 self._disk.remove(f"{directory}/{name}")
@@ -304,7 +304,7 @@ class FileSink(PartedSink):
                 f"{self._where} already has epoch {epoch} ({epoch_name(epoch)}), with other rows than are released now.\n"
                 f"It is the output of another run. Choose another directory, or move this one away; nothing was overwritten."
             )
-        self._disk.fsync_dir("")  # whoever wrote it may have been stopped before its name was durable
+        self._disk.fsync_dir("")  # its writer may have been stopped before the name was durable
 
     def _append(self, rows: pl.DataFrame) -> None:
         if self._rows_columns != rows.columns:

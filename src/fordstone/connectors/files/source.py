@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fordstone.connectors.base import (
-    ClockUs,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
+    OpenContext,
     PartWriter,
     Reader,
     ReadPlan,
@@ -27,7 +27,7 @@ from fordstone.connectors.files.bytes import PACKED_SUFFIXES, open_bytes
 from fordstone.connectors.files.csv_rows import CsvRows
 from fordstone.connectors.files.jsonl import JsonLines
 from fordstone.connectors.files.lines import LineFormat, LineReader
-from fordstone.connectors.files.reach import FileReach
+from fordstone.connectors.files.read_plan import FileReach
 from fordstone.connectors.files.settings import FileFormat, FileSettings, file_settings
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
@@ -53,13 +53,14 @@ class FilesKind(ConnectorKind):
         file_settings(spec)
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the source; nothing is read yet."""
-        del clock_us
+        del context
         return FileSource(file_settings(spec), options)
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
-        """Open the sink: makes its directory."""
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
+        """Open the sink, and create its directory."""
+        del context
         from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
 
         return open_file_sink(file_settings(spec), stream)

@@ -20,7 +20,7 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
 
 SLICE_ROWS: Final = 1 << 19
-"""How many rows are decoded at a time at most; a Parquet row group is decoded anew for each slice that touches it."""
+"""Maximum rows decoded at a time; a Parquet row group is decoded again for each slice that touches it."""
 SLICE_BYTES_MAX: Final = 1 << 26
 """About how much memory a decoded slice may take."""
 _SLICE_ROWS_FIRST: Final = 1 << 14
@@ -87,7 +87,7 @@ class TableReader(Reader):
         return self._rows if self._frame is not None or self._open() else None
 
     def close(self) -> None:
-        """Let go of the decoded slice."""
+        """Drop the decoded slice."""
         self._frame = None
         self._slice = pl.DataFrame()
 

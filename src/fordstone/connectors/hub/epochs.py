@@ -127,12 +127,12 @@ class HubSource(Source):
         reached = found[-1].epoch if found else int(position)
         return ReadPlan(position=Position(reached), ended=self.ends_at(partition, reached))
 
-    def outlook(self, partition: PartitionId, position: Position) -> Idleness:
+    def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         """A node that has come to its end rests: it may be started again. While the hub is away nobody knows."""
         index = self._looked_at()
         if self._follower is not None and (self._follower.away or not index.complete):
             return Idleness.UNKNOWN
-        return Idleness.RESTING if index.rests(partition, int(position)) else Idleness.EXPECTED
+        return Idleness.FINISHED if index.rests(partition, int(position)) else Idleness.EXPECTED
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Tell the hub, in the background. What it does not hear now it hears the next time."""

@@ -12,10 +12,11 @@ from typing import Final
 import msgspec
 
 from fordstone.connectors.base import (
-    ClockUs,
+    Capability,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
+    OpenContext,
     Sink,
     SinkStream,
     Source,
@@ -45,31 +46,37 @@ def _options(spec: ConnectorSpec) -> HubOptions:
 class HubKind(ConnectorKind):
     """The kind `hub`."""
 
+    capabilities = frozenset({Capability.AT_HUB, Capability.DECLARES_TIME})
+
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Epochs are final, so replay is exact."""
         _options(spec)
         return Delivery.EXACTLY_ONCE
 
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, clock_us: ClockUs) -> Source:
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the source; asks nothing yet."""
         named = _options(spec)
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(f"stream {named.stream} of pipeline {named.pipeline} is at a hub. Say which: --hub URL.")
         client, planned = _PLACES.at(HubAddress.from_at(spec.at), named)
-        return HubSource(client, named, options.schema, bounded=options.bounded, clock_us=clock_us, planned=planned)
+        return HubSource(
+            client, named, options.schema, bounded=options.bounded, clock_us=context.clock_us, planned=planned
+        )
 
 
 class CenterKind(ConnectorKind):
-    """The kind `center`: the far end of the cut. The edge engine's outbox takes its rows, so nobody opens it."""
+    """The kind `center`: the far end of the cut. The edge engine's outbox takes its rows, so it is never opened."""
+
+    capabilities = frozenset({Capability.AT_HUB, Capability.CROSSES})
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """The hub takes each epoch once."""
         del spec
         return Delivery.EXACTLY_ONCE
 
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream) -> Sink:
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Refuse."""
-        del spec
+        del spec, context
         raise ConfigError(
             f"step {stream.step}: rows for the center leave through the edge engine's outbox. "
             "Run this part with: fordstone run FILE --part edge --hub URL."

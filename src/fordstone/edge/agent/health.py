@@ -1,7 +1,6 @@
-"""Tell the hub how this node is: about every ten seconds, and at once when something changed.
+"""Report a node's health to the hub: about every ten seconds, and at once when its state or problem changes.
 
-It is by the way: a hub that does not answer, or says no, changes nothing for the pipeline. What the hub knows for certain are
-the epochs that it has; health is a node's own word.
+Reports are best-effort: a hub that does not respond, or rejects them, changes nothing for the pipeline.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ log = logging.getLogger(__name__)
 
 HEALTH_EVERY_US: Final = 10_000_000
 PROBLEM_CHARS_MAX: Final = 500
-NEWS_EVERY_S: Final = 1.0
-"""News is not sent more often."""
-LAST_WORD_S: Final = 2.0
-"""So long the end of a run waits for its last report."""
+CHANGES_EVERY_S: Final = 1.0
+"""Minimum interval between two reports."""
+LAST_REPORT_S: Final = 2.0
+"""Timeout of the last report, at the end of a run."""
 
 
 class Reports(Protocol):
-    """The part of `hub.client.HubClient` that is needed here."""
+    """The call of `hub.client.HubClient` that is made here."""
 
     def report_health(self, node: str, pipeline: str, health: Health) -> None:
-        """Send it; raises `HubError`."""
+        """Send a report. Raises `HubError`."""
         ...
 
 
 class HealthReporter:
-    """Takes progress from the thread that runs the pipeline, and sends from one of its own. Enter it for the time of the run."""
+    """Receives progress from the thread that runs the pipeline, and sends from its own. Used as a context around the run."""
 
     def __init__(self, hub: Reports, *, node: str, pipeline: str, clock: Clock, version: str = "") -> None:
         self._hub = hub
@@ -48,50 +47,50 @@ class HealthReporter:
         self._end: tuple[str, str] | None = None
         self._sent: Health | None = None
         self._sent_us: int | None = None
-        self._silent = False
-        self._news = threading.Event()
+        self._failing = False
+        self._changed = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def show(self, progress: Progress) -> None:
-        """Take the newest progress in. Called about 20 times a second; does no I/O."""
+        """Record the newest progress. Called about 20 times a second; does no I/O."""
         before, self._progress = self._progress, progress
-        if before is None or _kind(before) != _kind(progress):
-            self._news.set()
+        if before is None or _state_of(before) != _state_of(progress):
+            self._changed.set()
 
     def failed(self, error: BaseException) -> None:
-        """The run is over, and not as it should be."""
+        """Record that the run has failed."""
         self._end = ("failed", str(error))
 
     def stopped(self) -> None:
-        """The run is over, as it should be."""
+        """Record that the run has ended without an error."""
         self._end = ("stopped", "")
 
     def step(self) -> None:
-        """Send if it is time, or if there is news. Never raises what the hub or the network says."""
+        """Send a report if one is due, or if something changed. Errors of the hub and the network are logged, not raised."""
         now_us = self._clock.monotonic_us()
         health = self.now()
         due = self._sent_us is None or now_us - self._sent_us >= HEALTH_EVERY_US
-        if not due and self._sent is not None and _said(health) == _said(self._sent):
+        if not due and self._sent is not None and _reported(health) == _reported(self._sent):
             return
         self._sent, self._sent_us = health, now_us
         try:
             self._hub.report_health(self._node, self._pipeline, health)
         except HubError as error:
-            if not self._silent:
+            if not self._failing:
                 log.info("health not reported", extra={"problem": str(error)})
-            self._silent = True
+            self._failing = True
         else:
-            self._silent = False
+            self._failing = False
 
     def now(self) -> Health:
-        """How the node is, as it would be sent."""
-        state, problem = self._end or _kind(self._progress)
+        """Return the report that would be sent now."""
+        state, problem = self._end or _state_of(self._progress)
         facts = self._progress
         common = {"state": state, "sent_us": self._clock.wall_us(), "version": self._version}
         problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX]
         if facts is None:
-            return Health(**common, problem=problem)  # type: ignore[arg-type]  # one of the words that there are
+            return Health(**common, problem=problem)  # type: ignore[arg-type]  # one of the states
         return Health(
             **common,  # type: ignore[arg-type]  # likewise
             epoch=facts.epoch,
@@ -116,25 +115,25 @@ class HealthReporter:
             else:
                 self.stopped()
         self._over.set()
-        self._news.set()
+        self._changed.set()
         if self._thread is not None:
-            # The thread is a daemon and its calls are bounded: a hub that is slow to answer does not hold the end up.
-            self._thread.join(LAST_WORD_S)
+            # The thread is a daemon and its calls have timeouts: a slow hub does not delay the end.
+            self._thread.join(LAST_REPORT_S)
 
     def _run(self) -> None:
         while True:
-            # In this order: news that comes in between is looked at once more, not missed.
-            self._news.clear()
+            # In this order, so that a change during `step` is not missed.
+            self._changed.clear()
             over = self._over.is_set()
             self.step()
             if over:
                 return
-            self._over.wait(NEWS_EVERY_S)
-            self._news.wait(HEALTH_EVERY_US / 1e6)
+            self._over.wait(CHANGES_EVERY_S)
+            self._changed.wait(HEALTH_EVERY_US / 1e6)
 
 
-def _kind(progress: Progress | None) -> tuple[str, str]:
-    """The node's state in a word, and its problem."""
+def _state_of(progress: Progress | None) -> tuple[str, str]:
+    """Return the node's state and its problem."""
     if progress is None:
         return "starting", ""
     if progress.stalled is not None:
@@ -142,5 +141,5 @@ def _kind(progress: Progress | None) -> tuple[str, str]:
     return "running", progress.hub_problem or ""
 
 
-def _said(health: Health) -> tuple[str, str]:
+def _reported(health: Health) -> tuple[str, str]:
     return health.state, health.problem

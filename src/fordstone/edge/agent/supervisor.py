@@ -1,16 +1,10 @@
-"""Keep processes running: start them, start them again after failures, and stop them cleanly.
+"""Keep child processes running: start them, restart them after failures, and stop them cleanly.
 
-What follows from an end is judged in `protocol.supervision`; how a process is started is handed in (`edge.child_process` does it
-for real), and so is the clock. Nothing here waits: whoever calls `step` rests in between.
+`protocol.restart` decides what follows from an exit. A `Supervisor` is handed its clock and how to start a process
+(`ChildProcess` is the real one), and never waits: its caller pauses between calls of `step`.
 
-Invariants: a job has at most one process. After `stop` it is never started again. A process that does not heed SIGTERM within
-`stop_wait_us` is killed, by its own id.
-
-Start a child process that cannot outlive this one, and hand on what it prints, line by line.
-
-The child leads a process group of its own: a Ctrl-C at the terminal reaches only the parent, which stops its children in the
-order that it wants. On Linux the kernel kills the child when the parent dies, however that happens. Elsewhere a parent that is
-killed leaves its children behind.
+Invariants: a job has at most one process. After `stop` it is never started again. A process that ignores SIGTERM for
+`stop_timeout_us` is killed, by its own id. On Linux, no child outlives this process, however this process ends.
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,14 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, Final, Literal, Protocol, assert_never
 
-from fordstone.protocol.supervision import AGENT, Done, GiveUp, StartAgain, SupervisionPolicy, judge_end
+from fordstone.protocol.restart import AGENT, Finished, GiveUp, RestartAfter, SupervisionPolicy, judge_exit
 
 LINE_CHARS_MAX: Final = 1 << 20
-"""Of one printed line; what is longer comes in parts."""
+"""Maximum length of one printed line; a longer one is passed on in parts."""
 READ_WAIT_S: Final = 5.0
-"""Once a child has ended, what it printed is waited for so long: a grandchild may still hold the pipe."""
-# A process of its own, for code between fork and exec may wait for ever for a lock that another thread of ours held. What is asked
-# of the kernel (PR_SET_PDEATHSIG) outlasts exec; whose parent has died before it asked, ends.
+"""Timeout for the last output of a child that has ended: a grandchild may still hold the pipe."""
+# This runs in the child before it executes the command. Code between fork and exec (`preexec_fn`) could deadlock on a lock that
+# another thread held. PR_SET_PDEATHSIG stays in force after exec. If the parent is dead already, the child exits.
 _BIND: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -43,11 +38,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 Stream = Literal["out", "err"]
 OnLine = Callable[[str, Stream, str], None]
-"""Called with the job's name, the stream and a line without its end; from a thread of the child's, one line after the other."""
+"""Called with the job's name, the stream and a line without its line end, from one thread per stream, in order."""
 
 
 class ChildProcess:
-    """One started process; see `supervisor.Process`. Start it from a thread that lives as long as the children should."""
+    """A real process (see `Process`) that leads its own process group, so Ctrl-C at the terminal reaches only the parent.
+
+    Start it from a thread that lives as long as the child should: the kernel kills the child when that thread ends.
+    """
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         catch_out: bool = True,
     ) -> None:
-        """`catch_out`: its standard output is handed on as lines too; else it goes where ours goes."""
+        """`catch_out`: pass its standard output on as lines, too; otherwise it inherits ours."""
         self._name = name
         self._on_line = on_line
         self._process = subprocess.Popen(  # noqa: S603 - a command of our own, without a shell
@@ -80,11 +78,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its id, which is that of its group too."""
+        """Its id, which is also that of its group."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs. After an end, all that it printed has been handed on."""
+        """Return its exit code, or None while it runs. After its end, all its output has been passed on."""
         code = self._process.poll()
         if code is not None:
             for reader in self._readers:
@@ -92,11 +90,11 @@ class ChildProcess:
         return code
 
     def terminate(self) -> None:
-        """SIGTERM, to the process alone: it stops what it has started itself."""
+        """Send SIGTERM to the process only: it stops its own children."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, to its group: what it has started goes too."""
+        """Send SIGKILL to its group, so its children end, too."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -113,7 +111,7 @@ class ChildProcess:
 
 
 def bound(command: Sequence[str]) -> list[str]:
-    """The command of a process that the kernel kills when this one dies. The first word is a path."""
+    """Return a command whose process the kernel kills when this one dies. The first word must be a path."""
     if not sys.platform.startswith("linux"):
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _BIND, str(os.getpid()), *command]
@@ -121,8 +119,8 @@ def bound(command: Sequence[str]) -> list[str]:
 
 log = logging.getLogger(__name__)
 
-STOP_WAIT_US: Final = 90_000_000
-"""Longer than a pipeline takes to finish an epoch and Spark to stop."""
+STOP_TIMEOUT_US: Final = 90_000_000
+"""Longer than a pipeline needs to finish an epoch and Spark to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +130,8 @@ class Job:
     name: str
     command: tuple[str, ...]
     again: tuple[str, ...] | None = None
-    """The command once a process has run for long enough to be forgiven earlier failures, if that is another."""
-    stop_wait_us: int = STOP_WAIT_US
+    """Another command for restarts, once a process has run long enough to reset the count of failures."""
+    stop_timeout_us: int = STOP_TIMEOUT_US
 
 
 class Process(Protocol):
@@ -145,38 +143,38 @@ class Process(Protocol):
         ...
 
     def poll(self) -> int | None:
-        """Its exit code, below 0 for a signal; None while it runs. After an end, everything that it printed has been handed on."""
+        """Return its exit code, below 0 for a signal; None while it runs. After its end, all its output has been passed on."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to stop (SIGTERM). Harmless after its end."""
+        """Ask it to stop (SIGTERM). Has no effect after its end."""
         ...
 
     def kill(self) -> None:
-        """End it and what it has started (SIGKILL). Harmless after its end."""
+        """Kill it and its children (SIGKILL). Has no effect after its end."""
         ...
 
 
 Spawn = Callable[[str, Sequence[str]], Process]
-"""Starts the process of a job by its name and command; raises `OSError` if that cannot be done."""
+"""Starts the process of a job, given its name and command. Raises `OSError` if that fails."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A job and how it stands."""
+class _Entry:
+    """A job and its state."""
 
     job: Job
     process: Process | None = None
     began_us: int = 0
     due_us: int | None = None
-    """When it is to be started; None: it runs, or is over."""
+    """When it is to be started; None if it runs or has ended."""
     starts: int = 0
     failures: int = 0
     settled: bool = False
-    """One of its processes has run for long enough."""
-    told: bool = False
+    """One of its processes has run long enough to reset the count of failures."""
+    stop_requested: bool = False
     deadline_us: int | None = None
-    deaf: bool = False
+    killed: bool = False
     code: int | None = None
     given_up: str | None = None
 
@@ -186,7 +184,7 @@ class _Kept:
 
 
 class Supervisor:
-    """Call `step` about ten times a second, until `over`."""
+    """Runs jobs. Call `step` about ten times a second until `over`."""
 
     def __init__(
         self,
@@ -195,113 +193,124 @@ class Supervisor:
         monotonic_us: Callable[[], int],
         policy: SupervisionPolicy = AGENT,
         given_up_level: int = logging.ERROR,
+        chance: Callable[[], float] = random.random,
     ) -> None:
-        """`given_up_level`: how loud to log that a job is given up; who tells it otherwise wants it quiet."""
+        """`given_up_level`: the log level when a job is given up, for callers that report it in another way.
+
+        `chance()` returns a random number from 0 to 1, for the jitter of waits.
+        """
         self._given_up_level = given_up_level
         self._spawn = spawn
         self._now_us = monotonic_us
         self._policy = policy
-        self._kept: dict[str, _Kept] = {}
+        self._chance = chance
+        self._entries: dict[str, _Entry] = {}
 
     def add(self, job: Job) -> None:
-        """Take a job on; it is started by the next `step`."""
-        if job.name in self._kept and not self._kept[job.name].over:
+        """Add a job; the next `step` starts it."""
+        if job.name in self._entries and not self._entries[job.name].over:
             raise ValueError(f"job {job.name} is running already")
-        self._kept[job.name] = _Kept(job=job, due_us=self._now_us())
+        self._entries[job.name] = _Entry(job=job, due_us=self._now_us())
 
     def step(self) -> None:
-        """Take note of ends, start what is due, kill what was told to stop and does not."""
-        for kept in self._kept.values():
-            if kept.process is not None:
-                code = kept.process.poll()
+        """Handle exits, start what is due, and kill what does not stop in time."""
+        for entry in self._entries.values():
+            if entry.process is not None:
+                code = entry.process.poll()
                 if code is not None:
-                    self._ended(kept, code)
-                elif kept.deadline_us is not None and self._now_us() >= kept.deadline_us and not kept.deaf:
-                    kept.deaf = True
-                    log.warning("process killed", extra={"job": kept.job.name, "why": "it did not stop in time"})
-                    kept.process.kill()
-            elif kept.due_us is not None and self._now_us() >= kept.due_us:
-                self._start(kept)
+                    self._ended(entry, code)
+                elif entry.deadline_us is not None and self._now_us() >= entry.deadline_us and not entry.killed:
+                    entry.killed = True
+                    log.warning("process killed", extra={"job": entry.job.name, "reason": "it did not stop in time"})
+                    entry.process.kill()
+            elif entry.due_us is not None and self._now_us() >= entry.due_us:
+                self._start(entry)
 
     def stop(self, *names: str) -> None:
         """Ask these jobs to stop, or all if none is named. May be called again."""
-        for kept in self._kept.values():
-            if kept.told or (names and kept.job.name not in names):
+        for entry in self._entries.values():
+            if entry.stop_requested or (names and entry.job.name not in names):
                 continue
-            kept.told, kept.due_us = True, None
-            if kept.process is not None:
-                kept.deadline_us = self._now_us() + kept.job.stop_wait_us
-                kept.process.terminate()
+            entry.stop_requested, entry.due_us = True, None
+            if entry.process is not None:
+                entry.deadline_us = self._now_us() + entry.job.stop_timeout_us
+                entry.process.terminate()
 
     def kill(self) -> None:
-        """End everything at once. For a way out that nothing else may follow."""
-        for kept in self._kept.values():
-            kept.told, kept.due_us = True, None
-            if kept.process is not None:
-                kept.process.kill()
+        """Kill everything at once, for an exit that cannot wait."""
+        for entry in self._entries.values():
+            entry.stop_requested, entry.due_us = True, None
+            if entry.process is not None:
+                entry.process.kill()
 
-    def renew(self, name: str, words: tuple[str, ...]) -> None:
-        """From now on start this job by another command."""
-        kept = self._kept[name]
-        kept.job = replace(kept.job, command=words, again=None)
+    def renew(self, name: str, command: tuple[str, ...]) -> None:
+        """Use another command from the next start of this job on."""
+        entry = self._entries[name]
+        entry.job = replace(entry.job, command=command, again=None)
 
     @property
     def over(self) -> bool:
         """Whether nothing runs and nothing is to be started."""
-        return all(kept.over for kept in self._kept.values())
+        return all(entry.over for entry in self._entries.values())
 
     def has_ended(self, name: str) -> bool:
         """Whether this job is over."""
-        return self._kept[name].over
+        return self._entries[name].over
 
     def code_of(self, name: str) -> int | None:
-        """How this job's last process ended; None before any end."""
-        return self._kept[name].code
+        """Return the exit code of this job's last process; None if none has ended."""
+        return self._entries[name].code
 
     def pid_of(self, name: str) -> int | None:
-        """The process of this job, if it runs."""
-        process = self._kept[name].process
+        """Return the id of this job's process, if it runs."""
+        process = self._entries[name].process
         return None if process is None else process.pid
 
     def restarts_of(self, name: str) -> int:
-        """How often this job was started again."""
-        return max(0, self._kept[name].starts - 1)
+        """Return the number of restarts of this job."""
+        return max(0, self._entries[name].starts - 1)
 
     @property
     def given_up(self) -> dict[str, str]:
-        """The jobs that are not started again although they failed, with the reason."""
-        return {name: kept.given_up for name, kept in self._kept.items() if kept.given_up is not None}
+        """The jobs that failed and are not started again, with the reason."""
+        return {name: entry.given_up for name, entry in self._entries.items() if entry.given_up is not None}
 
-    def _start(self, kept: _Kept) -> None:
-        command = kept.job.again if kept.settled and kept.job.again is not None else kept.job.command
-        kept.began_us, kept.due_us = self._now_us(), None
-        kept.starts += 1
+    def _start(self, entry: _Entry) -> None:
+        command = entry.job.again if entry.settled and entry.job.again is not None else entry.job.command
+        entry.began_us, entry.due_us = self._now_us(), None
+        entry.starts += 1
         try:
-            kept.process = self._spawn(kept.job.name, command)
+            entry.process = self._spawn(entry.job.name, command)
         except OSError as error:
-            # No memory, or no process ids left: that may pass.
-            log.warning("process not started", extra={"job": kept.job.name, "problem": str(error)})
-            self._ended(kept, -1)
+            # Out of memory or of process ids, which may be temporary.
+            log.warning("process not started", extra={"job": entry.job.name, "problem": str(error)})
+            self._ended(entry, -1)
             return
-        log.info("process started", extra={"job": kept.job.name, "pid": kept.process.pid, "starts": kept.starts})
+        log.info("process started", extra={"job": entry.job.name, "pid": entry.process.pid, "starts": entry.starts})
 
-    def _ended(self, kept: _Kept, code: int) -> None:
-        kept.process, kept.deadline_us, kept.code = None, None, code
-        lasted_us = self._now_us() - kept.began_us
-        kept.settled = kept.settled or lasted_us >= self._policy.restart.forgiven_after_us
-        decision = judge_end(
-            self._policy, code=code, told=kept.told, failures=kept.failures, lasted_us=lasted_us, deaf=kept.deaf
+    def _ended(self, entry: _Entry, code: int) -> None:
+        entry.process, entry.deadline_us, entry.code = None, None, code
+        lasted_us = self._now_us() - entry.began_us
+        entry.settled = entry.settled or lasted_us >= self._policy.restart.forgiven_after_us
+        decision = judge_exit(
+            self._policy,
+            code=code,
+            stop_requested=entry.stop_requested,
+            failures=entry.failures,
+            lasted_us=lasted_us,
+            chance=self._chance(),
+            killed=entry.killed,
         )
-        facts = {"job": kept.job.name, "code": code, "lasted_us": lasted_us}
+        facts = {"job": entry.job.name, "code": code, "lasted_us": lasted_us}
         match decision:
-            case Done():
+            case Finished():
                 log.info("process ended", extra=facts)
-            case GiveUp(why=why):
-                kept.given_up = why
-                log.log(self._given_up_level, "process given up", extra=facts | {"why": why})
-            case StartAgain(wait_us=wait_us, failures=failures):
-                kept.failures = failures
-                kept.due_us = self._now_us() + wait_us
+            case GiveUp(reason=reason):
+                entry.given_up = reason
+                log.log(self._given_up_level, "process given up", extra=facts | {"reason": reason})
+            case RestartAfter(wait_us=wait_us, failures=failures):
+                entry.failures = failures
+                entry.due_us = self._now_us() + wait_us
                 log.warning("process failed", extra=facts | {"failures": failures, "wait_us": wait_us})
             case _:
                 assert_never(decision)

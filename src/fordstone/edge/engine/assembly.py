@@ -15,12 +15,12 @@ from typing import Final, Protocol
 
 import polars as pl
 
-from fordstone.connectors.base import Sink, Source
+from fordstone.connectors.base import Capability, Sink, Source
 from fordstone.connectors.lookup_table import read_table
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.connectors import ConnectorOpener
-from fordstone.edge.engine.crossing import CENTER
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.recovery import check_plan
 from fordstone.edge.engine.reservation import Reservations
@@ -30,7 +30,7 @@ from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Ta
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import MAIN, Functions, Operator, OperatorSetting
+from fordstone.operators.base import MAIN, Functions, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
@@ -81,7 +81,7 @@ class Environment:
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
     """Opens the sink for what a source could not read; None: files below the state directory."""
-    ends: Callable[..., ConnectorOpener] = ConnectorOpener
+    opener: Callable[..., ConnectorOpener] = ConnectorOpener
     """Opens sources and sinks."""
     wait: Callable[[float], object] = time.sleep
     """Waits for seconds, before and while the engine runs. A true value: the process was asked to stop."""
@@ -104,7 +104,7 @@ class Job:
         self.store = store
         self.types = stream_types(plan)
         self.graph = build_graph(plan, config.parallelism)
-        self.setting = OperatorSetting(
+        self.setting = OperatorContext(
             plan=plan, types=self.types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
         )
         self.rules = OutputRules.of(plan, self.types)
@@ -117,12 +117,13 @@ class Job:
             plan_digest=plan.digest(),
             step_digests=step_digests(plan, self.types),
         )
-        self.connectors = environment.ends(
+        self.connectors = environment.opener(
             self.types,
             environment.disk,
             self.home,
             bounded=config.bounded,
             clock_us=environment.clock.monotonic_us,
+            node=store.node,
         )
 
     def open_sources(self) -> dict[str, Source]:
@@ -362,11 +363,12 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
 def _outlet(parts: _Parts, step: p.Sink) -> Outlet:
     waits = waits_for_seal(parts.plan, step)
     bytes_max = parts.job.config.waiting_bytes_max
+    crosses = Capability.CROSSES in capabilities(step.connector)
     return Outlet(
         step.name,
         write_to=None if waits else parts.job.connectors.sink(step),
         # One outlet's rows of an epoch are one blob at the hub.
-        waiting_bytes_max=min(bytes_max, CROSSING_BYTES_MAX) if step.connector.kind == CENTER else bytes_max,
+        waiting_bytes_max=min(bytes_max, CROSSING_BYTES_MAX) if crosses else bytes_max,
         on_full=parts.reports.outlet_full,
     )
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import polars as pl
 
 from fordstone.connectors import files
-from fordstone.connectors.base import Sink, SinkStream, Source, SourceOptions
-from fordstone.connectors.control import KIND, open_control
-from fordstone.connectors.registry import open_sink, open_source
+from fordstone.connectors.base import Capability, Home, OpenContext, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.registry import capabilities, open_sink, open_source
 from fordstone.edge.link.owner import holder_of
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import OP
@@ -21,7 +20,7 @@ from fordstone.storage.disk import Disk
 
 
 class ConnectorOpener:
-    """The far ends of one plan. Opens; whoever asked closes."""
+    """Opens the sources and sinks of one plan. The caller closes them."""
 
     def __init__(
         self,
@@ -31,8 +30,10 @@ class ConnectorOpener:
         *,
         bounded: bool,
         clock_us: Callable[[], int],
+        node: str = "",
     ) -> None:
         """`home`: the pipeline's directory on this node."""
+        self._node = node
         self._types = types
         self._disk = disk
         self._home = home
@@ -41,20 +42,23 @@ class ConnectorOpener:
 
     def source(self, step: p.Source) -> Source:
         """The live source of a step."""
-        if step.connector.kind == KIND:
-            return open_control(step, self._disk, self._home, bounded=self._bounded)
         options = SourceOptions(
             schema=Schema.stored(step.schema), bounded=self._bounded, options=step.connector.options
         )
-        return open_source(step.connector, options, clock_us=self._clock_us)
+        return open_source(step.connector, options, self._context(step.connector))
 
     def sink(self, step: p.Sink) -> Sink:
         """The live sink of a step."""
         stream = self._types[step.input]
-        # Who publishes must be the same after a restart, and another one with another state directory.
-        owner = holder_of(self._disk, self._home) if step.connector.kind == KIND else ""
-        told = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
-        return open_sink(step.connector, told)
+        # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
+        owner = holder_of(self._disk, self._home) if Capability.NEEDS_HOME in capabilities(step.connector) else ""
+        taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        return open_sink(step.connector, taken, self._context(step.connector))
+
+    def _context(self, spec: p.ConnectorSpec) -> OpenContext:
+        needs_home = Capability.NEEDS_HOME in capabilities(spec)
+        home = Home(disk=self._disk, directory=self._home) if needs_home else None
+        return OpenContext(node=self._node, home=home, clock_us=self._clock_us)
 
     def schema(self, step: p.Sink) -> pl.Schema:
         """The columns of what a sink is given."""

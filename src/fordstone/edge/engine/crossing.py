@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from fordstone.connectors.base import Capability
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.link.outbox import Found, Outbox
 from fordstone.epochs.manifest import Cut, Manifest, TaskCut
 from fordstone.epochs.store import CheckpointStore
@@ -17,16 +19,13 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.planner.graph import Graph, VertexKind, build_graph
 
-CENTER = "center"
-CONTROL = "control"
-
 
 def crossing_streams(plan: p.Plan) -> dict[str, str]:
     """The sinks whose rows cross, and the streams that they become."""
     return {
         step.name: str(step.connector.options.get("stream", step.name))
         for step in plan.steps
-        if isinstance(step, p.Sink) and step.connector.kind == CENTER
+        if isinstance(step, p.Sink) and Capability.CROSSES in capabilities(step.connector)
     }
 
 
@@ -56,7 +55,7 @@ class Crossing:
         self._controls = {
             step.name: str(step.connector.options.get("control", step.name))
             for step in plan.steps
-            if isinstance(step, p.Source) and step.connector.kind == CONTROL
+            if isinstance(step, p.Source) and Capability.FEEDS_BACK in capabilities(step.connector)
         }
 
     @property

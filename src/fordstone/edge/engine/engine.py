@@ -15,7 +15,7 @@ from fordstone.connectors.base import Sink, Source
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Beginning, Environment, Job, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
-from fordstone.edge.engine.crossing import CENTER, Crossing, check_tiers
+from fordstone.edge.engine.crossing import Crossing, check_tiers, crossing_streams
 from fordstone.edge.engine.progress import ReadSoFar
 from fordstone.edge.engine.recovery import Resumption, without_end
 from fordstone.edge.engine.release import LocalReleaseLog, Retention, SinkRelease
@@ -193,10 +193,10 @@ class Engine:
 
     def _waiting_sinks(self) -> dict[str, tuple[Sink, pl.Schema]]:
         """The sinks that wait for seals, and the columns of their rows."""
-        connectors = self._job.connectors
+        connectors, crossing = self._job.connectors, crossing_streams(self.plan)
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in self.plan.steps:
-            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.connector.kind != CENTER:
+            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in crossing:
                 sinks[step.name] = (connectors.sink(step), connectors.schema(step))
             if isinstance(step, p.Source):
                 sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))

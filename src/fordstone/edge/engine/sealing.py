@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from fordstone.edge.engine.crossing import CENTER
+from fordstone.connectors.base import Capability
+from fordstone.connectors.registry import capabilities
 from fordstone.edge.engine.source_task import source_cut
 from fordstone.epochs.manifest import ChannelLog, Cut, LoggedItem, Manifest, Segment, SourceCut, StateRuns, TaskCut
 from fordstone.epochs.store import CheckpointStore
@@ -91,7 +92,9 @@ class OutputRules:
 
 def waits_for_seal(plan: p.Plan, sink: p.Sink) -> bool:
     """Whether rows of a sink wait for the seal. Those for the center do, whatever the guarantee."""
-    return sink.connector.kind == CENTER or (plan.guarantee == "exactly_once" and sink.release == "commit")
+    return Capability.CROSSES in capabilities(sink.connector) or (
+        plan.guarantee == "exactly_once" and sink.release == "commit"
+    )
 
 
 def latest_rows(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:

@@ -286,7 +286,7 @@ class SourceTask(ReadingTask):
         self._share.close_ended()
         self._share.change_idleness(
             self._step.idle_after_us,
-            self._setup.source.outlook,
+            self._setup.source.idleness,
             watermark_us=self._watermark_us,
             now_us=now_us,
         )

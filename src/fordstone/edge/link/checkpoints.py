@@ -1,7 +1,7 @@
-"""Checkpoints at the hub, as recovery sees them: for a machine without its state directory, or with a damaged one.
+"""Recover from checkpoints at the hub, on a machine whose state directory is missing or damaged.
 
-The hub has the newest checkpoint of a node that came with a commit. It does not have the cuts of other epochs, so it can only
-be gone on from exactly where its rows end.
+The hub has the newest checkpoint that a node sent with a commit. It does not have the cuts of other epochs, so a node can
+only resume exactly where its rows end.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _NOTHING = Survey(checkpoints=(), cuts=frozenset())
 
 
 class CheckpointHub(Protocol):
-    """What is asked of `hub.client.HubClient` here."""
+    """The calls of `hub.client.HubClient` that are made here."""
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         """Take or renew the right to commit."""
         ...
 
     def head(self, pipeline: str, node: str) -> Head:
-        """Where the node stands at the hub."""
+        """Return the newest epoch that the hub has of the node."""
         ...
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
-        """The newest checkpoint."""
+        """Return the newest checkpoint."""
         ...
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
-        """A blob, checked."""
+        """Return a blob, checked."""
         ...
 
 
 def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *, take_over: bool) -> Remote:
-    """What recovery needs to know of the hub.
+    """Return the hub's checkpoints for recovery.
 
-    A whole state directory never waits for the hub: it is asked only when something here is damaged, or when nothing is
-    here and `take_over` was said. Then whoever held the lease is shut out first, so that nothing is added behind our back.
+    A whole state directory never waits for the hub. The hub is asked only if a checkpoint here is damaged, or if there is
+    none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
     """
 
     def survey() -> Survey:
@@ -55,15 +55,15 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
             return _NOTHING
         try:
             if not here:
-                # Before anybody is shut out: who cannot be taken over from should go on.
+                # Checked before the former holder is fenced: if it cannot be taken over from, it should go on.
                 _check_head(
                     store, hub.head(store.pipeline, store.node).epoch, hub.checkpoint(store.pipeline, store.node)
                 )
-            head = _shut_out(hub, store, owner) if not here else 0
+            head = _fence_others(hub, store, owner) if not here else 0
             found = hub.checkpoint(store.pipeline, store.node)
         except HubError as error:
-            # Away, or it says no: what is here may do without it.
-            raise StorageError(f"{error} Without it, what is there cannot be taken over.") from error
+            # It does not respond, or rejects the request: local checkpoints may be enough.
+            raise StorageError(f"{error} Without the hub, its checkpoint cannot be taken over.") from error
         if not here:
             _check_head(store, head, found)
         if found is None:
@@ -75,7 +75,7 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
         if found is None or found.epoch != epoch:
             raise CheckpointError(
                 f"the hub had a checkpoint of epoch {epoch} of pipeline {store.pipeline} on node {store.node}, and now it has "
-                f"{'none' if found is None else f'that of epoch {found.epoch}'}: somebody else commits there. Start again."
+                f"{'none' if found is None else f'that of epoch {found.epoch}'}: another process commits there. Start again."
             )
         data = hub.read_blob(found.manifest)
         manifest = decode_manifest(data, pipeline=store.pipeline, node=store.node, epoch=epoch)
@@ -88,8 +88,8 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
     return Remote(survey=survey, fetch=fetch)
 
 
-def _shut_out(hub: CheckpointHub, store: CheckpointStore, owner: Owner) -> int:
-    """Take the lease over; gives the newest epoch that the hub has, which nobody else can add to any more."""
+def _fence_others(hub: CheckpointHub, store: CheckpointStore, owner: Owner) -> int:
+    """Take the lease over. Return the newest epoch that the hub has, to which no other process can add any more."""
     request = LeaseRequest(holder=owner.holder, local=owner.incarnation, take_over=True)
     return hub.lease(store.pipeline, store.node, request).head
 
@@ -100,12 +100,12 @@ def _check_head(store: CheckpointStore, head: int, found: Checkpoint | None) -> 
     if found is None:
         raise CheckpointError(
             f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but no checkpoint of it: that node sends "
-            "none (--no-hub-state). Bring back its state directory, or begin anew under another node's name."
+            "none (--no-hub-state). Restore its state directory, or start from the beginning under another node's name."
         )
-    # A newer one: whoever is not shut out yet has committed between the two looks.
+    # It may be newer: the former holder, not fenced yet, may have committed between the two calls.
     if found.epoch < head:
         raise CheckpointError(
             f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but its newest checkpoint is of epoch "
-            f"{found.epoch}: that node was lost while it caught up, and what came between cannot be computed again exactly. Bring "
-            "back its state directory, or begin anew under another node's name."
+            f"{found.epoch}: that node was lost while it caught up, and the epochs between cannot be recomputed exactly. Restore "
+            "its state directory, or start from the beginning under another node's name."
         )

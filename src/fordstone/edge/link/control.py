@@ -1,11 +1,12 @@
 """Fetch control tables from the hub into the node's own folders, beside the pipeline.
 
-A fetcher asks with a long poll and stores each version durably (`connectors.control_log`); the pipeline reads the folder
-alone, so it never waits for the network. Where versions are missing in between, a snapshot of the whole table is turned into
-changes against the copy that is here.
+A fetcher asks with a long poll and stores each version durably (`connectors.control_log`). The pipeline reads only the
+folder, so it never waits for the network. If versions are missing, a snapshot of the whole table is turned into changes
+against the local copy.
 
-Invariants: what is stored here is always what changed since the version before; a version that does not fit the plan is
-refused, and the table stays as it is; nothing is stored after `stop` has returned. Trouble is waited out, and told in `problem`.
+Invariants: each stored version holds the changes since the version before it; a version that does not fit the plan is
+rejected, and the table stays as it is; nothing is stored after `stop` has returned. Failures are retried, and reported in
+`problem`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
+from fordstone.protocol.backoff import Backoff
 from fordstone.runtime.progress import Progress
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
@@ -37,18 +39,17 @@ from fordstone.storage.failpoint import Failpoints, NoFailpoints
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 25.0
-"""Of a long poll."""
-RETRY_FIRST_SECONDS: Final = 0.2
-RETRY_MAX_SECONDS: Final = 30.0
+"""Timeout of a long poll."""
+FETCH_BACKOFF: Final = Backoff(first_us=200_000, max_us=30_000_000)
 STOP_SECONDS: Final = 0.5
-"""A thread that waits for the hub is waited for so long; it ends by itself and stores nothing more."""
+"""Timeout for a thread that waits for the hub. It ends later by itself, and stores nothing more."""
 
 
 class Hub(Protocol):
-    """What of `hub.client.HubClient` is needed here."""
+    """The calls of `hub.client.HubClient` that are made here."""
 
     def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
-        """The versions behind one."""
+        """Return the versions after one."""
         ...
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
@@ -57,7 +58,7 @@ class Hub(Protocol):
 
 
 class _UnfitError(Exception):
-    """What the hub has cannot be made a version here; the text says why."""
+    """A version at the hub cannot be stored here; the text says why."""
 
 
 class ControlFetcher:
@@ -72,9 +73,9 @@ class ControlFetcher:
         control: str,
         taken: int = 0,
         failpoints: Failpoints | None = None,
-        choose: Callable[[], float] = random.random,
+        chance: Callable[[], float] = random.random,
     ) -> None:
-        """`taken`: the version that the pipeline resumes behind. `choose`: from 0 to 1, for the jitter of waits."""
+        """`taken`: the version after which the pipeline resumes. `chance()`: a random number from 0 to 1, for the jitter of waits."""
         self.problem: str | None = None
         self.control = control
         self._hub = hub
@@ -82,21 +83,21 @@ class ControlFetcher:
         self._pipeline = pipeline
         self._taken = taken
         self._failpoints = failpoints or NoFailpoints()
-        self._choose = choose
+        self._chance = chance
         self._failures = 0
         self._mutex = threading.Lock()
         self._stopped = False
 
     def step(self, *, wait_s: float = WAIT_SECONDS) -> float:
-        """Ask once, for at most about `wait_s`, and store what came. Gives the seconds to wait until the next time."""
+        """Ask the hub once, for about `wait_s` at most, and store new versions. Return the seconds to wait before the next call."""
         try:
             self._poll(wait_s)
         except FatalStorageError:
             raise
         except HubAwayError as error:
-            return self._later(str(error), error.retry_after_s)
+            return self._retry_later(str(error), error.retry_after_s)
         except (HubError, StorageError, DamagedError, _UnfitError) as error:
-            return self._later(str(error), None)
+            return self._retry_later(str(error), None)
         self._failures, self.problem = 0, None
         return 0.0
 
@@ -105,34 +106,33 @@ class ControlFetcher:
         with self._mutex:
             self._stopped = True
 
-    def _later(self, problem: str, retry_after_s: float | None) -> float:
+    def _retry_later(self, problem: str, retry_after_s: float | None) -> float:
         if self.problem is None:
             log.warning("control table not fetched", extra={"control": self.control, "problem": problem})
         self.problem = f"control table {self.control}: {problem}"
         self._failures += 1
-        wait_s: float = min(RETRY_FIRST_SECONDS * 2 ** min(self._failures - 1, 16), RETRY_MAX_SECONDS)
-        return max(wait_s * (0.5 + self._choose() / 2), retry_after_s or 0.0)
+        return FETCH_BACKOFF.wait_s(self._failures, chance=self._chance(), retry_after_s=retry_after_s)
 
     def _poll(self, wait_s: float) -> None:
         if self._log.newest < self._taken:
-            self._begin()
+            self._rebuild()
         after = self._log.newest
         page = self._hub.control_page(self._pipeline, self.control, after=after, wait_s=wait_s)
         if page.newest < after:
             raise _UnfitError(
-                f"the hub has {page.newest} versions, and this node has taken version {after}: the hub was begun anew. "
+                f"the hub has {page.newest} versions, and this node has taken version {after}: the hub started over. "
                 "Restore it, or start this node over with an empty state directory."
             )
         self._take(page, [version for version in page.versions if version.version > after])
 
     def _take(self, page: ControlPage, versions: Sequence[ControlVersion]) -> None:
-        """Store versions in order; what is before a snapshot is passed over, since rows see the table at barriers alone."""
+        """Store versions in order. Those before a snapshot are skipped: rows see the table only at barriers."""
         snapshots = [place for place, version in enumerate(versions) if version.snapshot]
         if snapshots:
             try:
                 rows = self._fetched(page, versions[snapshots[-1]])
             except _UnfitError:
-                # Of another plan; what is before it may fit, and is the newest table that there is for this one.
+                # It is of another plan. The versions before it may fit, and then give the newest table for this plan.
                 log.warning("snapshot of a control table unfit", extra={"control": self.control})
             else:
                 self._store(versions[snapshots[-1]].version, changes_between(self._log.table(), rows, self._log.keys))
@@ -143,12 +143,12 @@ class ControlFetcher:
                 rows = changes_between(self._log.table(), rows, self._log.keys)
             elif version.version != self._log.newest + 1:
                 raise _UnfitError(
-                    f"the hub gave version {version.version} behind version {self._log.newest}, and no snapshot in between."
+                    f"the hub returned version {version.version} after version {self._log.newest}, and no snapshot in between."
                 )
             self._store(version.version, rows)
 
     def _fetched(self, page: ControlPage, version: ControlVersion) -> pl.DataFrame:
-        """The rows of a version, one a key, in the columns of the table."""
+        """Return the rows of a version, one row per key, in the columns of the table."""
         rows = decode_run(self._hub.read_blob(version.blob, page.blobs), version.blob)
         self._failpoints.hit("control.fetched")
         if dict(rows.schema) != dict(self._log.columns):
@@ -173,10 +173,10 @@ class ControlFetcher:
         self._failpoints.hit("control.stored")
         log.info("control version stored", extra={"control": self.control, "version": version, "rows": changes.height})
 
-    def _begin(self) -> None:
-        """The folder is older than the checkpoint: it was lost or cut, or the checkpoint is another machine's.
+    def _rebuild(self) -> None:
+        """Rebuild the table from the hub's versions.
 
-        The pipeline has taken the table as of a version that is not here. It is made again from what the hub has.
+        The folder is older than the checkpoint: it was lost or truncated, or the checkpoint is another machine's.
         """
         table, stands = pl.DataFrame(schema=self._log.columns), 0
         while stands < self._taken:
@@ -192,18 +192,18 @@ class ControlFetcher:
             if not versions:
                 raise _UnfitError(
                     f"the pipeline has taken version {self._taken}, the folder {self._log.folder} ends with {self._log.newest}, and the "
-                    "hub no longer has what is between. The table stays as it was. Bring the folder back, or start this node over "
+                    "hub no longer has the versions between. The table stays as it was. Restore the folder, or start this node over "
                     "with an empty state directory."
                 )
         with self._mutex:
             if self._stopped:
                 return
             self._log.begin_at(self._taken, table)
-        log.warning("control table made again", extra={"control": self.control, "version": self._taken})
+        log.warning("control table rebuilt", extra={"control": self.control, "version": self._taken})
 
 
 class ControlFetching:
-    """The fetchers of a run, each on a thread of its own: a long poll for one table must not hold up another."""
+    """The fetchers of a run, each on its own thread: a long poll for one table must not hold up another."""
 
     def __init__(self, fetchers: Sequence[ControlFetcher]) -> None:
         self.fetchers = tuple(fetchers)
@@ -213,11 +213,11 @@ class ControlFetching:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with one of them."""
+        """The problem of the first fetcher that has one."""
         return next((fetcher.problem for fetcher in self.fetchers if fetcher.problem is not None), None)
 
-    def told(self, progress: Progress) -> Progress:
-        """How the run stands, with what is wrong here, if nothing else is."""
+    def add_problem(self, progress: Progress) -> Progress:
+        """Return the progress with the problem of a fetcher, if it has no other problem with the hub."""
         if progress.hub_problem is not None or self.problem is None:
             return progress
         return msgspec.structs.replace(progress, hub_problem=self.problem)
@@ -230,12 +230,12 @@ class ControlFetching:
         self.stop()
 
     def once(self) -> None:
-        """Take what is there now, if the hub answers: before bounded input is read, which is not waited for."""
+        """Fetch what the hub has now, if it responds. Called before bounded input is read, which does not wait for the hub."""
         for fetcher in self.fetchers:
             fetcher.step(wait_s=0.0)
 
     def start(self) -> None:
-        """Begin."""
+        """Start a thread for each fetcher."""
         for fetcher in self.fetchers:
             thread = threading.Thread(
                 target=self._loop, args=(fetcher,), name=f"fordstone-control-{fetcher.control}", daemon=True
@@ -244,12 +244,12 @@ class ControlFetching:
             thread.start()
 
     def check(self) -> None:
-        """Raise what ended a fetcher. Called now and then by whoever runs the pipeline."""
+        """Raise the exception that ended a fetcher. The thread that runs the pipeline calls this regularly."""
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """End. Nothing is stored afterwards, even if a thread still waits for the hub."""
+        """Stop all fetchers. Nothing is stored afterwards, even if a thread still waits for the hub."""
         self._halt.set()
         for fetcher in self.fetchers:
             fetcher.stop()
@@ -272,11 +272,11 @@ def control_fetching(
     hub: HubAddress | None,
     failpoints: Failpoints,
 ) -> ControlFetching:
-    """What fetches the control tables of a plan. `manifest`: where it resumes. Without a hub, what is here is all there is."""
+    """Return the fetchers of a plan's control tables, none without a hub. `manifest`: the checkpoint that it resumes from."""
     steps = [step for step in plan.steps if isinstance(sources.get(step.name), ControlSource)]
     if hub is None or not steps:
         return ControlFetching(())
-    from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - who has no hub saves the memory of an HTTP client
+    from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - without a hub, no HTTP client is loaded
 
     client = HubClient(hub)
     fetchers = []

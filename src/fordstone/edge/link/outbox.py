@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fordstone.epochs.sealed import seal_line, unseal_line
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import EpochEntry
 from fordstone.protocol.sending import Weight
-from fordstone.storage.atomic import Placer
+from fordstone.storage.atomic import AtomicWriter
+from fordstone.storage.checksum import seal, unseal_as
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -84,7 +84,7 @@ class Outbox:
         self._bytes_max, self._drops, self._fresh = bytes_max, drops, fresh
         self._failpoints = failpoints or NoFailpoints()
         self._compact_bytes_min = compact_bytes_min
-        self._placer = Placer(disk)
+        self._writer = AtomicWriter(disk)
         self._io = threading.RLock()
         """Whoever writes the file. Taken before the other, which is never held while a disk is waited for."""
         self._mutex = threading.Lock()
@@ -244,7 +244,7 @@ class Outbox:
         with self._io:
             if epoch <= self._sent:
                 return
-            self._append(seal_line(b"sent", epoch))
+            self._append(seal("sent", epoch))
             self._failpoints.hit("outbox.marked")
             with self._mutex:
                 while self._sent < epoch:
@@ -293,10 +293,10 @@ class Outbox:
         with self._mutex:
             kept = list(self._kept)
         # Twice, at both ends: without it, entries that are long gone would be missed.
-        sent = seal_line(b"sent", self._sent)
-        before = [seal_line(b"before", self.unsent_before)] if self.unsent_before else []
+        sent = seal("sent", self._sent)
+        before = [seal("before", self.unsent_before)] if self.unsent_before else []
         data = b"\n".join([sent, *before, *(_line(one) for one in kept), sent, b""])
-        self._placer.place(self._path, data)
+        self._writer.replace(self._path, data)
         self._disk.fsync_dir(self._directory)
         self._there = True
         self._file_bytes = len(data)
@@ -369,12 +369,12 @@ def _parse(data: bytes) -> _Lines:
         try:
             if line.startswith((b'entry"', b'again"'), _KIND_AT):
                 kind = line[_KIND_AT : _KIND_AT + 5]
-                entry = unseal_line(kind, line, _ENTRY)
+                entry = unseal_as(kind.decode(), line, _ENTRY)
                 entries[entry.epoch] = _kept(entry, exact=kind == b"entry", body=line[_BODY_AT:-1])
             elif line.startswith(b'before"', _KIND_AT):
-                before = max(before, unseal_line(b"before", line, _EPOCH))
+                before = max(before, unseal_as("before", line, _EPOCH))
             else:
-                sent = max(sent, unseal_line(b"sent", line, _EPOCH))
+                sent = max(sent, unseal_as("sent", line, _EPOCH))
         except DamagedError:
             damaged += 1
     return _Lines(entries, sent, before, damaged)
@@ -391,4 +391,4 @@ def _kept(entry: EpochEntry, *, exact: bool, body: bytes | None = None) -> _Kept
 
 
 def _line(kept: _Kept) -> bytes:
-    return seal_line(b"entry" if kept.exact else b"again", msgspec.Raw(kept.body))
+    return seal("entry" if kept.exact else "again", msgspec.Raw(kept.body))

@@ -13,15 +13,15 @@ from typing import Final
 
 import msgspec
 
-from fordstone.epochs.sealed import seal_line, unseal_line
 from fordstone.errors import DamagedError
-from fordstone.storage.atomic import Placer
+from fordstone.storage.atomic import AtomicWriter
+from fordstone.storage.checksum import seal, unseal_as
 from fordstone.storage.disk import Disk
 
 log = logging.getLogger(__name__)
 
 OWNER_NAME: Final = "owner.json"
-_KIND: Final = b"owner"
+_KIND: Final = "owner"
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,8 +43,7 @@ def next_owner(disk: Disk, directory: str) -> Owner:
         else msgspec.structs.replace(before, incarnation=before.incarnation + 1)
     )
     disk.make_dirs(directory)
-    Placer(disk).place(f"{directory}/{OWNER_NAME}", seal_line(_KIND, owner))
-    disk.fsync_dir(directory)
+    AtomicWriter(disk).write(f"{directory}/{OWNER_NAME}", seal(_KIND, owner))
     return owner
 
 
@@ -56,10 +55,10 @@ def holder_of(disk: Disk, directory: str) -> str:
 
 def _read(disk: Disk, path: str) -> Owner | None:
     try:
-        return unseal_line(_KIND, disk.read(path), _OWNER)
+        return unseal_as(_KIND, disk.read(path), _OWNER)
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        # To the hub this is somebody else from now on: it asks before it lets two of them commit.
+        # To the hub this is another holder from now on: it gives the lease to it only with take_over.
         log.warning("owner file damaged", extra={"path": path, "problem": str(error)})
         return None

@@ -1,14 +1,13 @@
-"""Sending: the outbox to the hub, a steppable of its own, so that no network holds up anybody.
+"""Send the outbox to the hub. The sender is stepped on a thread of its own, so a slow network holds up nothing else.
 
-Each step makes one call at most. First the lease, then a look at where the hub stands, then for each range of epochs the
-blobs that the hub lacks, the commit, and the mark in the outbox. What to send and what an answer means is judged in
-`protocol.sending`; a commit whose answer was lost is followed by another look, never by a guess.
+Each step makes at most one call. First the sender takes the lease, then it compares its epochs with the hub's; then, for
+each range of epochs, it sends the blobs that the hub lacks, commits, and marks the epochs as sent in the outbox.
+`protocol.sending` decides what to send and what a rejection means. After a commit without a response, the sender
+compares again; it never guesses.
 
-Invariants: nothing is committed before all its blobs are there; nothing leaves the outbox that the hub has not acknowledged;
-trouble with the network or the hub never ends the pipeline, but a newer generation, another holder, and disagreement about
-what was sealed do.
-
-A parcel: the epochs of one commit, the checkpoint that goes with them, and the blobs that are still to be sent before it.
+Invariants: nothing is committed before all its blobs are at the hub; nothing leaves the outbox that the hub has not
+acknowledged; trouble with the network or the hub never ends the pipeline, but a newer generation, another holder, and
+disagreement about what was sealed do.
 """
 
 from __future__ import annotations
@@ -47,7 +46,19 @@ from fordstone.hub.messages import (
     LeaseRequest,
     Refusal,
 )
-from fordstone.protocol import sending as judge
+from fordstone.protocol.sending import (
+    SEND_BACKOFF,
+    ContentDiffers,
+    HubIsOlder,
+    InSync,
+    NodeIsOlder,
+    Reaction,
+    SendEmpty,
+    SyncState,
+    range_length,
+    reaction_to,
+    reconcile,
+)
 from fordstone.runtime.clock import Clock
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
@@ -56,18 +67,21 @@ from fordstone.storage.failpoint import Failpoints, NoFailpoints
 log = logging.getLogger(__name__)
 
 STATE_RUNS_MAX: Final = RUNS_A_COMMIT_MAX // 2
-"""A commit has room for so many runs of state beside those of rows."""
+"""Maximum number of runs of state in a commit, which also names the runs of rows."""
 
 
-class Parcel:
-    """Used by the sender's thread only. Pins the checkpoint that it brings along until it is closed."""
+class CommitBatch:
+    """The epochs of one commit, the checkpoint that is sent with them, and the blobs to send before it.
+
+    Only the sender's thread uses it. It pins the checkpoint until it is closed.
+    """
 
     def __init__(self, store: CheckpointStore, epochs: tuple[EpochEntry, ...], *, with_checkpoint: bool) -> None:
         self.epochs = epochs
         self.checkpoint: Checkpoint | None = None
         self.unsent: deque[str] = deque()
-        self.asked = False
-        """The hub has said which of the blobs it lacks."""
+        self.missing_known = False
+        """The hub has said which of the blobs it lacks, so it is not asked again."""
         self._store = store
         self._manifest = b""
         self._pinned: int | None = None
@@ -78,22 +92,22 @@ class Parcel:
 
     @property
     def last(self) -> int:
-        """The newest epoch."""
+        """The newest epoch of the batch."""
         return self.epochs[-1].epoch
 
     def blobs(self) -> dict[str, RunRef]:
-        """Everything that the commit names; rows first."""
+        """Return all blobs that the commit names, those of rows first."""
         checkpoint = self.checkpoint
         state = () if checkpoint is None else (*checkpoint.state, checkpoint.manifest)
         return self._segments | {run.digest: run for run in state}
 
     def send(self, digests: Iterable[str]) -> None:
-        """These are to be sent, as far as they belong to it."""
+        """Send these blobs, as far as they belong to the batch."""
         wanted = set(digests)
         self.unsent = deque(digest for digest in self.blobs() if digest in wanted)
 
     def read(self, digest: str) -> bytes | None:
-        """The bytes of a blob, checked. None: it is not needed any more. `DamagedError` if rows cannot be had."""
+        """Return the checked bytes of a blob; None if it is no longer needed. `DamagedError` if it holds rows and is damaged."""
         checkpoint = self.checkpoint
         if checkpoint is not None and digest == checkpoint.manifest.digest:
             return self._manifest
@@ -107,32 +121,32 @@ class Parcel:
             return data
         if digest in self._segments:
             raise DamagedError(
-                f"run {short(digest)}, which waits for the hub, is damaged: it {problem}. It and all that is behind it stay in the "
-                "outbox. Bring the file back from a copy of the state directory."
+                f"run {short(digest)}, which waits for the hub, is damaged: it {problem}. Its epoch and all later ones stay in the "
+                "outbox. Restore the file from a copy of the state directory."
             )
         log.warning("checkpoint not sent", extra={"epoch": self.last, "run": short(digest), "problem": problem})
-        self.leave_state()
+        self.drop_state()
         return None
 
-    def leave_state(self) -> None:
-        """Send the rows alone: they do not wait for a state that cannot be had or sent, and a later checkpoint will do."""
+    def drop_state(self) -> None:
+        """Send only the rows: they do not wait for state that cannot be read or sent. A later checkpoint brings it."""
         self.checkpoint = None
         self.send(self.unsent)
 
-    def sends_state(self) -> bool:
-        """Whether what is sent next is for the checkpoint's sake: one of its blobs, or a commit that could do with less of it."""
+    def is_sending_state(self) -> bool:
+        """Whether the next request would be smaller without the checkpoint: it is one of its blobs, or a commit of one epoch."""
         if self.checkpoint is None:
             return False
         return self.unsent[0] not in self._segments if self.unsent else len(self.epochs) == 1
 
     def close(self) -> None:
-        """Let go of the checkpoint."""
+        """Unpin the checkpoint."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             self._store.unpin(pinned)
 
     def _add_checkpoint(self) -> None:
-        """Bring the state along if the checkpoint of the last epoch is still kept; of those before, nobody needs it."""
+        """Add the checkpoint of the last epoch, if it is still kept. Earlier ones are not needed."""
         try:
             self._store.pin(self.last)
             self._pinned = self.last
@@ -154,29 +168,29 @@ class Parcel:
 
 
 LOOK_EVERY_US: Final = 1_000_000
-"""New entries wake the sender; this is in case that one was missed."""
+"""New entries wake the sender. This interval covers a wake-up that was missed."""
 ASK_ABOVE_BLOBS: Final = 8
-"""For more blobs than these, the hub is asked first which of them it lacks."""
+"""With more blobs than this, the sender first asks the hub which of them it lacks."""
 STOP_SECONDS: Final = 5.0
-"""So long a pipeline that was told to stop goes on sending."""
-REST_SECONDS: Final = 0.05
-REFUSALS_MAX: Final = 3
-"""So often in a row the hub may say no at the end of a bounded run before that is an error."""
+"""Maximum time to go on sending after a stop was requested."""
+POLL_SECONDS: Final = 0.05
+REJECTIONS_MAX: Final = 3
+"""Maximum number of rejections in a row at the end of a bounded run; then the last one is raised."""
 
 
 class Hub(Protocol):
-    """What the sender asks of `hub.client.HubClient`."""
+    """The calls of `hub.client.HubClient` that the sender makes."""
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         """Take or renew the right to commit."""
         ...
 
     def head(self, pipeline: str, node: str) -> Head:
-        """Where the node stands at the hub."""
+        """Return the newest epoch that the hub has of the node."""
         ...
 
     def missing(self, digests: Iterable[str]) -> set[str]:
-        """Which blobs the hub lacks."""
+        """Return the blobs that the hub lacks."""
         ...
 
     def put_blob(self, digest: str, data: bytes) -> None:
@@ -189,7 +203,7 @@ class Hub(Protocol):
 
 
 class Sender:
-    """Steps on a thread of its own. `problem` and the counts may be read by any."""
+    """Stepped by one thread. Any thread may read `problem` and the counts."""
 
     def __init__(
         self,
@@ -199,110 +213,105 @@ class Sender:
         store: CheckpointStore,
         owner: Owner,
         clock: Clock,
-        choose: Callable[[int], int],
+        chance: Callable[[], float],
         take_over: bool = False,
         hub_state: bool = True,
         failpoints: Failpoints | None = None,
     ) -> None:
-        """`choose(n)` gives a number from 0 to n - 1, for waits that no two nodes share."""
+        """`chance()` returns a random number from 0 to 1, for the jitter of waits."""
         self.wake: Callable[[], None] = lambda: None
         self.problem: str | None = None
-        """Why nothing could be sent the last time."""
+        """Why the last attempt to send failed."""
         self.sent_bytes = 0
         self._hub, self._outbox, self._store, self._clock = hub, outbox, store, clock
-        self._owner, self._choose = owner, choose
+        self._owner, self._chance = owner, chance
         self._take_over, self._hub_state = take_over, hub_state
         self._failpoints = failpoints or NoFailpoints()
         self._generation: Generation | None = None
-        self._met = False
-        self._parcel: Parcel | None = None
+        self._in_sync = False
+        self._batch: CommitBatch | None = None
         self._acknowledged = 0
         self._at_hub: set[str] = set()
-        """Blobs of the newest checkpoint there, which are not sent again."""
+        """Blobs of the newest checkpoint at the hub, which are not sent again."""
         self._epochs_max = EPOCHS_A_COMMIT_MAX
         self._failures = 0
-        self._refusals = 0
-        self._refusal: HubRefusedError | CheckpointError | None = None
+        self._rejections = 0
+        self._rejection: HubRefusedError | CheckpointError | None = None
         self._retry_at_us: int | None = None
-        outbox.wake = self._woken
-
-    def _woken(self) -> None:
-        # The scheduler sets `wake` later: look it up when it is needed.
-        self.wake()
+        # The scheduler sets `wake` later, so it is looked up at each call.
+        outbox.wake = lambda: self.wake()  # noqa: PLW0108 - see above
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Until the next try, or until something new is there."""
+        """The time until the next attempt, or until the next look for new entries."""
         if self._retry_at_us is None:
             return LOOK_EVERY_US
         return max(self._retry_at_us - self._clock.monotonic_us(), 1_000)
 
     @property
     def failing(self) -> bool:
-        """Whether the last try failed."""
+        """Whether the last attempt failed."""
         return self._failures > 0
 
     def step(self) -> bool:
-        """Make one call; says whether there may be more to do now."""
+        """Make at most one call. Return whether there may be more to do now."""
         if self._retry_at_us is not None and self._clock.monotonic_us() < self._retry_at_us:
             return False
         self._retry_at_us = None
         try:
             did = self._advance()
         except HubAwayError as error:
-            self._later(error, None if error.retry_after_s is None else int(error.retry_after_s * 1e6))
+            self._retry_later(error, None if error.retry_after_s is None else int(error.retry_after_s * 1e6))
         except HubRefusedError as error:
-            self._refused(error)
+            self._rejected(error)
         except FatalStorageError:
             raise
         except (StorageError, CheckpointError) as error:
-            # The disk is full, or a run that waits is damaged. Everything is kept; people are told.
-            self._put_down()
+            # The disk is full, or a run that waits is damaged. Everything is kept, and `problem` says why.
+            self._drop_batch()
             if isinstance(error, CheckpointError):
-                self._refusal, self._refusals = error, self._refusals + 1
-            self._later(error)
+                self._rejection, self._rejections = error, self._rejections + 1
+            self._retry_later(error)
         else:
             return did
         return False
 
     def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None] = lambda: None) -> None:
-        """Send what is left. Called when the pipeline is over, instead of `step`.
+        """Send what is left. Called instead of `step` when the pipeline has ended.
 
-        `patient`: until all is sent or `wait` says to stop; else for some seconds, and not at all if the hub is away.
-        `wait(seconds)` rests, and says whether to stop. `tick` is called between.
+        `patient`: go on until all is sent or `wait` returns True; otherwise for at most `STOP_SECONDS`, and not at all if
+        the hub does not respond. `wait(seconds)` pauses and returns whether to stop. `tick` is called after each step.
         """
         until_us = self._clock.monotonic_us() + int(STOP_SECONDS * 1e6)
         while self._outbox.epochs or self._acknowledged:
             if not patient and (self.failing or self._clock.monotonic_us() >= until_us):
                 break
-            if self._refusals >= REFUSALS_MAX and self._refusal is not None and patient:
-                raise self._refusal
+            if self._rejections >= REJECTIONS_MAX and self._rejection is not None and patient:
+                raise self._rejection
             did = self.step()
-            if wait(0.0 if did else min((self.idle_wait_us or 0) / 1e6, REST_SECONDS)) and patient:
+            if wait(0.0 if did else min((self.idle_wait_us or 0) / 1e6, POLL_SECONDS)) and patient:
                 break
             tick()
-        self._put_down()
+        self._drop_batch()
         if self._outbox.epochs:
             log.warning("epochs not sent yet", extra={"epochs": self._outbox.epochs, "problem": self.problem})
-
-    # One step.
 
     def _advance(self) -> bool:
         if self._acknowledged:
             self._mark(self._acknowledged)
         if self._generation is None:
             self._take_lease()
-        elif not self._met:
-            self._meet(self._generation)
-        elif self._parcel is None:
+        elif not self._in_sync:
+            self._reconcile(self._generation)
+        elif self._batch is None:
             if not self._outbox.epochs:
-                self._worked()
+                self._succeeded()
                 return False
-            self._parcel = self._next_parcel()
-        elif self._parcel.unsent:
-            self._send_blob(self._parcel)
+            self._batch = self._next_batch()
+        elif self._batch.unsent:
+            self._send_blob(self._batch)
         else:
-            self._commit(self._parcel, self._generation)
+            self._commit(self._batch, self._generation)
         return True
 
     def _take_lease(self) -> None:
@@ -311,167 +320,165 @@ class Sender:
         self._generation = lease.generation
         log.info("lease taken", extra={"generation": lease.generation.hub, "head": lease.head})
 
-    def _meet(self, generation: Generation) -> None:
-        """Look where the hub stands, and let go what it has."""
+    def _reconcile(self, generation: Generation) -> None:
+        """Compare with the hub, and mark what it has as sent."""
         head = self._hub.head(self._store.pipeline, self._store.node)
         if head.generation is not None and head.generation > generation:
-            # Before anything is compared: what a successor has sent differs, and is not for this process to judge.
-            self._put_down()
+            # Checked first: a successor's epochs may differ from ours, and that is no disagreement.
+            self._drop_batch()
             raise FencedError(
-                f"The hub has given generation {head.generation.hub}.{head.generation.local} out since. {self._fenced()}"
+                f"The hub has since granted generation {head.generation.hub}.{head.generation.local}. {self._fenced_advice()}"
             )
         known = self._outbox.digest(head.epoch)
-        standing = judge.Standing(
+        state = SyncState(
             head=head.epoch,
             sent=self._outbox.sent,
             newest=self._outbox.newest,
             same=None if known is None else known == head.digest,
             unsent_before=self._outbox.unsent_before,
         )
-        match judge.meet(standing):
-            case judge.GoOn(done=done):
-                self._met = True
-                if self._parcel is not None and done >= self._parcel.epochs[0].epoch:
-                    self._put_down()
+        match reconcile(state):
+            case InSync(done=done):
+                self._in_sync = True
+                if self._batch is not None and done >= self._batch.epochs[0].epoch:
+                    self._drop_batch()
                 self._mark(done)
-            case judge.FillUp(first=first, last=last):
+            case SendEmpty(first=first, last=last):
                 last = min(last, first + self._epochs_max - 1)
                 epochs = tuple(EpochEntry(epoch=e, streams={}, created_us=0) for e in range(first, last + 1))
                 self._hub.commit(self._store.pipeline, self._store.node, Commit(generation=generation, epochs=epochs))
-            case judge.OtherContent(epoch=epoch):
-                raise HubError(self._disagree(f"epoch {epoch} has other content there than here"))
-            case judge.OlderHere(head=there, newest=newest):
-                raise HubError(self._disagree(
+            case ContentDiffers(epoch=epoch):
+                raise HubError(self._disagreement(f"epoch {epoch} has other content there than here"))
+            case NodeIsOlder(head=there, newest=newest):
+                raise HubError(self._disagreement(
                     f"the hub has epoch {there}, and the newest that was sealed here is {newest}: this state directory is older, as "
                     "after a restored backup"
                 ))  # fmt: skip
-            case judge.OlderThere(head=there, sent=sent):
+            case HubIsOlder(head=there, sent=sent):
                 raise HubError(
                     f"the hub has pipeline {self._store.pipeline} of node {self._store.node} only up to epoch {there}, but it had "
-                    f"acknowledged {sent}, and what lies between is gone here: the hub's data is older than this state directory, or "
-                    "this is another hub. Bring the hub's data back, or send to the right hub; or give this node another name, and "
-                    "so begin anew there."
+                    f"acknowledged {sent}, and the epochs between are no longer here: the hub's data is older than this state directory, "
+                    "or this is another hub. Restore the hub's data, or send to the right hub; or give this node another name, to "
+                    "start from the beginning there."
                 )
             case other:
                 assert_never(other)
 
-    def _disagree(self, what: str) -> str:
+    def _disagreement(self, what: str) -> str:
         return (
             f"this state directory and the hub disagree about pipeline {self._store.pipeline} on node {self._store.node}: {what}. "
             "Nothing more is sent, and everything is kept. --take-over does not help with this directory. To go on from where the "
-            "hub is, start with an empty state directory and --take-over: the node then takes up the hub's checkpoint. To keep "
+            "hub is, start with an empty state directory and --take-over: the node then resumes from the hub's checkpoint. To keep "
             "what is here apart, give the node another name."
         )
 
-    def _next_parcel(self) -> Parcel:
-        count = judge.range_length(self._outbox.weights(), epochs_max=self._epochs_max)
-        parcel = Parcel(self._store, self._outbox.oldest(count), with_checkpoint=self._hub_state)
-        parcel.send(digest for digest in parcel.blobs() if digest not in self._at_hub)
-        return parcel
+    def _next_batch(self) -> CommitBatch:
+        count = range_length(self._outbox.weights(), epochs_max=self._epochs_max)
+        batch = CommitBatch(self._store, self._outbox.oldest(count), with_checkpoint=self._hub_state)
+        batch.send(digest for digest in batch.blobs() if digest not in self._at_hub)
+        return batch
 
-    def _send_blob(self, parcel: Parcel) -> None:
-        if not parcel.asked and len(parcel.unsent) > ASK_ABOVE_BLOBS:
-            parcel.send(self._hub.missing(parcel.unsent))
-            parcel.asked = True
+    def _send_blob(self, batch: CommitBatch) -> None:
+        if not batch.missing_known and len(batch.unsent) > ASK_ABOVE_BLOBS:
+            batch.send(self._hub.missing(batch.unsent))
+            batch.missing_known = True
             return
-        digest = parcel.unsent[0]
-        data = parcel.read(digest)
+        digest = batch.unsent[0]
+        data = batch.read(digest)
         if data is None:
             return
         self._hub.put_blob(digest, data)
         self._failpoints.hit("outbox.blob-sent")
-        parcel.unsent.popleft()
+        batch.unsent.popleft()
         self.sent_bytes += len(data)
         self._failures = 0
 
-    def _commit(self, parcel: Parcel, generation: Generation) -> None:
-        commit = Commit(generation=generation, epochs=parcel.epochs, checkpoint=parcel.checkpoint)
-        # Until the answer is here, nobody knows: whatever happens, look before anything else is sent.
-        self._met = False
+    def _commit(self, batch: CommitBatch, generation: Generation) -> None:
+        commit = Commit(generation=generation, epochs=batch.epochs, checkpoint=batch.checkpoint)
+        # Until the response is here, the outcome is unknown: whatever happens, compare before anything else is sent.
+        self._in_sync = False
         self._failpoints.hit("outbox.before-commit")
-        answer = self._hub.commit(self._store.pipeline, self._store.node, commit)
+        response = self._hub.commit(self._store.pipeline, self._store.node, commit)
         self._failpoints.hit("outbox.committed")
-        if answer.head < parcel.last:
-            raise HubAwayError(f"the hub took epoch {parcel.last} and says that its newest is {answer.head}.")
-        self._met = True
+        if response.head < batch.last:
+            raise HubAwayError(f"the hub accepted epoch {batch.last}, but says that its newest is {response.head}.")
+        self._in_sync = True
         self._epochs_max = EPOCHS_A_COMMIT_MAX
-        if parcel.checkpoint is not None:
-            self._at_hub = {run.digest for run in parcel.checkpoint.state}
-        self._put_down()
-        self._worked()
-        self._mark(parcel.last)
+        if batch.checkpoint is not None:
+            self._at_hub = {run.digest for run in batch.checkpoint.state}
+        self._drop_batch()
+        self._succeeded()
+        self._mark(batch.last)
 
     def _mark(self, epoch: int) -> None:
         self._acknowledged = epoch
         self._outbox.mark(epoch)
         self._acknowledged = 0
 
-    def _put_down(self) -> None:
-        parcel, self._parcel = self._parcel, None
-        if parcel is not None:
-            parcel.close()
+    def _drop_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.close()
 
-    def _worked(self) -> None:
-        self._failures = self._refusals = 0
-        self.problem = self._refusal = None
+    def _succeeded(self) -> None:
+        self._failures = self._rejections = 0
+        self.problem = self._rejection = None
 
-    # When it does not work.
-
-    def _refused(self, error: HubRefusedError) -> None:
-        self._refusal = error
-        self._refusals += 1
+    def _rejected(self, error: HubRefusedError) -> None:
+        self._rejection = error
+        self._rejections += 1
         refusal = error.refusal if isinstance(error.refusal, Refusal) else None
-        match judge.meaning_of(error.code):
-            case judge.Fenced():
-                self._put_down()
-                raise FencedError(f"{error} {self._fenced()}") from error
-            case judge.Held():
+        match reaction_to(error.code):
+            case Reaction.STOP_FENCED:
+                self._drop_batch()
+                raise FencedError(f"{error} {self._fenced_advice()}") from error
+            case Reaction.STOP_HELD:
                 raise HubRefusedError(
-                    f"{error} If it is gone for good, or was this machine with another state directory, start with --take-over.",
+                    f"{error} If that holder no longer exists, or was this machine with another state directory, start with --take-over.",
                     status=error.status,
                     code=error.code,
                     refusal=error.refusal,
                 ) from error
-            case judge.LeaseAgain():
-                self._generation, self._met = None, False
-            case judge.MeetAgain():
-                self._met = False
-                self._put_down()
-            case judge.SendBlobs():
-                self._met = True
+            case Reaction.RENEW_LEASE:
+                self._generation, self._in_sync = None, False
+            case Reaction.RECONCILE:
+                self._in_sync = False
+                self._drop_batch()
+            case Reaction.SEND_BLOBS:
+                self._in_sync = True
                 self._at_hub = set()
-                if self._parcel is not None and refusal is not None and self._refusals == 1:
-                    self._parcel.send(refusal.missing)
-                    if self._parcel.unsent:
+                if self._batch is not None and refusal is not None and self._rejections == 1:
+                    self._batch.send(refusal.missing)
+                    if self._batch.unsent:
                         return
-                self._put_down()
-            case judge.TryLater():
-                if error.code == "too_large" and self._parcel is not None:
-                    if self._parcel.sends_state():
-                        log.warning("checkpoint not sent", extra={"epoch": self._parcel.last, "problem": str(error)})
-                        self._parcel.leave_state()
+                self._drop_batch()
+            case Reaction.RETRY:
+                if error.code == "too_large" and self._batch is not None:
+                    if self._batch.is_sending_state():
+                        log.warning("checkpoint not sent", extra={"epoch": self._batch.last, "problem": str(error)})
+                        self._batch.drop_state()
                         return
-                    self._epochs_max = max(1, len(self._parcel.epochs) // 2)
-                    self._put_down()
+                    self._epochs_max = max(1, len(self._batch.epochs) // 2)
+                    self._drop_batch()
             case other:
                 assert_never(other)
-        self._later(error)
+        self._retry_later(error)
 
-    def _fenced(self) -> str:
+    def _fenced_advice(self) -> str:
         if self._generation is None:
             return (
-                "So this state directory is an old copy, or another process runs from a copy of it. To go on from where the hub is, start "
+                "This state directory is an old copy, or another process runs from a copy of it. To go on from where the hub is, start "
                 "with an empty state directory and --take-over."
             )
         return (
-            f"Pipeline {self._store.pipeline} on node {self._store.node} was taken over by somebody else. This process stops; what it had "
+            f"Pipeline {self._store.pipeline} on node {self._store.node} was taken over by another process. This one stops; what it had "
             "sealed and not sent stays in its state directory."
         )
 
-    def _later(self, error: Exception, retry_after_us: int | None = None) -> None:
+    def _retry_later(self, error: Exception, retry_after_us: int | None = None) -> None:
         self._failures += 1
-        waits_us = judge.wait_us(self._failures, retry_after_us=retry_after_us, choose=self._choose)
-        self._retry_at_us = self._clock.monotonic_us() + waits_us
+        wait_us = SEND_BACKOFF.wait_us(self._failures, chance=self._chance(), retry_after_us=retry_after_us)
+        self._retry_at_us = self._clock.monotonic_us() + wait_us
         if str(error) != self.problem:
-            log.warning("hub not reached", extra={"problem": str(error), "waits_us": waits_us})
+            log.warning("hub not reached", extra={"problem": str(error), "wait_us": wait_us})
         self.problem = str(error)

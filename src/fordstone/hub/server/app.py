@@ -1,10 +1,6 @@
-"""The hub's calls over HTTP: every call of `hub.messages`, behind authentication (`guard` stands before it).
+"""The hub as an ASGI app over its log and its blob store, and what one data directory consists of.
 
-Reads bodies, checks them, hands jobs to the log and blobs to the store, and says no in a `Refusal`. Nothing blocks the event
-loop: reading the log and touching blobs happen on small pools of threads, writing on the log's own.
-
-Invariants: nothing from a client becomes a path (names and digests are checked first); a request that ends early leaves
-nothing behind.
+Nothing blocks the event loop: reading the log and touching blobs happen on small pools of threads, writing on the log's own.
 """
 
 from __future__ import annotations
@@ -12,159 +8,216 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Router
 
-from fordstone.hub.messages import API
-from fordstone.hub.refused import Refused
-from fordstone.hub.server.blob_calls import BlobCalls
-from fordstone.hub.server.log_calls import LogCalls
-from fordstone.hub.server.room import Room
-from fordstone.hub.server.waiting import Waiting
-from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate
+from fordstone.errors import StorageError
+from fordstone.hub.rejection import Rejection
+from fordstone.hub.server.auth import Tokens
+from fordstone.hub.server.blob_handlers import BlobHandlers
+from fordstone.hub.server.limits import DiskQuota, Limits
+from fordstone.hub.server.log_handlers import LogHandlers, LongPolls
+from fordstone.hub.server.metrics import CONTENT_TYPE, HubMetrics, LogSnapshot
+from fordstone.hub.server.middleware import HubMiddleware, Receive, Scope, Send
+from fordstone.hub.server.routes import Endpoint, Routes
+from fordstone.hub.store.base import LogReader
+from fordstone.hub.store.blob_index import SMALL_BYTES_MAX
+from fordstone.hub.store.blob_owner import claim
+from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.small_blobs import SMALL_BYTES_MAX
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.failpoint import Failpoints
 
 READERS: Final = 4
 BLOB_THREADS: Final = 16
 """They mostly wait for the disk."""
+SNAPSHOT_AGE_MAX_S: Final = 5.0
+"""Metrics read from the log are at most this old, however often they are scraped."""
+LOG_NAME: Final = "log.sqlite"
+BLOBS_NAME: Final = "blobs"
+INCOMING_NAME: Final = "incoming"
+"""Uploads on their way to a remote blob store."""
 _log = logging.getLogger(__name__)
 
-Call = Callable[[Request], Awaitable[Response]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handlers:
+    """What the rows of `ROUTES` refer to."""
+
+    log: LogHandlers
+    blobs: BlobHandlers
+    metrics: Endpoint
 
 
-def make_app(
-    log: HubLog,
-    blobs: BlobStore,
-    *,
-    direct_url: str | None = None,
-    failpoints: Failpoints | None = None,
-    keeping: Keeping | None = None,
-    small_bytes_max: int = SMALL_BYTES_MAX,
-    room: Room | None = None,
-) -> Starlette:
-    """The hub over an open log and store, which the caller closes after it. `app.state.waiting.end()` ends long polls at once.
+class HubApp:
+    """The hub over an open log and blob store, which the caller closes after it."""
 
-    `direct_url` is told to readers who may reach the store without the hub. Blobs up to `small_bytes_max` are kept in the log.
-    """
-    room = room or Room([log.path.parent, *([blobs.root] if isinstance(blobs, DiskBlobs) else [])])
-    waiting, gate = Waiting(), Gate()
-    readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
-    blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
-    calls = LogCalls(log, waiting, readers, room, direct_url=direct_url)
-    blob_calls = BlobCalls(log, blobs, gate, blob_threads, room, small_bytes_max=small_bytes_max, failpoints=failpoints)
-    retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
+    def __init__(
+        self,
+        log: HubLog,
+        blobs: BlobStore,
+        *,
+        direct_url: str | None = None,
+        failpoints: Failpoints | None = None,
+        keeping: Keeping | None = None,
+        small_bytes_max: int = SMALL_BYTES_MAX,
+        quota: DiskQuota | None = None,
+        tokens: Tokens | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log."""
+        quota, gate = quota or DiskQuota([]), Gate()
+        self._log = log
+        self._polls = LongPolls()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
+        self._blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
+        self.retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
+        metrics = HubMetrics()
+        handlers = Handlers(
+            log=LogHandlers(log, self._polls, self._readers, quota, direct_url=direct_url),
+            blobs=BlobHandlers(
+                log, blobs, gate, self._blob_threads, quota, small_bytes_max=small_bytes_max, failpoints=failpoints
+            ),
+            metrics=_MetricsHandler(log, metrics).get,
+        )
+        self._app = HubMiddleware(
+            Routes(handlers),
+            lifespan=Router(lifespan=self._lifespan),
+            tokens=tokens,
+            limits=limits or Limits(),
+            metrics=metrics,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI says."""
+        await self._app(scope, receive, send)
+
+    def stop_polls(self) -> None:
+        """End long polls at once. Called from any thread."""
+        self._polls.end()
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:  # noqa: ARG001 - the framework's form
-        waiting.begin()
-        log.listen(waiting.tell)
-        letting_go = asyncio.create_task(_let_go(retention, waiting))
+    async def _lifespan(self, app: Any) -> AsyncIterator[None]:  # noqa: ARG002 - the framework's form
+        self._polls.begin()
+        self._log.listen(self._polls.notify)
+        removing = asyncio.create_task(self._retain())
         try:
             yield
         finally:
-            waiting.end()
-            log.unlisten(waiting.tell)
-            letting_go.cancel()
-            await asyncio.gather(letting_go, return_exceptions=True)
-            readers.shutdown()
-            blob_threads.shutdown()
+            self._polls.end()
+            self._log.unlisten(self._polls.notify)
+            removing.cancel()
+            await asyncio.gather(removing, return_exceptions=True)
+            self._readers.shutdown()
+            self._blob_threads.shutdown()
 
-    app = Starlette(
-        routes=_routes(calls, blob_calls),
-        lifespan=lifespan,
-        exception_handlers={
-            Refused: _refused,
-            HTTPException: _not_ours,
-            ClientDisconnect: _gone,
-            Exception: _failed,
-        },
-    )
-    app.state.waiting = waiting
-    app.state.retention = retention
-    return app
-
-
-def _routes(calls: LogCalls, blobs: BlobCalls) -> list[Route]:
-    node = f"{API}/pipelines/{{pipeline}}/nodes/{{node}}"
-    control = f"{API}/pipelines/{{pipeline}}/control/{{control}}"
-    consumer = f"{API}/pipelines/{{pipeline}}/consumers/{{consumer}}"
-
-    def route(method: str, path: str, call: Call) -> Route:
-        return Route(path, call, methods=[method])
-
-    return [
-        route("POST", f"{node}/epochs/{{epochs}}", calls.commit),
-        route("POST", f"{API}/blobs/missing", blobs.missing),
-        route("PUT", f"{API}/blobs/{{digest}}", blobs.put),
-        route("HEAD", f"{API}/blobs/{{digest}}", blobs.head),
-        route("GET", f"{API}/blobs/{{digest}}", blobs.get),
-        route("POST", f"{node}/lease", calls.lease),
-        route("GET", f"{node}/head", calls.head),
-        route("GET", f"{node}/checkpoint", calls.checkpoint),
-        route("GET", f"{API}/pipelines/{{pipeline}}/streams/{{stream}}/epochs", calls.stream_page),
-        route("PUT", consumer, calls.keep_position),
-        route("GET", consumer, calls.positions),
-        route("DELETE", consumer, calls.forget_consumer),
-        route("POST", control, calls.publish),
-        route("GET", control, calls.control_page),
-        route("PUT", f"{API}/nodes/{{node}}/health/{{pipeline}}", calls.keep_health),
-        route("GET", f"{API}/nodes", calls.nodes),
-        route("GET", f"{API}/streams", calls.streams),
-        route("GET", f"{API}/epochs", calls.epochs),
-        route("GET", "/healthz", calls.healthz),
-    ]
-
-
-async def _let_go(retention: Retention, waiting: Waiting) -> None:
-    """Retention, round after round, on a thread of its own."""
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1, thread_name_prefix="hub-retention") as thread:
-        while not waiting.ended:
-            more = False
-            try:
-                more = (await loop.run_in_executor(thread, retention.round)).more
+    async def _retain(self) -> None:
+        """Run retention, round after round, on a thread of its own."""
+        loop, retention = asyncio.get_running_loop(), self.retention
+        with ThreadPoolExecutor(1, thread_name_prefix="hub-retention") as thread:
+            while not self._polls.ended:
+                more = False
+                try:
+                    more = (await loop.run_in_executor(thread, retention.round)).more
+                    if not more:
+                        await loop.run_in_executor(thread, retention.sweep)
+                except Rejection as rejection:
+                    _log.warning("hub retention failed", extra={"reason": str(rejection)})
+                except Exception:  # noqa: BLE001 - a bug here must not end retention; it is logged
+                    _log.exception("hub retention failed")
                 if not more:
-                    await loop.run_in_executor(thread, retention.sweep)
-            except Refused as refused:
-                _log.warning("hub retention failed", extra={"reason": str(refused)})
-            except Exception:  # noqa: BLE001 - a bug here must not end the letting go; it is logged
-                _log.exception("hub retention failed")
-            if not more:
-                await asyncio.sleep(retention.keeping.every_s)
+                    await asyncio.sleep(retention.keeping.every_s)
 
 
-async def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's form
-    assert isinstance(error, Refused)  # noqa: S101 - registered for nothing else
-    return Response(msgspec.json.encode(error.refusal), error.status, media_type="application/json")
+class _MetricsHandler:
+    """`GET /metrics`. Reads the log on a thread, at most every few seconds."""
+
+    def __init__(self, log: HubLog, metrics: HubMetrics) -> None:
+        self._log = log
+        self._metrics = metrics
+        self._snapshot: LogSnapshot | None = None
+        self._read_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._rows = 0
+        self._seq = log.read(lambda log: log.newest_seq())
+
+    async def get(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
+        """Render all metrics."""
+        if time.monotonic() - self._read_s >= SNAPSHOT_AGE_MAX_S:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)
+        return Response(self._metrics.render(self._snapshot), headers={"content-type": CONTENT_TYPE})
+
+    async def _read(self) -> None:
+        try:
+            self._snapshot = await asyncio.to_thread(self._log.read, self._take)
+        except Exception:  # noqa: BLE001 - a scrape without the log's gauges says so in `log_up`
+            _log.exception("hub log not read for metrics")
+            self._snapshot = None
+        finally:
+            self._read_s, self._reading = time.monotonic(), None
+
+    def _take(self, log: LogReader) -> LogSnapshot:
+        totals = log.totals(after_seq=self._seq)
+        self._rows, self._seq = self._rows + totals.rows, totals.seq
+        return LogSnapshot(
+            now_us=self._log.now_us(),
+            nodes=log.nodes(),
+            streams=log.streams(),
+            log_bytes=self._log.size_bytes(),
+            blobs=totals.blobs,
+            blob_bytes=totals.blob_bytes,
+            rows=self._rows,
+        )
 
 
-async def _not_ours(request: Request, error: Exception) -> Response:
-    """What the framework says by itself: no such call, or not with this method."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
-    headers: dict[str, Any] = dict(error.headers or {})
-    if error.status_code == 404:  # noqa: PLR2004 - not found
-        refused = Refused("not_found", "the hub has no such call. Is the URL right?")
-    else:
-        refused = Refused("bad_request", f"{request.method} is not for this: {error.detail}.", status=error.status_code)
-    return Response(msgspec.json.encode(refused.refusal), refused.status, headers, "application/json")
+@contextlib.contextmanager
+def open_hub(
+    data: Path,
+    *,
+    blobs: str | None,
+    direct: bool | None,
+    keeping: Keeping,
+    tokens: Tokens,
+    limits: Limits,
+    clock_us: Callable[[], int],
+    failpoints: Failpoints,
+) -> Iterator[HubApp]:
+    """Open a data directory, which the caller has locked, with the app over it.
 
-
-async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's form
-    """Whoever asked has left: nobody reads this."""
-    return await _refused(request, Refused("bad_request", "the body ended early."))
-
-
-async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's form
-    """A bug of ours; the server logs it."""
-    return await _refused(request, Refused("failed", "the hub failed; its log says how. Trying again may help."))
+    `blobs`: the URL of a blob store; None: a directory in `data`. `direct`: whether readers get that URL; None: unless it
+    has a password in it.
+    """
+    url = blobs or str(data / BLOBS_NAME)
+    if "://" not in url:
+        url = Path(url).resolve().as_uri()
+    if direct is None:
+        direct = "@" not in urlsplit(url).netloc
+    if blobs is not None:
+        claim(url, data)
+    try:
+        store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
+    except Rejection as rejection:
+        raise StorageError(str(rejection)) from rejection
+    with contextlib.closing(HubLog(SqliteStore(data / LOG_NAME), clock_us=clock_us, failpoints=failpoints)) as log:
+        yield HubApp(
+            log,
+            store,
+            direct_url=url if direct else None,
+            failpoints=failpoints,
+            keeping=keeping,
+            quota=DiskQuota([data, *([store.root] if isinstance(store, DiskBlobs) else [])]),
+            tokens=tokens,
+            limits=limits,
+        )

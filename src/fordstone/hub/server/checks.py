@@ -1,37 +1,43 @@
-"""What a body must be beyond its types: names, digests and numbers within their bounds.
+"""Read requests and check them beyond their types: names, digests and numbers within their bounds.
 
-Nothing that passes here can leave a directory, overflow a column of the log or make a page of it unreadable.
+Nothing that passes here can leave a directory, overflow a column of the log or make a page of it unreadable. Names in the
+path are checked by `routes`, sizes of bodies by `middleware`, everything else here, once.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from fordstone.errors import PipelineError
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     EPOCHS_A_COMMIT_MAX,
     RUNS_A_COMMIT_MAX,
+    WAIT_SECONDS_MAX,
     Checkpoint,
     Commit,
     EpochEntry,
     Generation,
 )
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.state.base import RunRef
 
 NUMBER_MAX: Final = 2**63 - 1
 NAMES_MAX: Final = 1_000
-"""So many streams, or control tables, are in one epoch at most."""
+"""Maximum number of streams, or of control tables, in one epoch."""
 HOLDER_CHARS_MAX: Final = 200
 SEGMENTS_A_COMMIT_MAX: Final = 20_000
-"""Each costs the only thread that writes some rows, even if it names no run."""
+"""Each costs the one writing thread some rows, even if it has no run."""
+_DIGITS_MAX: Final = 19
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 _HOLDER: Final = re.compile(r"[!-~]{1,200}")
@@ -44,20 +50,20 @@ def name_in(value: str, what: str) -> str:
     try:
         return checked_name(value, what)
     except PipelineError as error:
-        raise Refused("bad_name", str(error)) from error
+        raise Rejection("bad_name", str(error)) from error
 
 
 def digest_in(value: str) -> str:
     """A sha256 in hex, or a refusal."""
     if _DIGEST.fullmatch(value) is None:
-        raise Refused("bad_name", f"a digest is 64 hex digits in lower case, not {value[:80]!r}.")
+        raise Rejection("bad_name", f"a digest is 64 hex digits in lower case, not {value[:80]!r}.")
     return value
 
 
 def holder_in(value: str, what: str) -> str:
     """A random word that tells one owner from another, or a refusal."""
     if _HOLDER.fullmatch(value) is None:
-        raise Refused(
+        raise Rejection(
             "bad_request", f"{what} must be 1 to {HOLDER_CHARS_MAX} printable ASCII characters without spaces."
         )
     return value
@@ -67,14 +73,14 @@ def range_in(value: str) -> tuple[int, int]:
     """`a-b` as numbers, or a refusal."""
     match = _RANGE.fullmatch(value)
     if match is None or int(match[1]) > int(match[2]):
-        raise Refused("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
+        raise Rejection("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
     return int(match[1]), int(match[2])
 
 
 def number_in(value: int, what: str, *, least: int = 0, most: int = NUMBER_MAX) -> int:
     """A number within its bounds, or a refusal."""
     if not least <= value <= most:
-        raise Refused("bad_request", f"{what} is {value}; it must be from {least} to {most}.")
+        raise Rejection("bad_request", f"{what} is {value}; it must be from {least} to {most}.")
     return value
 
 
@@ -83,7 +89,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refused("bad_request", f"the body is no {kind.__name__}: {error}.") from error
+        raise Rejection("bad_request", f"the body is no {kind.__name__}: {error}.") from error
 
 
 def check_run(run: RunRef) -> None:
@@ -108,16 +114,16 @@ def check_commit(commit: Commit, first: int, last: int) -> None:
     """Refuse a commit that does not say what its address says, or has names and numbers out of bounds."""
     check_generation(commit.generation)
     if len(commit.epochs) > EPOCHS_A_COMMIT_MAX:
-        raise Refused(
+        raise Rejection(
             "bad_request", f"a commit has at most {EPOCHS_A_COMMIT_MAX} epochs, this one {len(commit.epochs)}."
         )
     if last - first >= EPOCHS_A_COMMIT_MAX or [entry.epoch for entry in commit.epochs] != [*range(first, last + 1)]:
-        raise Refused(
+        raise Rejection(
             "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
         )
     segments = sum(len(entry.streams) for entry in commit.epochs)
     if segments > SEGMENTS_A_COMMIT_MAX:
-        raise Refused(
+        raise Rejection(
             "bad_request",
             f"a commit has at most {SEGMENTS_A_COMMIT_MAX} segments, this one {segments}: commit fewer epochs.",
         )
@@ -125,7 +131,7 @@ def check_commit(commit: Commit, first: int, last: int) -> None:
     if commit.checkpoint is not None:
         runs += check_checkpoint(commit.checkpoint, last)
     if runs > RUNS_A_COMMIT_MAX:
-        raise Refused(
+        raise Rejection(
             "bad_request", f"a commit names at most {RUNS_A_COMMIT_MAX} runs, this one {runs}: commit fewer epochs."
         )
 
@@ -149,7 +155,7 @@ def check_entry(entry: EpochEntry) -> int:
 def check_checkpoint(checkpoint: Checkpoint, last: int) -> int:
     """Refuse a checkpoint that does not belong to the last epoch; give how many runs it names."""
     if checkpoint.epoch != last:
-        raise Refused(
+        raise Rejection(
             "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
         )
     check_run(checkpoint.manifest)
@@ -162,5 +168,32 @@ def check_names(names: Iterable[str], what: str) -> None:
     """Refuse what may not stand in a path, and too many."""
     for index, name in enumerate(names):
         if index >= NAMES_MAX:
-            raise Refused("bad_request", f"more than {NAMES_MAX} times a {what} in one body.")
+            raise Rejection("bad_request", f"more than {NAMES_MAX} times a {what} in one body.")
         name_in(name, what)
+
+
+def integer_in_query(request: Request, what: str, default: int, *, most: int = NUMBER_MAX) -> int:
+    """Read a whole number from the query, or reject it."""
+    text = request.query_params.get(what)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX and int(text) <= most):
+        raise Rejection("bad_request", f"{what} must be a whole number from 0 to {most}, not {text[:40]!r}.")
+    return int(text)
+
+
+def wait_in_query(request: Request) -> float:
+    """Read the seconds that a long poll waits; more than the maximum counts as the maximum."""
+    text = request.query_params.get("wait", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
+    return min(seconds, WAIT_SECONDS_MAX)
+
+
+def json_response(message: Any, status: int = 200) -> Response:
+    """Encode a message as the body of a response."""
+    return Response(msgspec.json.encode(message), status, media_type="application/json")

@@ -12,7 +12,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fordstone.hub.messages import Refusal
-from fordstone.hub.server.watched import ABORT
+from fordstone.hub.server.middleware import ABORT
 
 OVERHEAD_BYTES_MAX: Final = 512 << 10
 """Of what is not body: the head, the marks between chunks, what follows them. More than one read of the socket gives."""

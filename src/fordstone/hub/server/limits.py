@@ -1,44 +1,56 @@
-"""The bounds that the hub keeps towards its clients: how much, how often, how many at once, how slowly.
+"""The limits that the hub sets its clients: size, rate, number at a time, speed, and space on its disks.
 
-Pure but for the clock values that callers hand in. Who is refused what, and with which words, is `guard`'s business.
+`middleware` and the handlers apply them. Clock values and disk usage are handed in, so that tests control them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 from fordstone.errors import ConfigError
 from fordstone.hub.messages import BLOB_BYTES_MAX, BODY_BYTES_MAX
+from fordstone.hub.rejection import Rejection
 
 SHARED_TIMES: Final = 20
-"""So many times the rate of one node has whoever stands for many: the center, an admin, a peer address without tokens."""
+"""Multiple of a node's rate for callers that represent many: the center, an admin, a peer address without tokens."""
+RESERVED_BYTES_MAX: Final = 256 << 20
+"""Maximum disk space that is reserved, which blobs may not take."""
+RESERVED_SHARE: Final = 8
+"""A small disk has one part in this many reserved instead."""
+EPOCHS_SHARE: Final = 4
+"""Epochs may take all of the reserve but one part in this many."""
+DISK_CHECK_INTERVAL_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one hub bears."""
+    """The limits of one hub."""
 
     blob_bytes_max: int = BLOB_BYTES_MAX
     body_bytes_max: int = BODY_BYTES_MAX
     rate_per_s: float = 500.0
-    """Requests of one token."""
+    """Maximum requests per second of one node's token."""
     burst_s: float = 4.0
-    """So many seconds' worth of requests may come at once."""
-    buckets_max: int = 20_000
+    """Seconds' worth of requests that may come at once."""
+    callers_max: int = 20_000
+    """Maximum number of callers whose rate is remembered."""
     requests_max: int = 2_000
-    """At once, without those that wait for news."""
+    """Maximum requests in progress, without long polls."""
     polls_max: int = 5_000
-    """Requests that wait for news, at once."""
+    """Maximum long polls in progress."""
     node_requests_max: int = 64
-    """Of those above, one node's token: else one node could take all the room there is."""
+    """Maximum requests in progress of one node's token, so that one node cannot take all slots."""
     node_polls_max: int = 256
     connections_max: int = 20_000
     chunk_seconds_max: float = 30.0
-    """Between two pieces of a body, and for a piece of an answer to be taken."""
+    """Timeout between two pieces of a body, and for sending a piece of a response."""
     slow_after_s: float = 10.0
     """A body that takes longer than this must have come with at least the speed below."""
     bytes_per_s_min: int = 1_024
@@ -49,43 +61,48 @@ class Limits:
         if not 1 <= self.body_bytes_max <= BODY_BYTES_MAX:
             raise ConfigError(f"a body may have 1 to {BODY_BYTES_MAX} bytes, not up to {self.body_bytes_max}.")
         if not 0 < self.rate_per_s < float("inf"):
-            raise ConfigError(f"the rate must be a number of requests a second above zero, not {self.rate_per_s}.")
+            raise ConfigError(f"the rate must be a number of requests per second above zero, not {self.rate_per_s}.")
+
+    def bytes_max(self, *, blob: bool) -> int:
+        """Return the maximum size of a body."""
+        return self.blob_bytes_max if blob else self.body_bytes_max
 
     def too_slow(self, received_bytes: int, seconds: float) -> bool:
-        """Whether a body comes so slowly that it only holds a place."""
+        """Whether a body comes so slowly that it only occupies a slot."""
         return seconds > self.slow_after_s and received_bytes < self.bytes_per_s_min * seconds
 
 
-class Buckets:
-    """How often each caller may come: a bucket of requests that fills steadily. As many callers are known as fit.
+class RateLimiter:
+    """A token bucket per caller, which fills steadily.
 
-    Whoever has not come for longest is forgotten first; who comes anew begins with a full bucket.
+    A bounded number of callers is remembered; the one that was silent longest is forgotten first, and starts with a full
+    bucket when it returns.
     """
 
-    def __init__(self, *, rate_per_s: float, burst: float, buckets_max: int) -> None:
+    def __init__(self, *, rate_per_s: float, burst: float, callers_max: int) -> None:
         self._rate_per_s = rate_per_s
         self._burst = max(1.0, burst)
-        self._buckets_max = buckets_max
+        self._callers_max = callers_max
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._left)
 
     def take(self, caller: str, now_s: float, *, times: float = 1.0) -> float:
-        """Take a request out. 0: granted; else in how many seconds there will be one. `times`: of the usual rate."""
+        """Take one request. Return 0 if it is granted, else the seconds until it would be. `times` multiplies the rate."""
         rate, burst = self._rate_per_s * times, self._burst * times
         left, at_s = self._left.get(caller, (burst, now_s))
         left = min(burst, left + max(0.0, now_s - at_s) * rate)
         granted = left >= 1.0
         self._left[caller] = (left - 1.0 if granted else left, now_s)
         self._left.move_to_end(caller)
-        if len(self._left) > self._buckets_max:
+        if len(self._left) > self._callers_max:
             self._left.popitem(last=False)
         return 0.0 if granted else (1.0 - left) / rate
 
 
 class Slots:
-    """How many may be inside at once, and how many of them may be one node's."""
+    """Maximum number of requests at a time, in all and per node."""
 
     def __init__(self, slots_max: int, *, node_max: int) -> None:
         self._slots_max = slots_max
@@ -94,12 +111,12 @@ class Slots:
         self.taken = 0
 
     def is_full_of(self, node: str | None) -> bool:
-        """Whether this node has all the slots that one may have. None: who asks is no node."""
+        """Whether this node has all the slots that one node may have. None: the caller is no node."""
         return node is not None and self._of_nodes[node] >= self._node_max
 
     @contextlib.contextmanager
     def one(self, node: str | None = None) -> Iterator[bool]:
-        """Be inside for as long as the context lasts; gives False, and takes nothing, if all slots are taken."""
+        """Hold a slot for as long as the context lasts; yields False, and holds none, if all are taken."""
         if self.taken >= self._slots_max or self.is_full_of(node):
             yield False
             return
@@ -114,3 +131,68 @@ class Slots:
                 self._of_nodes[node] -= 1
                 if not self._of_nodes[node]:
                     del self._of_nodes[node]
+
+
+class DiskUsage(Protocol):
+    """What `shutil.disk_usage` returns."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Bytes."""
+        ...
+
+
+class DiskQuota:
+    """Reserves space on the hub's disks, so that a full hub can still remove what was read.
+
+    To record what consumers have passed and to remove what no reader needs, the log must be written. If blobs and epochs could
+    take the last byte, nothing would ever become free again. So blobs are rejected first, then epochs; all else may use the
+    reserve. Asked on the event loop for each blob and commit; looks at the disks a few times per second at most.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        *,
+        usage: Callable[[Path], DiskUsage] = shutil.disk_usage,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`directories`: one on each disk."""
+        self._directories = tuple(directories)
+        self._usage = usage
+        self._clock_s = clock_s
+        self._checked_s = float("-inf")
+        self._free_share = 1.0
+
+    def check_blob(self) -> None:
+        """Reject if only the reserve is left."""
+        self._check(1.0)
+
+    def check_epochs(self) -> None:
+        """Reject if only the last part of the reserve is left."""
+        self._check(1.0 / EPOCHS_SHARE)
+
+    def _check(self, share: float) -> None:
+        now_s = self._clock_s()
+        if now_s - self._checked_s >= DISK_CHECK_INTERVAL_S:
+            self._checked_s, self._free_share = now_s, min(map(self._free, self._directories), default=float("inf"))
+        if self._free_share < share:
+            raise Rejection(
+                "storage",
+                "the hub's disk is nearly full: what is left is reserved for removing what has been read. Free space, or let consumers "
+                "read on. Nothing was kept; try again later.",
+            )
+
+    def _free(self, directory: Path) -> float:
+        """Return the free space as a multiple of the reserve."""
+        try:
+            usage = self._usage(directory)
+        except OSError:
+            # It is unknown; a write there will fail or not.
+            return float("inf")
+        return usage.free / max(1, min(RESERVED_BYTES_MAX, usage.total // RESERVED_SHARE))

@@ -28,13 +28,12 @@ from typing import Any, Final
 import uvicorn
 
 from fordstone.errors import ConfigError, StorageError
+from fordstone.hub.server.app import HubApp, open_hub
+from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.connection import Connection
-from fordstone.hub.server.guard import Guard
-from fordstone.hub.server.inside import Inside
 from fordstone.hub.server.limits import Limits
-from fordstone.hub.server.metrics import Looked, Metrics
-from fordstone.hub.server.tokens import TokenFile, Tokens
 from fordstone.hub.store.retention import Keeping
+from fordstone.storage.atomic import write_file
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints
 
@@ -46,8 +45,6 @@ STOP_SECONDS_MAX: Final = 10
 """So long may requests take to end once the hub was told to stop."""
 HANDSHAKE_SECONDS_MAX: Final = 10.0
 """Of TLS. Until it is over nobody counts the connection, which is an open file all the same."""
-LOOK_EVERY_S: Final = 5.0
-"""Metrics that must be looked up are this old at most; asking more often costs nothing."""
 TICK_S: Final = 5.0
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 _BACKLOG: Final = 2_048
@@ -96,19 +93,21 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
             check_exposure(sock, tls=context is not None, tokens=tokens.holding, options=options)
             _raise_file_limit()
             _keep_buffers()
-            with contextlib.closing(_inside(options)) as inside, asyncio.Runner(loop_factory=Loop) as runner:
-                runner.run(_run(options, sock, context, tokens, inside, on_ready))
+            with _open(options, tokens) as app, asyncio.Runner(loop_factory=Loop) as runner:
+                runner.run(_run(options, sock, context, tokens, app, on_ready))
             tokens.write_used()
     finally:
         disk.close()
 
 
-def _inside(options: HubOptions) -> Inside:
-    return Inside(
+def _open(options: HubOptions, tokens: Tokens) -> contextlib.AbstractContextManager[HubApp]:
+    return open_hub(
         options.data,
         blobs=options.blobs,
         direct=options.blobs_direct,
         keeping=Keeping(unread_us=options.keep_unread_us),
+        tokens=tokens,
+        limits=options.limits,
         clock_us=now_us,
         failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
     )
@@ -204,7 +203,7 @@ async def _run(
     sock: socket.socket,
     context: ssl.SSLContext | None,
     tokens: Tokens,
-    inside: Inside,
+    app: HubApp,
     on_ready: Callable[[str], None],
 ) -> None:
     url = _url(sock, tls=context is not None)
@@ -214,10 +213,8 @@ async def _run(
             _write_ready(options.ready_file, url)
         on_ready(url)
 
-    metrics = Metrics()
-    guard = Guard(inside.app, tokens=tokens, limits=options.limits, metrics=metrics, look=_Looking(inside).look)
     config = uvicorn.Config(
-        guard,
+        app,
         loop="asyncio",
         http="httptools",
         ws="none",
@@ -235,7 +232,7 @@ async def _run(
     config.http_protocol_class = connection  # type: ignore[assignment]  # it is only called
     ticking = asyncio.create_task(_tick(tokens))
     try:
-        await _Server(config, ready=ready, stop=inside.stop).serve(sockets=[sock])
+        await _Server(config, ready=ready, stop=app.stop_polls).serve(sockets=[sock])
     finally:
         ticking.cancel()
         if options.ready_file is not None:
@@ -292,33 +289,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-class _Looking:
-    """Looks into log and store for metrics, in a thread, at most every few seconds."""
-
-    def __init__(self, inside: Inside) -> None:
-        self._inside = inside
-        self._looked: Looked | None = None
-        self._at_s = float("-inf")
-        self._now: asyncio.Task[None] | None = None
-
-    async def look(self) -> Looked | None:
-        """What was found a few seconds ago at most; None if it cannot be looked at."""
-        if time.monotonic() - self._at_s >= LOOK_EVERY_S:
-            if self._now is None:
-                self._now = asyncio.create_task(self._look())
-            await asyncio.shield(self._now)
-        return self._looked
-
-    async def _look(self) -> None:
-        try:
-            self._looked = await asyncio.to_thread(self._inside.look)
-        except Exception:
-            log.exception("log not looked at")
-            self._looked = None
-        finally:
-            self._at_s, self._now = time.monotonic(), None
-
-
 async def _tick(tokens: Tokens) -> None:
     """What is done now and then."""
     while True:
@@ -333,13 +303,11 @@ def _url(sock: socket.socket, *, tls: bool) -> str:
 
 
 def _write_ready(path: Path, url: str) -> None:
-    """Whoever sees the file sees all of it."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    """Write the hub's address atomically: a reader that sees the file sees all of it."""
     try:
-        fresh.write_text(f"{url}\n")
-        fresh.replace(path)
-    except OSError as error:
-        raise StorageError(f"--ready-file {path} cannot be written: {error.strerror}.") from error
+        write_file(path, f"{url}\n".encode(), durable=False)
+    except StorageError as error:
+        raise StorageError(f"--ready-file {path}: {error}") from error
 
 
 def _raise_file_limit() -> None:

@@ -10,13 +10,14 @@ is brought back from a copy brings its name along.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fordstone.errors import ConfigError, StorageError
+from fordstone.storage.atomic import write_file
+from fordstone.storage.remote import Remote, open_remote
 
 ID_NAME: Final = "hub.id"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -29,21 +30,13 @@ def claim(url: str, data: Path) -> None:
     except OSError as error:
         raise StorageError(f"{data / ID_NAME} cannot be read or written: {error.strerror}.") from error
     try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - a hub on a disk does not pay for it
-
-        filesystem, root = url_to_fs(url)
-        path = f"{root.rstrip('/')}/{ID_NAME}"
-        theirs = _read(filesystem, path)
+        store = open_remote(url)
+        theirs = _read(store)
         if theirs is None:
-            filesystem.makedirs(root, exist_ok=True)
-            filesystem.pipe_file(path, ours.encode())
-            theirs = _read(filesystem, path)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"blob store {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
-        ) from error
-    except Exception as error:
-        raise StorageError(f"blob store {url!r} cannot be reached: {error}.") from error
+            store.put(ID_NAME, ours.encode())
+            theirs = _read(store)
+    except StorageError as error:
+        raise StorageError(f"blob store {url!r} cannot be reached: {error}") from error
     if theirs != ours:
         raise ConfigError(
             f"the blob store {url!r} belongs to another hub ({theirs}; this one is {ours}), and one would remove what the other needs.\n"
@@ -61,23 +54,12 @@ def _own_id(path: Path) -> str:
             )
         return found
     made = secrets.token_hex(16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w", encoding="ascii") as file:
-        file.write(made)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_file(path, made.encode())
     return made
 
 
-def _read(filesystem: Any, path: str) -> str | None:
+def _read(store: Remote) -> str | None:
     try:
-        return bytes(filesystem.cat_file(path)).decode("ascii", "replace").strip()
+        return store.get(ID_NAME).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return None

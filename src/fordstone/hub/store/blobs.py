@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
 
-from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.refused import Refused
+from fordstone.hub.rejection import Rejection
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.remote import open_filesystem
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
@@ -35,7 +35,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BlobStore(ABC):
-    """Called from many threads. Every method may raise `Refused` with `storage`."""
+    """Called from many threads. Every method may raise `Rejection` with `storage`."""
 
     @abstractmethod
     def put(self, digest: str, upload: Upload) -> None:
@@ -50,7 +50,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def open(self, digest: str) -> IO[bytes]:
-        """Read one; `Refused` with `not_found` if there is none. What was opened can be read to its end."""
+        """Read one; `Rejection` with `not_found` if there is none. What was opened can be read to its end."""
 
     @abstractmethod
     def remove(self, digest: str) -> None:
@@ -270,7 +270,7 @@ class Upload:
         """Refuse what is not what its name says."""
         found = self._hash.hexdigest()
         if found != digest:
-            raise Refused(
+            raise Rejection(
                 "wrong_digest",
                 f"the {self.size_bytes} bytes that came have digest {found}, not {digest}: they were changed on the way. "
                 "Send again.",
@@ -340,16 +340,7 @@ def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failp
         return DiskBlobs(Path(text), failpoints=failpoints)
     if scheme in {"file", "local"}:
         return DiskBlobs(Path(unquote(rest)), failpoints=failpoints)
-    try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415 - a hub on a disk does not pay for it
-
-        filesystem, root = url_to_fs(text)
-    except OSError as error:
-        raise StorageError(f"blob store {text!r} cannot be reached: {error}.") from error
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"blob store {text!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
-        ) from error
+    filesystem, root = open_filesystem(text, kind="blob store")
     return FsspecBlobs(
         filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints
     )
@@ -368,12 +359,12 @@ def _storage(what: str, where: object) -> Iterator[None]:
     """Turn what a disk or a backend raises into a refusal; each backend has exceptions of its own."""
     try:
         yield
-    except (Refused, FileNotFoundError):
+    except (Rejection, FileNotFoundError):
         raise
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in _FULL
         reason = "it is full. Make room, or let consumers read on" if full else str(error)
-        raise Refused(
+        raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
         ) from error
 
@@ -395,5 +386,5 @@ def _sync_dir(path: str) -> None:
         os.close(fd)
 
 
-def _no_such(digest: str) -> Refused:
-    return Refused("not_found", f"the hub has no blob {digest}.")
+def _no_such(digest: str) -> Rejection:
+    return Rejection("not_found", f"the hub has no blob {digest}.")

@@ -1,109 +1,66 @@
 """Control tables: what the center publishes, numbered, and what nodes ask for.
 
-Invariants: versions are numbered from 1 without gaps; one (owner, batch) is one version whatever is sent again; an owner
-that another has followed publishes nothing more. What is published again may have other bytes (a batch that was computed
-anew): the first counts.
+Invariants: versions are numbered from 1 without gaps; one (owner, batch) is one version however often it is sent; an owner
+that was superseded by another publishes nothing more. A batch that is sent again may have other bytes (it was computed
+again): the first ones count.
 """
 
 from __future__ import annotations
 
-import sqlite3
-
-import msgspec
-
 from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
-from fordstone.hub.refused import Refused
-from fordstone.hub.store.blob_refs import absent, rename
-from fordstone.hub.store.log import Turn
+from fordstone.hub.rejection import Rejection
+from fordstone.hub.store.base import LogReader
+from fordstone.hub.store.blob_index import missing_blobs
+from fordstone.hub.store.log import Transaction
 
 
-def publish(turn: Turn, pipeline: str, control: str, body: ControlPublish) -> tuple[ControlVersion, bool]:
-    """Number a version; give it, and whether it is new."""
-    db = turn.db
-    control_id, newest = _control(db, pipeline, control)
-    known = db.execute(
-        "SELECT generation, batch, content FROM publishers WHERE control_id = ? AND owner = ?", (control_id, body.owner)
-    ).fetchone()
-    leader = db.execute("SELECT max(generation) FROM publishers WHERE control_id = ?", (control_id,)).fetchone()[0]
-    if known is not None and known[0] < leader:
-        raise Refused(
+def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) -> tuple[ControlVersion, bool]:
+    """Number a version; return it, and whether it is new."""
+    table = tx.log.ensure_control_table(pipeline, control)
+    known = tx.log.publisher(table.table_id, body.owner)
+    leader = tx.log.newest_publisher_generation(table.table_id)
+    if known is not None and known.generation < leader:
+        raise Rejection(
             "stale_generation",
-            f"control table {control} of pipeline {pipeline}: another publisher has followed this one. "
+            f"control table {control} of pipeline {pipeline}: another publisher has superseded this one. "
             "Stop this one, or start it with a checkpoint of its own.",
         )
-    if known is not None and body.batch <= known[1]:
-        return _published(db, control_id, body, known[2]), False
-    gone = absent(db, [body.blob])
-    if gone:
-        raise Refused("missing_blobs", "the blob of this version is not at the hub. Put it first.", missing=tuple(gone))
+    if known is not None and body.batch <= known.batch:
+        # If the version is no longer kept, the owner's last will do: the publisher only needs to know that it is done.
+        return tx.log.control_version_of_batch(table.table_id, body.owner, body.batch) or known.last, False
+    missing = missing_blobs(tx.log, [body.blob])
+    if missing:
+        raise Rejection(
+            "missing_blobs", "the blob of this version is not at the hub. Upload it first.", missing=tuple(missing)
+        )
     version = ControlVersion(
-        version=newest + 1,
+        version=table.newest + 1,
         blob=body.blob,
         snapshot=body.snapshot,
-        published_us=turn.now_us,
+        published_us=tx.now_us,
         owner=body.owner,
         batch=body.batch,
     )
-    content = msgspec.json.encode(version)
-    db.execute(
-        "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (control_id, version.version, body.owner, body.batch, body.snapshot, body.blob.digest, content),
-    )
-    db.execute("UPDATE controls SET newest = ? WHERE id = ?", (version.version, control_id))
-    db.execute(
-        "INSERT INTO publishers VALUES (?, ?, ?, ?, ?) "
-        "ON CONFLICT (control_id, owner) DO UPDATE SET batch = excluded.batch, content = excluded.content",
-        (control_id, body.owner, (leader or 0) + 1, body.batch, content),
-    )
-    rename(db, {body.blob.digest: 1})
-    turn.changed.add(("control", pipeline, control))
+    tx.log.add_control_version(table.table_id, version, generation=leader + 1 if known is None else known.generation)
+    tx.log.add_references({body.blob.digest: 1})
+    tx.changed.add(("control", pipeline, control))
     return version, True
 
 
-def page(db: sqlite3.Connection, pipeline: str, control: str, *, after: int, limit: int) -> ControlPage:
-    """Versions behind `after`; from the newest snapshot on for a new reader, and for one that is behind what is kept."""
-    row = db.execute(
-        "SELECT id, newest FROM controls WHERE pipeline = ? AND control = ?", (pipeline, control)
-    ).fetchone()
-    control_id, newest = row or (0, 0)
+def page(log: LogReader, pipeline: str, control: str, *, after: int, limit: int) -> ControlPage:
+    """Return versions after one; from the newest snapshot on for a new reader, or if older versions are gone."""
+    table = log.control_table(pipeline, control)
+    newest = 0 if table is None else table.newest
     if after > newest:
-        raise Refused(
+        raise Rejection(
             "gone",
-            f"control table {control} of pipeline {pipeline} ends at version {newest}; somebody asks for what comes after "
-            f"{after}. The hub's data was set back: read the table anew.",
+            f"control table {control} of pipeline {pipeline} ends at version {newest}, but the request is for versions after "
+            f"{after}. The hub's data was set back: read the table from the start.",
         )
-    if row is None:
+    if table is None:
         return ControlPage(versions=(), newest=0)
-    oldest = (
-        db.execute("SELECT min(version) FROM versions WHERE control_id = ?", (control_id,)).fetchone()[0] or newest + 1
-    )
+    oldest, snapshot = log.control_range(table.table_id, snapshot_until=newest)
     start = after + 1
-    if after == 0 or start < oldest:
-        snapshot = db.execute(
-            "SELECT max(version) FROM versions WHERE control_id = ? AND snapshot", (control_id,)
-        ).fetchone()[0]
-        start = max(start, snapshot or 0, oldest)
-    rows = db.execute(
-        "SELECT content FROM versions WHERE control_id = ? AND version >= ? ORDER BY version LIMIT ?",
-        (control_id, start, limit),
-    )
-    return ControlPage(
-        versions=tuple(msgspec.json.decode(content, type=ControlVersion) for (content,) in rows), newest=newest
-    )
-
-
-def _control(db: sqlite3.Connection, pipeline: str, control: str) -> tuple[int, int]:
-    db.execute("INSERT OR IGNORE INTO controls (pipeline, control) VALUES (?, ?)", (pipeline, control))
-    row: tuple[int, int] = db.execute(
-        "SELECT id, newest FROM controls WHERE pipeline = ? AND control = ?", (pipeline, control)
-    ).fetchone()
-    return row
-
-
-def _published(db: sqlite3.Connection, control_id: int, body: ControlPublish, last: bytes) -> ControlVersion:
-    """What the batch became. If it is no longer kept, the owner's last: all that counts is that nothing is to do."""
-    row = db.execute(
-        "SELECT content FROM versions WHERE control_id = ? AND owner = ? AND batch = ?",
-        (control_id, body.owner, body.batch),
-    ).fetchone()
-    return msgspec.json.decode(last if row is None else row[0], type=ControlVersion)
+    if after == 0 or start < (oldest or newest + 1):
+        start = max(start, snapshot or 0, oldest or newest + 1)
+    return ControlPage(versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest)

@@ -158,7 +158,7 @@ Floats = NDArray[Any]
 _EXACT: Final = float(2**52)
 """From here on a double has no digits after the point."""
 _PLACES: Final = 15
-"""Up to so many places a power of ten and its multiples are exact as doubles."""
+"""Maximum number of places at which a power of ten and its multiples are exact as doubles."""
 _I64_DIGITS: Final = 19
 _I64_MIN: Final = -(2**63)
 _I64_MAX: Final = 2**63 - 1

@@ -31,7 +31,7 @@ Hashes = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 BLOCK_ROWS: Final = 32768
-"""So many rows are hashed at a time: their values stay in the processor's cache."""
+"""Rows hashed at a time, so that their values stay in the processor's cache."""
 _SEED: Final = 42
 _PADDING_BYTES: Final = max(murmur3.PADDING_BYTES, xxh64.PADDING_BYTES)
 _LONG_DIGITS: Final = 18
@@ -171,7 +171,7 @@ def _values(column: pl.Series) -> _Fixed | _Segments:
 
 
 def _float_bits(bits: npt.NDArray[Any], infinity: int, nan: int) -> npt.NDArray[Any]:
-    """-0.0 as 0.0, and every NaN as Java's; told by their bits, because NumPy warns of a NaN that signals."""
+    """-0.0 as 0.0, and every NaN as Java's; compared by their bits, because NumPy warns of a NaN that signals."""
     unsigned = bits.dtype.type
     size = bits & unsigned(np.iinfo(unsigned).max >> 1)
     bits = np.where(size == 0, unsigned(0), bits)

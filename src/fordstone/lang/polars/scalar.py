@@ -236,7 +236,7 @@ _ARITHMETIC: Final[dict[str, Callable[..., Any]]] = {
 
 
 def wrapped(value: int, width: int = 64) -> int:
-    """A whole number as so many bits hold it."""
+    """Wrap a whole number to this number of bits."""
     half = 1 << (width - 1)
     return value if -half <= value < half else (value + half) % (1 << width) - half
 

@@ -146,5 +146,5 @@ def concat_ws(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 
 
 def reverse(text: pl.Expr) -> pl.Expr:
-    """The characters from the last to the first; Polars would keep marks behind the letter that they belong to."""
+    """The characters from the last to the first; Polars would keep combining marks after their letter."""
     return text.str.split("").list.reverse().list.join("")

@@ -23,7 +23,7 @@ _FIXED_US: Final = {
 }  # fmt: skip
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _WRITABLE_DAYS: Final = 95_000_000
-"""Within so many days of 1970 Polars can write a date without a panic."""
+"""Maximum distance from 1970, in days, at which Polars can format a date without a panic."""
 _USUAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z?$"
 _ZONE_SECONDS_MAX: Final = 18 * 3600
 

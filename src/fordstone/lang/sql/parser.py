@@ -197,7 +197,7 @@ def _quantifier(words: Words) -> tuple[int, int | None]:
     if words.take("+"):
         return 1, None
     if words.sees("??") or words.sees("?"):
-        # Two question marks are one word; the second is taken by whoever asks for reluctance.
+        # Two question marks are one word; the caller that parses reluctance takes the second.
         if words.sees("?"):
             words.take("?")
         return 0, 1
@@ -222,7 +222,7 @@ def _braces(words: Words) -> tuple[int, int | None]:
         words.need("}")
     found = least or 0, most
     if most is not None and (most < found[0] or most == 0):
-        raise words.fail("so many times cannot be: the second number is at least the first, and at least 1.", at)
+        raise words.fail("this repetition is impossible: the second number is at least the first, and at least 1.", at)
     if max(found[0], most or 0) > TIMES_MOST:
         raise words.fail(f"at most {TIMES_MOST:,} rows may be asked for.", at)
     return found
@@ -306,7 +306,7 @@ def _partition(words: Words, kind: str) -> tuple[Expr, ...] | None:
         words.need(")")
         return tuple(keys)
     keys = [words.expression()]
-    # A further column, or the next argument, may stand behind the comma.
+    # A further column, or the next argument, may follow the comma.
     while words.sees(",") and words.word(1) != "DESCRIPTOR" and words.word(2) != "=>":
         words.take(",")
         keys.append(words.expression())
@@ -363,7 +363,7 @@ _STATEMENTS: Final = {
     "VALUES": "Rows come from sources.",
 }
 DEPTH_MAX: Final = 100
-"""So many queries may stand inside each other."""
+"""Maximum depth of nested queries."""
 
 
 def read_query(text: str) -> Query:
@@ -419,7 +419,7 @@ def _query(words: Words, depth: int) -> Query:
 def _named_query(words: Words, depth: int) -> tuple[Name, Query]:
     name = words.name("the name of a query")
     if words.sees("("):
-        raise words.fail("names of columns behind the name of a query are not supported. Write AS in its SELECT.")
+        raise words.fail("column names after the name of a query are not supported. Write AS in its SELECT.")
     words.need("AS")
     words.need("(")
     query = _query(words, depth + 1)
@@ -509,7 +509,7 @@ def _table(words: Words, depth: int) -> Table:
         table = read_match(words, table, at)
     alias = words.alias()
     if alias is not None and words.sees("("):
-        raise words.fail("names of columns behind a name are not supported. Write AS in SELECT.")
+        raise words.fail("column names after a table name are not supported. Write AS in SELECT.")
     if alias is not None and words.sees("MATCH_RECOGNIZE"):
         if not isinstance(table, Named | Derived):
             raise words.fail("MATCH_RECOGNIZE takes rows of a stream, not windows.")

@@ -1,6 +1,6 @@
 """The words of a query, one after the other: what the grammar in `reading` is written with.
 
-Finds where an expression ends, and leaves reading it to `model.dialect`. A keyword ends an expression only behind an
+Finds where an expression ends, and leaves parsing it to `lang.dialect`. A keyword ends an expression only after an
 operand, so that columns may be called `offset` or `limit` where no clause can begin.
 """
 
@@ -51,12 +51,12 @@ class Words:
         self._at = 0
 
     def fail(self, message: str, at: int | None = None) -> SqlError:
-        """The error to raise, at the next word unless told otherwise."""
+        """Return the error to raise, at the next word by default."""
         return SqlError(message, text=self.text, offset=self.place if at is None else at)
 
     @property
     def place(self) -> int:
-        """Where the next word stands; behind the last one at the end."""
+        """The offset of the next word; at the end, the offset after the last one."""
         if self._at < len(self._tokens):
             return int(self._tokens[self._at].start)
         return len(self.text.rstrip())
@@ -153,7 +153,7 @@ class Words:
         if word not in stops:
             return False
         if word in _RESERVED:
-            # IS DISTINCT FROM is an operator, and behind a dot stands a name.
+            # IS DISTINCT FROM is an operator, and a name follows a dot.
             return at == first or _word(self._tokens[at - 1]) not in {"DISTINCT", "."}
         if at == first or not _ends_operand(self._tokens, at - 1):
             return False
@@ -202,7 +202,7 @@ def _ends_operand(tokens: list[Token], at: int) -> bool:
     """Whether an operand may end with this word."""
     token, word = tokens[at], _word(tokens[at])
     if token.token_type is TokenType.STAR:
-        # A star stands for all columns at the beginning, or behind a dot; else it multiplies.
+        # A star stands for all columns at the beginning, or after a dot; otherwise it multiplies.
         return at == 0 or _word(tokens[at - 1]) in {"SELECT", ",", ".", "ALL"}
     if token.token_type in _QUOTED | {TokenType.NUMBER, TokenType.R_PAREN, TokenType.R_BRACKET}:
         return True

@@ -13,8 +13,8 @@ import polars as pl
 
 from fordstone.operators.aggregate.partial import Partials
 from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
+from fordstone.state.backend import FOUND, StateBackend
 from fordstone.state.base import State
-from fordstone.state.table import FOUND, Table
 
 SHRINK_LEAST: Final = 0.5
 """A combiner that leaves more than this share of the rows is not worth its work."""
@@ -88,12 +88,12 @@ class Combine(Operator):
 class RunningAggregate(Operator):
     """One row a key over all its rows so far, given out anew when it has changed."""
 
-    def __init__(self, partials: Partials, *, combined: bool, at_barriers: bool) -> None:
+    def __init__(self, partials: Partials, *, combined: bool, at_barriers: bool, state: StateBackend) -> None:
         """`at_barriers`: results come once an epoch; else with every batch, for pipelines without exactly-once."""
         self._partials = partials
         self._combined = combined
         self._at_barriers = at_barriers
-        self._table = Table(partials.state_key, schema=partials.schema)
+        self._table = state.table(partials.state_key, schema=partials.schema)
         self._open: list[pl.DataFrame] = []
         self._open_rows = 0
         """Since they were last merged."""

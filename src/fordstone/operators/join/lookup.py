@@ -17,13 +17,13 @@ import polars as pl
 
 from fordstone.errors import FordstoneError, SourceError
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import DELETE, OP, ROW_ID, Emit, Emits, Moment, Operator, OperatorSetting, Stateless
+from fordstone.operators.base import DELETE, OP, ROW_ID, Emit, Emits, Moment, Operator, OperatorContext, Stateless
 from fordstone.operators.join.check import JoinColumns, join_columns, lookup_columns
 from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side
 from fordstone.operators.row_order import total_order
 from fordstone.plan import plan as p
+from fordstone.state.backend import FOUND, StateBackend, Table
 from fordstone.state.base import State
-from fordstone.state.table import FOUND, Table
 
 VERSION: Final = "__version"
 """Of rows of a control table: which version brought them. Of one version, each key has one row."""
@@ -41,9 +41,9 @@ class Beside:
         self.table_schema: dict[str, pl.DataType] = right.key_types | payload
         """Of the table: key columns, then the others."""
 
-    def table(self) -> Table:
+    def table(self, state: StateBackend) -> Table:
         """A fresh table. Beside its columns it has the time of each row, or null."""
-        return Table(self._right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
+        return state.table(self._right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
 
     def join(self, rows: pl.DataFrame, table: Table) -> pl.DataFrame:
         """Rows, as their side carries them, as rows of the result."""
@@ -63,12 +63,15 @@ class Beside:
 class Lookup(Stateless):
     """Looks rows up in a static table."""
 
-    def __init__(self, step: str, beside: Beside, left: Side, right: Side, read: Callable[[], pl.DataFrame]) -> None:
+    def __init__(
+        self, step: str, beside: Beside, left: Side, right: Side, read: Callable[[], pl.DataFrame], state: StateBackend
+    ) -> None:
         """`read` gives the table's rows; called once, when the first rows come."""
         self._step = step
         self._beside = beside
         self._left, self._right = left, right
         self._read = read
+        self._state = state
         self._table: Table | None = None
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -94,7 +97,7 @@ class Lookup(Stateless):
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "
                 "Leave one row a key in it, or add a column to on= that tells them apart."
             )
-        table = self._beside.table()
+        table = self._beside.table(self._state)
         table.put(rows)
         return table
 
@@ -102,13 +105,13 @@ class Lookup(Stateless):
 class LookupLatest(Operator):
     """Looks rows up in the newest rows of a control stream. Takes both as their feeders give them."""
 
-    def __init__(self, beside: Beside, right: Side, order: list[pl.Expr], *, waits: bool) -> None:
+    def __init__(self, beside: Beside, right: Side, order: list[pl.Expr], *, waits: bool, state: StateBackend) -> None:
         """`order`: by what control rows of one key, epoch and time are ordered."""
         self._beside = beside
         self._keys = list(right.keys)
         self._order = order
         self._waits = waits
-        self._table = beside.table()
+        self._table = beside.table(state)
         self._control: list[pl.DataFrame] = []
         """Of this epoch. Neither these nor `_waiting` outlive a barrier: so they are no state."""
         self._waiting: list[pl.DataFrame] = []
@@ -161,31 +164,31 @@ class LookupLatest(Operator):
         self._table.put(newest.filter(newer).select([*self._beside.table_schema, RIGHT]))
 
 
-def make_lookup(step: p.Lookup, setting: OperatorSetting) -> Operator:
+def make_lookup(step: p.Lookup, context: OperatorContext) -> Operator:
     """The operator of a lookup in a static table."""
-    stream, schema = setting.types[step.input], Schema.of(step.schema)
+    stream, schema = context.types[step.input], Schema.of(step.schema)
     columns = lookup_columns(step, stream.schema)
     left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
     right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
     beside = Beside(columns, left, right, inner=step.how == "inner")
-    return Lookup(step.name, beside, left, right, lambda: setting.read_table(step.table, schema))
+    return Lookup(step.name, beside, left, right, lambda: context.read_table(step.table, schema), context.state)
 
 
-def make_lookup_latest(step: p.LookupLatest, setting: OperatorSetting) -> Operator:
+def make_lookup_latest(step: p.LookupLatest, context: OperatorContext) -> Operator:
     """The operator of a lookup in a control stream."""
-    columns, left, right = _latest_sides(step, setting)
+    columns, left, right = _latest_sides(step, context)
     beside = Beside(columns, left, right, inner=step.how == "inner")
     payload = {name: columns.schema[name] for name in columns.right.values() if name in beside.table_schema}
     order = total_order((), Schema.of(payload)) if payload else []
-    return LookupLatest(beside, right, order, waits=step.waits)
+    return LookupLatest(beside, right, order, waits=step.waits, state=context.state)
 
 
-def make_lookup_side(step: p.LookupLatest, index: int, setting: OperatorSetting) -> Operator:
+def make_lookup_side(step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
     """What brings the rows of one side into the form that the lookup takes."""
-    _, left, right = _latest_sides(step, setting)
+    _, left, right = _latest_sides(step, context)
     if index == 0:
-        return _CarryBeside(left, ROW_ID) if step.name in setting.with_ids else Carry(left)
-    return _CarryVersions(right) if setting.types[step.control].table else Carry(right)
+        return _CarryBeside(left, ROW_ID) if step.name in context.with_ids else Carry(left)
+    return _CarryVersions(right) if context.types[step.control].table else Carry(right)
 
 
 class _CarryBeside(Stateless):
@@ -211,8 +214,8 @@ class _CarryVersions(Stateless):
         return self._side.carried(frame).with_columns(frame.get_column(VERSION).alias(RIGHT), frame.get_column(OP))
 
 
-def _latest_sides(step: p.LookupLatest, setting: OperatorSetting) -> tuple[JoinColumns, Side, Side]:
-    stream, control = setting.types[step.input], setting.types[step.control]
+def _latest_sides(step: p.LookupLatest, context: OperatorContext) -> tuple[JoinColumns, Side, Side]:
+    stream, control = context.types[step.input], context.types[step.control]
     columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
     return (
         columns,

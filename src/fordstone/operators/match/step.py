@@ -27,7 +27,7 @@ from fordstone.lang.polars.scalar import as_plain
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.term import columns_of
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorSetting
+from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
 from fordstone.operators.match.automaton import Row, compile_pattern
 from fordstone.operators.match.candidate import Going, Rules
 from fordstone.operators.match.check import Pattern, pattern_of
@@ -37,8 +37,8 @@ from fordstone.operators.match.state import decode, encode
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-from fordstone.state.table import Table
 
 TIMEOUT: Final = "timeout"
 HELD: Final = "__held"
@@ -53,7 +53,7 @@ Key = tuple[Any, ...]
 class MatchRows(Operator):
     """Finds a pattern in the rows of each key."""
 
-    def __init__(self, step: p.Match, stream: StreamType, *, timeouts: bool = True) -> None:
+    def __init__(self, step: p.Match, stream: StreamType, *, timeouts: bool = True, state: StateBackend) -> None:
         """`timeouts`: whether beginnings whose time ran out are given out."""
         if stream.time is None:
             raise PlanError(f"step {step.name}: a pattern needs event time, and {step.input} has none.")
@@ -66,9 +66,9 @@ class MatchRows(Operator):
         self._output = Output(step, pattern, stream.schema, self._forms)
         self._numbered = numbered(pattern.measures)
         read = _columns_read(step, pattern, stream.schema)
-        self._waiting = WaitingRows(step.keys, stream.schema, time=stream.time, read=(*step.order, *read))
+        self._waiting = WaitingRows(step.keys, stream.schema, time=stream.time, read=(*step.order, *read), state=state)
         self._key_kinds = {name: stream.schema[name] for name in step.keys} or {ONE: DataType("tinyint")}
-        self._table = Table(
+        self._table = state.table(
             self._waiting.key, schema=self._waiting.key_types | {_DEADLINE: pl.Int64(), HELD: pl.Binary()}
         )
         self._open: dict[Key, KeyMatcher] = {}
@@ -242,10 +242,10 @@ class MatchRows(Operator):
             )
 
 
-def make_match(step: p.Match, setting: OperatorSetting) -> Operator:
+def make_match(step: p.Match, context: OperatorContext) -> Operator:
     """The operator of a pattern."""
-    timeouts = any(stream.port == TIMEOUT for _, stream in setting.plan.consumers(step.name))
-    return MatchRows(step, setting.types[step.input], timeouts=timeouts)
+    timeouts = any(stream.port == TIMEOUT for _, stream in context.plan.consumers(step.name))
+    return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
 
 
 def _rules(step: p.Match, forms: RowForms) -> Rules:

@@ -33,7 +33,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.instant import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator, OperatorSetting, resolve_function
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator, OperatorContext, resolve_function
 from fordstone.operators.process.cells import NOT_YET_US, CellKind
 from fordstone.operators.process.context import Context, Stage
 from fordstone.operators.process.store import Entry, KeyedStore
@@ -53,6 +53,7 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
 
 METHODS: Final = frozenset({"process", "on_timer"})
@@ -270,9 +271,9 @@ class ProcessSetting:
     """Makes the user's object. Called when there is something for it to do, and not before."""
 
 
-def make_process(step: p.Process, setting: OperatorSetting) -> Operator:
+def make_process(step: p.Process, context: OperatorContext) -> Operator:
     """The operator of a keyed function."""
-    stream = setting.types[step.input]
+    stream = context.types[step.input]
     out = Schema.of(step.schema)
     return Process(
         ProcessSetting(
@@ -284,16 +285,17 @@ def make_process(step: p.Process, setting: OperatorSetting) -> Operator:
             states=step.states,
             out=out,
             out_time=output_time(stream, out),
-            make=resolve_function(step.path, setting.functions),
+            make=resolve_function(step.path, context.functions),
         ),
         state_types(step),
+        context.state,
     )
 
 
 class Process(Operator):
     """Calls a user's function for the rows and timers of each key."""
 
-    def __init__(self, setting: ProcessSetting, types: Mapping[str, Any]) -> None:
+    def __init__(self, setting: ProcessSetting, types: Mapping[str, Any], state: StateBackend) -> None:
         """`types`: of each state the type of its values, and of a map's keys."""
         self._setting = setting
         self._function: Any = None
@@ -302,27 +304,27 @@ class Process(Operator):
         self._stage = Stage(step=setting.step, shift_us=shift_us)
         self._context = Context(self._stage)
         self._waiting = (
-            WaitingRows(setting.keys, setting.schema, time=setting.time)
+            WaitingRows(setting.keys, setting.schema, time=setting.time, state=state)
             if setting.ordered and setting.time is not None
             else None
         )
         key_types = {name: setting.schema[name].polars for name in setting.keys} or {ONE: pl.Int8()}
         kinds = []
-        for state in setting.states:
-            value, map_key = types[state.name]
+        for declared in setting.states:
+            value, map_key = types[declared.name]
             kind = CellKind(
                 step=setting.step,
-                name=state.name,
-                kind=state.kind,
+                name=declared.name,
+                kind=declared.kind,
                 scene=self._stage.scene,
                 coerce=coercion(value),
                 coerce_key=None if map_key is None else coercion(map_key),
-                ttl_us=state.ttl_us,
+                ttl_us=declared.ttl_us,
                 by_clock=setting.time is None,
                 copies=value.element is not None,
             )
             kinds.append((kind, value.polars, None if map_key is None else map_key.polars))
-        self._store = KeyedStore(key_types, kinds)
+        self._store = KeyedStore(key_types, kinds, state)
         self._watermark_us = TIME_MIN_US
 
     def states(self) -> Mapping[str, State]:

@@ -22,8 +22,8 @@ import polars as pl
 from fordstone.operators.process.cells import NOT_YET_US, Cell, CellKind, ListCell, MapCell, ValueCell
 from fordstone.operators.process.timers import NEVER_US, Timers
 from fordstone.operators.process.values import series_of
+from fordstone.state.backend import FOUND, StateBackend, Table
 from fordstone.state.base import State
-from fordstone.state.table import FOUND, Table
 
 Key = tuple[Any, ...]
 
@@ -55,52 +55,42 @@ class Entry:
         self.clocks: Timers | None = None
 
 
-class KeyTable(Table):
-    """A table with one row a key, or several told apart by further columns: to key groups only the key counts."""
+class _TimedTable:
+    """A table beside a bound on the times in it, so that asking for due rows mostly costs nothing."""
 
-    def __init__(self, key: Sequence[str], schema: Mapping[str, pl.DataType], *, more: Sequence[str] = ()) -> None:
-        super().__init__([*key, *more], schema=schema)
-        self._group_key = tuple(key)
+    def __init__(self, table: Table, schema: Mapping[str, pl.DataType]) -> None:
+        self.rows = table
         self.schema = dict(schema)
         self.least_us = NOT_YET_US
-        """Nothing in it is due before."""
+        """No row of the table is due before this."""
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The key columns by which rows belong to key groups."""
-        return self._group_key
-
-    def older(self, column: str, bound_us: int, *, above_us: int | None = None) -> pl.DataFrame | None:
-        """The keys of rows with a time up to a bound (and above another); None: there are none, which mostly costs nothing.
-
-        Else the times of all rows are looked at, and nothing else of them: this is asked at every watermark.
-        """
-        if not len(self) or bound_us < self.least_us:
+    def keys_until(self, column: str, bound_us: int, *, after_us: int | None = None) -> pl.DataFrame | None:
+        """Return the keys of rows with a time in (`after_us`, `bound_us`], or None. Called at every watermark."""
+        if not len(self.rows) or bound_us < self.least_us:
             return None
-        slots = self._index.live_slots()
-        times = next(values for values in self._values if values.name == column).get(slots)
-        due = (times <= bound_us).fill_null(value=False)
-        least_us: Any = times.filter(~due).min()
+        keys, least_us = self.rows.keys_until(column, bound_us, after=after_us)
         self.least_us = NEVER_US if least_us is None else least_us
-        found = slots[(due if above_us is None else due & (times > above_us)).to_numpy()]
-        columns = [own.get(found) for own in self._index.columns if own.name in self._group_key]
-        return pl.DataFrame(columns) if found.size else None
+        return keys if keys.height else None
 
 
 class KeyedStore:
     """The entries of all keys of one operator."""
 
     def __init__(
-        self, key_types: Mapping[str, pl.DataType], kinds: Sequence[tuple[CellKind, pl.DataType, pl.DataType | None]]
+        self,
+        key_types: Mapping[str, pl.DataType],
+        kinds: Sequence[tuple[CellKind, pl.DataType, pl.DataType | None]],
+        state: StateBackend,
     ) -> None:
         """`kinds`: of each state what its cells have in common, the type of its values, and of a map's keys."""
+        self._state = state
         self._key = tuple(key_types)
         self._key_types = dict(key_types)
         self._floats = [index for index, kind in enumerate(key_types.values()) if kind.is_float()]
         self._kinds = [kind for kind, _, _ in kinds]
         self._tables = [self._table(*kind) for kind in kinds]
-        self._timers = KeyTable(self._key, self._key_types | _TIMERS)
-        self._clocks = KeyTable(self._key, self._key_types | _TIMERS)
+        self._timers = self._made(self._key_types | _TIMERS)
+        self._clocks = self._made(self._key_types | _TIMERS)
         self._entries: dict[Key, Entry] = {}
         self.touched: dict[Key, Entry] = {}
         """Entries that may have changed since they were last written back."""
@@ -114,19 +104,22 @@ class KeyedStore:
 
     def states(self) -> dict[str, State]:
         """The tables by name."""
-        named = {f"state_{kind.name}": table for kind, table in zip(self._kinds, self._tables, strict=True)}
-        return {**named, "timers": self._timers, "clocks": self._clocks}
+        named = {f"state_{kind.name}": table.rows for kind, table in zip(self._kinds, self._tables, strict=True)}
+        return {**named, "timers": self._timers.rows, "clocks": self._clocks.rows}
 
-    def _table(self, kind: CellKind, value: pl.DataType, map_key: pl.DataType | None) -> KeyTable:
+    def _table(self, kind: CellKind, value: pl.DataType, map_key: pl.DataType | None) -> _TimedTable:
         stamp = {_AT: pl.Int64()} if kind.ttl_us is not None else {}
         if kind.kind == "value":
-            return KeyTable(self._key, self._key_types | {_VALUE: value} | stamp)
+            return self._made(self._key_types | {_VALUE: value} | stamp)
         columns = self._key_types | {_CHUNK: pl.Int32(), _CHUNKS: pl.Int32(), _VALUES: pl.List(value)}
         if map_key is not None:
             columns[_KEYS] = pl.List(map_key)
         if kind.ttl_us is not None:
             columns |= {_AT: pl.Int64(), _ATS: pl.List(pl.Int64())}
-        return KeyTable(self._key, columns, more=[_CHUNK])
+        return self._made(columns, sub_key=[_CHUNK])
+
+    def _made(self, schema: Mapping[str, pl.DataType], *, sub_key: Sequence[str] = ()) -> _TimedTable:
+        return _TimedTable(self._state.table(self._key, schema=schema, sub_key=sub_key), schema)
 
     # Entries.
 
@@ -158,9 +151,9 @@ class KeyedStore:
         cells = zip(*columns, strict=True) if columns else ((),) * len(names)
         made = [Entry(key, list(of_key)) for key, of_key in zip(names, cells, strict=True)]
         for table, attribute in ((self._timers, "timers"), (self._clocks, "clocks")):
-            if not len(table):
+            if not len(table.rows):
                 continue
-            found = table.get(keys)
+            found = table.rows.get(keys)
             for place in np.flatnonzero(found.get_column(FOUND).to_numpy()).tolist():
                 row = found.row(place, named=True)
                 setattr(made[place], attribute, Timers(row[_NAMES], row[_ATS], row[_SETS]))
@@ -188,7 +181,7 @@ class KeyedStore:
         """The entries with a timer below a time, or (by the clock) up to it. Whoever asks may change them."""
         if by_clock:
             self._write_timers(self._clocks, "clocks")
-            keys = self._clocks.older(_LEAST, bound_us)
+            keys = self._clocks.keys_until(_LEAST, bound_us)
             return [] if keys is None else self.entries(keys)
         # Timers that changed since the barrier are not in the table yet: a key may have many, and this is asked often.
         for entry in self._unlooked.values():
@@ -200,7 +193,7 @@ class KeyedStore:
             entry = heappop(self._soon)[2]
             found[entry.key] = entry
         # What was due before has run out: only the table may not know yet.
-        keys = self._timers.older(_LEAST, bound_us - 1, above_us=self._asked_us)
+        keys = self._timers.keys_until(_LEAST, bound_us - 1, after_us=self._asked_us)
         self._asked_us = bound_us - 1
         if keys is not None:
             found |= {entry.key: entry for entry in self.entries(keys)}
@@ -221,7 +214,7 @@ class KeyedStore:
                 continue
             self.write_back()
             until_us = now_us - kind.ttl_us
-            keys = table.older(_AT, until_us)
+            keys = table.keys_until(_AT, until_us)
             if keys is not None:
                 for entry in self.entries(keys.unique()):
                     entry.cells[place].drop(until_us)
@@ -251,7 +244,7 @@ class KeyedStore:
         self._write_timers(self._clocks, "clocks")
         self.touched, self._unlooked, self._soon = {}, {}, []
 
-    def _write_values(self, table: KeyTable, kind: CellKind, entries: list[Entry], place: int) -> None:
+    def _write_values(self, table: _TimedTable, kind: CellKind, entries: list[Entry], place: int) -> None:
         kept: list[Entry] = []
         gone: list[Key] = []
         for entry in entries:
@@ -269,7 +262,7 @@ class KeyedStore:
         self._put(table, [entry.key for entry in kept], columns)
         self._delete(table, gone)
 
-    def _write_chunks(self, table: KeyTable, kind: CellKind, entries: list[Entry], place: int) -> None:
+    def _write_chunks(self, table: _TimedTable, kind: CellKind, entries: list[Entry], place: int) -> None:
         keys: list[Key] = []
         gone: list[Key] = []
         columns: dict[str, list[Any]] = {_CHUNK: [], _CHUNKS: [], _VALUES: [], _KEYS: [], _ATS: [], _AT: []}
@@ -303,7 +296,7 @@ class KeyedStore:
         self._put(table, keys, {name: column for name, column in columns.items() if name not in unused})
         self._delete(table, gone, {_CHUNK: pl.Int32()})
 
-    def _write_timers(self, table: KeyTable, attribute: str) -> None:
+    def _write_timers(self, table: _TimedTable, attribute: str) -> None:
         kept: list[tuple[Key, Timers]] = []
         gone: list[Key] = []
         for entry in self.touched.values():
@@ -324,21 +317,21 @@ class KeyedStore:
         self._put(table, [key for key, _ in kept], columns)
         self._delete(table, gone)
 
-    def _put(self, table: KeyTable, keys: list[Key], columns: dict[str, list[Any]]) -> None:
+    def _put(self, table: _TimedTable, keys: list[Key], columns: dict[str, list[Any]]) -> None:
         if not keys:
             return
         schema = table.schema
         own = {name: [key[index] for key in keys] for index, name in enumerate(self._key)}
         frame = pl.DataFrame([series_of(name, values, schema[name]) for name, values in (own | columns).items()])
-        table.put(frame)
+        table.rows.put(frame)
         for column in (_AT, _LEAST):
             if column in columns:
                 table.least_us = min([table.least_us, *(at_us for at_us in columns[column] if at_us is not None)])
 
-    def _delete(self, table: KeyTable, keys: list[Key], more: Mapping[str, pl.DataType] = {}) -> None:
+    def _delete(self, table: _TimedTable, keys: list[Key], more: Mapping[str, pl.DataType] = {}) -> None:
         if keys:
             types = self._key_types | dict(more)
-            table.delete(
+            table.rows.delete(
                 pl.DataFrame(
                     [
                         pl.Series(name, [key[index] for key in keys], dtype=dtype)
@@ -356,11 +349,11 @@ _TIMERS: Final[dict[str, pl.DataType]] = {
 }
 
 
-def _values(kind: CellKind, table: KeyTable, keys: pl.DataFrame) -> Sequence[Cell]:
+def _values(kind: CellKind, table: _TimedTable, keys: pl.DataFrame) -> Sequence[Cell]:
     """The cells of single values."""
-    if not len(table):
+    if not len(table.rows):
         return [ValueCell(kind) for _ in range(keys.height)]
-    found = table.get(keys)
+    found = table.rows.get(keys)
     held = found.get_column(_VALUE).to_list()
     if kind.ttl_us is None:
         return [ValueCell(kind, value) for value in held]
@@ -368,17 +361,17 @@ def _values(kind: CellKind, table: KeyTable, keys: pl.DataFrame) -> Sequence[Cel
     return [ValueCell(kind, value, at_us) for value, at_us in zip(held, ats_us, strict=True)]
 
 
-def _chunked(kind: CellKind, table: KeyTable, keys: pl.DataFrame) -> Sequence[Cell]:
+def _chunked(kind: CellKind, table: _TimedTable, keys: pl.DataFrame) -> Sequence[Cell]:
     """The cells of lists and maps. Their items are made when they are needed."""
     make = ListCell if kind.kind == "list" else MapCell
-    if not len(table):
+    if not len(table.rows):
         return [make(kind) for _ in range(keys.height)]
-    first = table.get(keys.with_columns(pl.lit(0, dtype=pl.Int32()).alias(_CHUNK)))
+    first = table.rows.get(keys.with_columns(pl.lit(0, dtype=pl.Int32()).alias(_CHUNK)))
     counts = first.get_column(_CHUNKS).fill_null(0).cast(pl.Int64).to_numpy()
     owners = np.repeat(np.arange(counts.size), counts)
     starts = np.cumsum(counts) - counts
     numbers = np.arange(owners.size) - np.repeat(starts, counts)
-    rows = table.get(keys[owners].with_columns(pl.Series(_CHUNK, numbers, dtype=pl.Int32())))
+    rows = table.rows.get(keys[owners].with_columns(pl.Series(_CHUNK, numbers, dtype=pl.Int32())))
     return [
         make(kind, partial(_items, kind, rows.slice(start, count))) if count else make(kind)
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True)

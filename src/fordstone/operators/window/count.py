@@ -35,8 +35,8 @@ from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
 from fordstone.operators.base import Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan.windows import Count
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-from fordstone.state.table import Table
 
 BRANCHES: Final = 8
 """How many blocks are merged into one of the next length."""
@@ -149,15 +149,6 @@ class Panes:
         return first, np.where(counts > 0, np.maximum(last - first + 1, 0), 0)
 
 
-class PaneTable(Table):
-    """One row a key and place; belongs to key groups by the key alone."""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The key columns without the place."""
-        return self._key[:-1]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stretch:
     """Panes with rows, by key and number: `values` has a row for each."""
@@ -173,13 +164,15 @@ class _Stretch:
 class CountAggregate(Operator):
     """One row a key and window of so many rows, when the window is full."""
 
-    def __init__(self, fragments: Fragments, window: Count) -> None:
+    def __init__(self, fragments: Fragments, window: Count, *, state: StateBackend) -> None:
         self._fragments = fragments
         self._panes = Panes(size=window.size, slide=window.slide)
-        self._waiting = WaitingRows(fragments.keys, fragments.rows, time=fragments.time, read=fragments.read)
+        self._waiting = WaitingRows(
+            fragments.keys, fragments.rows, time=fragments.time, read=fragments.read, state=state
+        )
         key, types = fragments.state_key, fragments.key_types
-        self._counts = Table(key, schema=types | {_ROWS: pl.Int64()})
-        self._table = PaneTable((*key, _PLACE), schema=self._fragments.schema | {_PLACE: pl.Int64()})
+        self._counts = state.table(key, schema=types | {_ROWS: pl.Int64()})
+        self._table = state.table(key, schema=self._fragments.schema | {_PLACE: pl.Int64()}, sub_key=[_PLACE])
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Let rows wait."""

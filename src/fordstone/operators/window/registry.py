@@ -19,7 +19,7 @@ from fordstone.operators.aggregate.combine import EpochCombine, Merging
 from fordstone.operators.aggregate.fragment import Fragments
 from fordstone.operators.aggregate.partial import Partials
 from fordstone.operators.aggregate.running import Combine, RunningAggregate
-from fordstone.operators.base import Operator, OperatorSetting
+from fordstone.operators.base import Operator, OperatorContext
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
@@ -32,39 +32,39 @@ MEANING_CHARS: Final = 8
 """Of a digest: it tells two versions of one step apart, not all steps there are."""
 
 
-def make_aggregate(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+def make_aggregate(step: p.Aggregate, context: OperatorContext) -> Operator:
     """The keyed operator of an aggregate step."""
-    made = _of_window(step, setting)
-    return made if step.merges is None else Merging(made, partials_of(step, setting))
+    made = _of_window(step, context)
+    return made if step.merges is None else Merging(made, partials_of(step, context))
 
 
-def make_epoch_combine(step: p.Combine, setting: OperatorSetting) -> Operator:
+def make_epoch_combine(step: p.Combine, context: OperatorContext) -> Operator:
     """The keyed operator that gives partial rows out at barriers; `make_combiner` feeds it."""
-    return EpochCombine(partials_of(step, setting))
+    return EpochCombine(partials_of(step, context))
 
 
-def _of_window(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
     match step.window:
         case None:
-            return _running(step, setting)
+            return _running(step, context)
         case w.Tumbling():
-            return _tumbling(step, setting)
+            return _tumbling(step, context)
         case w.Sliding():
-            return _sliding(step, step.window, setting)
+            return _sliding(step, step.window, context)
         case w.Session():
-            return _session(step, step.window, setting)
+            return _session(step, step.window, context)
         case w.Count():
-            return _count(step, step.window, setting)
+            return _count(step, step.window, context)
         case _:
             assert_never(step.window)
 
 
-def make_combiner(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Combine:
+def make_combiner(step: p.Aggregate | p.Combine, context: OperatorContext) -> Combine:
     """What makes partial rows before the shuffle, where `combines` says that it may."""
     return Combine(
-        partials_of(step, setting),
+        partials_of(step, context),
         drops_late=step.window is not None,
-        counted=_counted(step, setting.types[step.input]),
+        counted=_counted(step, context.types[step.input]),
     )
 
 
@@ -79,9 +79,9 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     return not any(stream.port == "late" for _, stream in plan.consumers(step.name))
 
 
-def partials_of(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Partials:
+def partials_of(step: p.Aggregate | p.Combine, context: OperatorContext) -> Partials:
     """How an aggregate step makes, merges and finishes partial rows."""
-    stream = rows_of(step, setting.types) if isinstance(step, p.Aggregate) else setting.types[step.input]
+    stream = rows_of(step, context.types) if isinstance(step, p.Aggregate) else context.types[step.input]
     parsed = aggregates(step, stream.schema)
     return Partials(
         step.keys,
@@ -90,8 +90,8 @@ def partials_of(step: p.Aggregate | p.Combine, setting: OperatorSetting) -> Part
         window=_cut(step.window),
         time=stream.time,
         step=step.name,
-        with_id=step.name in setting.with_ids,
-        functions=setting.functions,
+        with_id=step.name in context.with_ids,
+        functions=context.functions,
         meaning=_meaning(step, parsed, stream),
     )
 
@@ -121,33 +121,37 @@ def _cut(window: w.Window | None) -> w.Tumbling | None:
             assert_never(window)
 
 
-def _takes_partials(step: p.Aggregate, setting: OperatorSetting) -> bool:
+def _takes_partials(step: p.Aggregate, context: OperatorContext) -> bool:
     """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
-    return step.merges is not None or combines(step, setting.plan)
+    return step.merges is not None or combines(step, context.plan)
 
 
-def _running(step: p.Aggregate, setting: OperatorSetting) -> Operator:
+def _running(step: p.Aggregate, context: OperatorContext) -> Operator:
     return RunningAggregate(
-        partials_of(step, setting),
-        combined=_takes_partials(step, setting),
-        at_barriers=setting.plan.guarantee == "exactly_once",
+        partials_of(step, context),
+        combined=_takes_partials(step, context),
+        at_barriers=context.plan.guarantee == "exactly_once",
+        state=context.state,
     )
 
 
-def _tumbling(step: p.Aggregate, setting: OperatorSetting) -> Operator:
-    return WindowAggregate(partials_of(step, setting), combined=_takes_partials(step, setting), early_us=step.early_us)
+def _tumbling(step: p.Aggregate, context: OperatorContext) -> Operator:
+    return WindowAggregate(
+        partials_of(step, context), combined=_takes_partials(step, context), early_us=step.early_us, state=context.state
+    )
 
 
-def _sliding(step: p.Aggregate, window: w.Sliding, setting: OperatorSetting) -> Operator:
-    stream = rows_of(step, setting.types)
+def _sliding(step: p.Aggregate, window: w.Sliding, context: OperatorContext) -> Operator:
+    stream = rows_of(step, context.types)
     calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
     return SlidingAggregate(
-        partials_of(step, setting),
+        partials_of(step, context),
         PaneGrid(window),
-        combined=_takes_partials(step, setting),
+        combined=_takes_partials(step, context),
         inverts=all(_gives_back(call) for call in calls),
         early_us=step.early_us,
         counted=_counted(step, stream),
+        state=context.state,
     )
 
 
@@ -165,24 +169,24 @@ def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | Non
     return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
 
 
-def _session(step: p.Aggregate, window: w.Session, setting: OperatorSetting) -> Operator:
-    return SessionAggregate(_fragments(step, setting), gap_us=window.gap_us)
+def _session(step: p.Aggregate, window: w.Session, context: OperatorContext) -> Operator:
+    return SessionAggregate(_fragments(step, context), gap_us=window.gap_us, state=context.state)
 
 
-def _count(step: p.Aggregate, window: w.Count, setting: OperatorSetting) -> Operator:
-    return CountAggregate(_fragments(step, setting), window)
+def _count(step: p.Aggregate, window: w.Count, context: OperatorContext) -> Operator:
+    return CountAggregate(_fragments(step, context), window, state=context.state)
 
 
-def _fragments(step: p.Aggregate, setting: OperatorSetting) -> Fragments:
-    stream = setting.types[step.input]
+def _fragments(step: p.Aggregate, context: OperatorContext) -> Fragments:
+    stream = context.types[step.input]
     return Fragments(
         step.keys,
         aggregates(step, stream.schema),
         stream.schema,
         time=_time(step, stream),
         step=step.name,
-        with_id=step.name in setting.with_ids,
-        functions=setting.functions,
+        with_id=step.name in context.with_ids,
+        functions=context.functions,
     )
 
 

@@ -32,9 +32,8 @@ from fordstone.lang.polars.instant import microseconds
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
 from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import Numbers
+from fordstone.state.backend import FOUND, StateBackend, Timeline
 from fordstone.state.base import State
-from fordstone.state.table import FOUND, Table
-from fordstone.state.timeline import Buffer, Runs
 
 _DUE: Final = "__due"
 
@@ -42,16 +41,17 @@ _DUE: Final = "__due"
 class SessionAggregate(Operator):
     """One row a key and session, when the session closes."""
 
-    def __init__(self, fragments: Fragments, *, gap_us: int) -> None:
+    def __init__(self, fragments: Fragments, *, gap_us: int, state: StateBackend) -> None:
         self._fragments = fragments
         self._gap_us = gap_us
         self._time = fragments.time
         self._names = list(fragments.rows)
         self._key = list(self._fragments.state_key)
         self._columns = list(self._fragments.schema)
-        self._waiting = Buffer(self._key, time_column=FIRST)
-        self._open = Table(self._key, schema=self._fragments.schema)
-        self._timers: Runs | None = None
+        self._state = state
+        self._waiting = state.buffer(self._key, time_column=FIRST)
+        self._open = state.table(self._key, schema=self._fragments.schema)
+        self._timers: Timeline | None = None
         self._watermark_us = TIME_MIN_US + 1
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
@@ -107,9 +107,9 @@ class SessionAggregate(Operator):
         """The fragments that wait, and the session of each key that has begun."""
         return {"waiting": self._waiting, "open": self._open}
 
-    def _made_timers(self) -> Runs:
+    def _made_timers(self) -> Timeline:
         """Timers for what was loaded."""
-        self._timers = Runs(self._key, time_column=_DUE, combine_rows=lambda rows: rows)
+        self._timers = self._state.timeline(self._key, time_column=_DUE, merge_rows=lambda rows: rows)
         if len(self._open):
             self._timers.add(self._due(self._open.scan()))
         return self._timers

@@ -48,8 +48,8 @@ from fordstone.operators.base import Emits
 from fordstone.operators.row_order import Numbers
 from fordstone.operators.window.tumbling import WindowOperator, only
 from fordstone.plan.windows import Sliding, panes
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-from fordstone.state.timeline import Runs
 
 FIRST: Final = "__first"
 """The end of the first window that a pane is in."""
@@ -327,14 +327,15 @@ class SlidingAggregate(WindowOperator):
         inverts: bool,
         early_us: int | None = None,
         counted: pl.Expr | None = None,
+        state: StateBackend,
     ) -> None:
         """`partials` cuts by panes. `inverts`: all that is kept of rows can be subtracted exactly."""
         due = END if grid.whole else FIRST
-        super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted)
+        super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
         self._grid = grid
         self._inverts = inverts
-        self._final = Runs(partials.state_key, time_column=LAST, combine_rows=_as_they_are)
-        self._touched = Runs(partials.state_key, time_column=LAST, combine_rows=_as_they_are)
+        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
+        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
         """Which final panes came since the last early results: windows to come have changed by them."""
         self._store: PaneStore | None = None
         """The final panes, where windows are put together one by one; None before the first window closes."""

@@ -21,8 +21,8 @@ import polars as pl
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.partial import END, Partials
 from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator
+from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-from fordstone.state.timeline import Runs
 
 
 class WindowOperator(Operator):
@@ -36,6 +36,7 @@ class WindowOperator(Operator):
         due: str = END,
         early_us: int | None = None,
         counted: pl.Expr | None = None,
+        state: StateBackend,
     ) -> None:
         """`combined`: input is partial rows of a combiner; else rows, and late ones leave on the late port as they came.
 
@@ -45,8 +46,8 @@ class WindowOperator(Operator):
         self._combined = combined
         self._early_us = early_us
         self._counted = counted
-        self._open = Runs(partials.state_key, time_column=due, combine_rows=self._fold)
-        self._changed = Runs(partials.state_key, time_column=due, combine_rows=self._fold)
+        self._open = state.timeline(partials.state_key, time_column=due, merge_rows=self._fold)
+        self._changed = state.timeline(partials.state_key, time_column=due, merge_rows=self._fold)
         """What came since the last early results; without such, always empty and no part of the state."""
         self._named = (*partials.state_key, END)
         self._watermark_us = TIME_MIN_US
@@ -157,9 +158,6 @@ class WindowOperator(Operator):
 
 class WindowAggregate(WindowOperator):
     """Tumbling windows: one row a key and window, when the window closes."""
-
-    def __init__(self, partials: Partials, *, combined: bool, early_us: int | None = None) -> None:
-        super().__init__(partials, combined=combined, early_us=early_us)
 
     def on_watermark(self, watermark_us: int) -> Emits:
         """Close the windows that end at or before it."""

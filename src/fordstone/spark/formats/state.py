@@ -23,7 +23,7 @@ from fordstone.epochs.sealed import decode_manifest
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
-from fordstone.operators.base import OperatorSetting
+from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan.ids import checked_name
 from fordstone.plan.plan import Plan, read_plan
@@ -204,7 +204,7 @@ class StateReader(DataSourceReader):
 
             return combine
         plan = edge_plan(self._setting.plan)
-        operator = make_operator(plan.step(runs.step), OperatorSetting(plan=plan, types=stream_types(plan)))
+        operator = make_operator(plan.step(runs.step), OperatorContext(plan=plan, types=stream_types(plan)))
         return operator.states()[runs.state].combine
 
 

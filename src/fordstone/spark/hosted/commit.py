@@ -26,11 +26,10 @@ from fordstone.errors import DamagedError, PlanMismatchError
 from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
-from fordstone.spark.hosted.cuts import CutFiles
+from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles, sealed_of
 from fordstone.spark.hosted.packing import PACKED, What, decode
-from fordstone.spark.hosted.sealed import SealedEpoch, SealedFiles, sealed_of
-from fordstone.spark.hosted.work import TaskFacts, Work, cut_behind
-from fordstone.spark.session.worker_heap import leave_alone_what_stays
+from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_behind
+from fordstone.spark.session.workers import freeze_gc
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class PartTask:
                 yield batch.take(pa.array(kept, pa.int32()))
         for tag, frames in held.items():
             yield self._part(tag, frames)
-        leave_alone_what_stays()
+        freeze_gc()
 
     def _writer(self, tag: int) -> PartWriter | None:
         if tag not in self._writers:

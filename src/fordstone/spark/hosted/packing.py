@@ -14,13 +14,16 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
 from fordstone.plan.ids import KEY_GROUPS
 from fordstone.state.key_group import key_groups, owners, split_by_owner
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PACKED: Final = "shard int, what int, tag int, data binary"
 """The columns of a packed row, as Spark spells them."""
@@ -29,6 +32,8 @@ PACK_BYTES: Final = 512 * 1024
 dozen places where they are copied: they leave the processor's cache, and Java puts them aside as large objects."""
 SLICE_BYTES_MAX: Final = 16 * 1024 * 1024
 """What is packed by the piece, as state is, is cut at about so many bytes: Spark has several copies of a value on the way."""
+RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""So much goes to Spark at a time."""
 _STEPS: Final = 1 << 16
 
 
@@ -207,3 +212,30 @@ def _spark_hash(number: int) -> int:
 def shards_of(keys: Iterable[int]) -> dict[int, int]:
     """From the numbers that Spark groups by back to the shards."""
     return {key: shard for shard, key in enumerate(keys)}
+
+
+def batches(rows: Iterator[Packed], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Packed rows as Spark takes them."""
+    held: list[Packed] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += len(row.data)
+        if size >= RECORDS_BYTES_MAX:
+            yield _record_batch(held, keys)
+            held, size = [], 0
+    if held:
+        yield _record_batch(held, keys)
+
+
+def _record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - explaining a plan needs neither pyarrow nor pyspark
+
+    schema = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])
+    columns = [
+        pa.array([keys[row.shard] for row in rows], pa.int32()),
+        pa.array([int(row.what) for row in rows], pa.int32()),
+        pa.array([row.tag for row in rows], pa.int32()),
+        pa.array([row.data for row in rows], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,48 +1,58 @@
-"""A hosted query, ready to be started: its identity checked, its sinks open, its stages laid out."""
+"""Rows that live in this process's memory, written out so that Spark's workers can read them.
+
+For bounded runs, as tests and notebooks have them: what is there now is all there will be. Each partition becomes a file,
+so rows are judged late as they would be in memory.
+
+Local paths of a plan, spelt out: Spark's workers have other working directories than whoever wrote the pipeline.
+
+Put a hosted query together: readers, then one stage for each depth of keyed steps; as a stream or as a batch job.
+
+A hosted query, ready to be started: its identity checked, its sinks open, its stages laid out.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import msgspec
+import polars as pl
 
 from fordstone.connectors import files
-from fordstone.connectors.base import SinkStream
+from fordstone.connectors.base import SinkStream, SourceOptions
+from fordstone.connectors.registry import open_source
 from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.epochs.manifest import Cut
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
+from fordstone.plan.ids import Position
 from fordstone.planner.check import stream_types
 from fordstone.planner.digest import step_digests
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig, spark_span
-from fordstone.spark.hosted import hosted
-from fordstone.spark.hosted.chains import Stages, build_stages
+from fordstone.spark.hosted.checkpoint import CutFiles, QueryFile, QueryIdentity, SealedFiles
 from fordstone.spark.hosted.commit import Committer, OnBatch, PartTask, SinkSpec, sink_specs
-from fordstone.spark.hosted.cuts import CutFiles
-from fordstone.spark.hosted.feed import QuerySetting, opened
-from fordstone.spark.hosted.identity import QueryFile, QueryIdentity
-from fordstone.spark.hosted.memory_rows import KIND, sources_in_memory, written_out
+from fordstone.spark.hosted.operator_host import HostProcessor, batch_host
 from fordstone.spark.hosted.packing import PACKED
-from fordstone.spark.hosted.paths import absolute
-from fordstone.spark.hosted.planner import ALL_ROWS, Planner
-from fordstone.spark.hosted.sealed import SealedFiles
-from fordstone.spark.hosted.seed import Seed, edge_seed, newest_epoch
-from fordstone.spark.hosted.sent_functions import SentFunctions
+from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner, Work
+from fordstone.spark.hosted.source import SOURCE_NAME, assign, batch_feed, opened, pipeline_source
+from fordstone.spark.hosted.stages import QuerySetting, SentFunctions, Stages, build_stages
+from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.session.session import is_connect, parallelism, prepared
 from fordstone.storage.failpoint import parse_failpoints
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from fordstone.operators.base import Functions
+
 
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
@@ -69,7 +79,7 @@ class HostedQuery:
     def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
         """Start it as a stream."""
         committer = self._committer(on_batch)
-        rows = hosted.streaming(
+        rows = streaming_frame(
             self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
         )
         writer = (
@@ -102,7 +112,7 @@ class HostedQuery:
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
-        rows = hosted.batch(self.spark, self.setting, work, self.seed, tasks=self.tasks)
+        rows = batch_frame(self.spark, self.setting, work, self.seed, tasks=self.tasks)
         attempt = uuid4().hex
         task = PartTask(committer.specs, epoch, attempt)
         committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
@@ -283,3 +293,104 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, bat
         epoch=known.first_epoch - 1,
         allow_new_state=config.allow_new_state,
     )
+
+
+ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 1024 * 1024))
+"""So much goes to a Python worker at a time. Spark's own bound is by rows, and ours are long: it would gather all of them."""
+
+
+def streaming_frame(
+    spark: SparkSession, setting: QuerySetting, cuts: CutFiles, seed: Seed | None, *, rows_max: int, tasks: int
+) -> DataFrame:
+    """The packed output of a pipeline as a stream."""
+    spark.conf.set(*ARROW_BYTES_MAX)
+    spark.dataSource.register(pipeline_source(setting, cuts, seed, rows_max=rows_max, tasks=tasks))
+    rows = spark.readStream.format(SOURCE_NAME).load()
+    for depth in range(1, setting.stages().depth + 1):
+        rows = rows.groupBy("shard").transformWithState(
+            HostProcessor(setting, depth), PACKED, outputMode="Append", timeMode="None"
+        )
+    return rows
+
+
+def batch_frame(spark: SparkSession, setting: QuerySetting, work: Work, seed: Seed | None, *, tasks: int) -> DataFrame:
+    """The packed output of a pipeline over all of the work, as a batch job: each stage runs once, and ends with the input."""
+    spark.conf.set(*ARROW_BYTES_MAX)
+    shares: list[tuple[int, bytes | None, bytes | None]] = [
+        (number, msgspec.json.encode(reads), work.to_json() if number == 0 else None)
+        for number, reads in enumerate(assign(work.reads, tasks))
+    ]
+    if seed is not None:
+        shares += [(number, None, None) for number in range(tasks)]
+    rows = spark.createDataFrame([(place, *share) for place, share in enumerate(shares)], _SHARES)
+    packed = rows.repartitionByRange(len(shares), "place").mapInArrow(batch_feed(setting, seed, tasks), PACKED)
+    for depth in range(1, setting.stages().depth + 1):
+        packed = packed.groupBy("shard").applyInArrow(batch_host(setting, depth), PACKED)
+    return packed
+
+
+_SHARES: Final = "place int, number int, reads binary, work binary"
+
+
+def absolute(plan: p.Plan) -> p.Plan:
+    """The plan with absolute paths in its connectors."""
+    return msgspec.structs.replace(plan, steps=tuple(map(_with_whole_paths, plan.steps)))
+
+
+def _with_whole_paths(step: p.Step) -> p.Step:
+    if isinstance(step, p.Source | p.Sink):
+        return msgspec.structs.replace(step, connector=_spelt(step.connector))
+    if isinstance(step, p.Lookup):
+        return msgspec.structs.replace(step, table=_spelt(step.table))
+    return step
+
+
+def _spelt(connector: p.ConnectorSpec) -> p.ConnectorSpec:
+    path = connector.options.get("path")
+    if not isinstance(path, str) or "://" in path:
+        return connector
+    whole = str(Path(path).expanduser().absolute())
+    return msgspec.structs.replace(connector, options={**connector.options, "path": whole})
+
+
+KIND: Final = "memory"
+_ROWS_AT_ONCE: Final = 1 << 17
+
+
+def sources_in_memory(plan: p.Plan) -> tuple[p.Source, ...]:
+    """The sources whose rows only this process has."""
+    return tuple(step for step in plan.steps if isinstance(step, p.Source) and step.connector.kind == KIND)
+
+
+def written_out(plan: p.Plan, folder: Path) -> p.Plan:
+    """The plan with the rows of its sources in memory as files below `folder`."""
+    for step in sources_in_memory(plan):
+        place = folder / step.name
+        # What an earlier try left may be more, or torn.
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        _write(step, place)
+        connector = files(f"{place}/*.arrow")
+        steps = tuple(msgspec.structs.replace(step, connector=connector) if one is step else one for one in plan.steps)
+        plan = msgspec.structs.replace(plan, steps=steps)
+    return plan
+
+
+def _write(step: p.Source, place: Path) -> None:
+    schema = Schema.of(step.schema)
+    source = open_source(step.connector, SourceOptions(schema=schema, bounded=True))
+    for number, partition in enumerate(source.partitions()):
+        reader = source.open(partition, Position(0), with_positions=False)
+        frames = [schema.empty()]
+        while (chunk := reader.read(_ROWS_AT_ONCE)) is not None:
+            if chunk.rejected:
+                first = chunk.rejected[0]
+                raise ConfigError(
+                    f"source {step.name}: row {first.position} in memory is not a row of its schema ({first.reason}), and on Spark "
+                    "only rows in files can become dead letters. Mend the row, or read it from a file."
+                )
+            frames.append(chunk.frame)
+            if chunk.ended:
+                break
+        reader.close()
+        pl.concat(frames).write_ipc(place / f"{number:06d}.arrow")

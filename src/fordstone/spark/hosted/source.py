@@ -1,37 +1,177 @@
-"""The streaming source of a query: all sources of the pipeline as one, with the work of a batch as its offset.
+"""TODO.
+
+The streaming source of a query: all sources of the pipeline as one, with the work of a batch as its offset.
 
 Spark calls the planner's half in a process beside the driver, and `read` in its tasks.
+
+Read a share of the sources' partitions, take the rows through the fused steps, and pack what comes out.
+
+Runs in Spark's tasks. The edge engine's own parts do the work: readers, judging of late rows, dead letters, chains.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+import polars as pl
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from fordstone.connectors.base import system_clock_us
-from fordstone.epochs.manifest import Cut
-from fordstone.errors import CheckpointError
+from fordstone.connectors.base import Chunk, Source, SourceOptions, system_clock_us
+from fordstone.connectors.registry import open_source
+from fordstone.epochs.manifest import Cut, PartitionCut
+from fordstone.errors import CheckpointError, SourceError
+from fordstone.lang.schema import Schema
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
-from fordstone.spark.hosted.chains import tick_us
-from fordstone.spark.hosted.cuts import CutFiles
-from fordstone.spark.hosted.feed import Feed, QuerySetting, opened
-from fordstone.spark.hosted.packing import PACKED, Packed, shard_keys
-from fordstone.spark.hosted.planner import Planner
-from fordstone.spark.hosted.seed import Seed
-from fordstone.spark.hosted.stop_mark import StopMark
-from fordstone.spark.hosted.work import PartitionRead, Work, first_offset, offset_of, read_work
-from fordstone.spark.session.worker_heap import leave_alone_what_stays
+from fordstone.runtime.dead_letters import DEAD_LETTERS, DeadLetters
+from fordstone.runtime.partition import Partition, row_ids
+from fordstone.spark.hosted.checkpoint import CutFiles, StopMark
+from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, shard_keys
+from fordstone.spark.hosted.plan_batches import (
+    Clock,
+    PartitionFact,
+    PartitionRead,
+    Planner,
+    TaskFacts,
+    Work,
+    first_offset,
+    offset_of,
+    partition_watermark_us,
+    read_work,
+    waits_for,
+)
+from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
+from fordstone.spark.session.workers import freeze_gc
+
+if TYPE_CHECKING:
+    from fordstone.spark.hosted.state_transfer import Seed
+
+
+def opened(step: p.Source, *, bounded: bool) -> Source:
+    """The live source of a step."""
+    return open_source(step.connector, SourceOptions(schema=Schema.stored(step.schema), bounded=bounded))
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadEnd:
+    packer: Packer
+    tag: int
+
+    def take(self, frame: pl.DataFrame) -> None:
+        self.packer.out(self.tag, frame)
+
+
+class Feed:
+    """One task's reading. Used once."""
+
+    def __init__(self, setting: QuerySetting) -> None:
+        self._setting = setting
+        self._stages = setting.stages()
+        self._operators = setting.operators(self._stages)
+        self._packer = Packer(setting.shards)
+        self._chains: dict[str, Chain] = {}
+
+    def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
+        """Everything that comes of these reads. One task of each batch is given the work too, and tells of it."""
+        facts: list[PartitionFact] = []
+        least_us: dict[str, int] = {}
+        for read in reads:
+            partition = Partition.restored(
+                read.partition,
+                PartitionCut(
+                    position=read.position,
+                    max_time_us=read.max_time_us,
+                    floor_us=read.floor_us,
+                    limit_us=read.limit_us,
+                ),
+                now_us=0,
+            )
+            rows, rejected = 0, 0
+            for taken, refused in self._read(read, partition):
+                rows, rejected = rows + taken, rejected + refused
+                yield from self._packer.ready()
+            facts.append(
+                PartitionFact(
+                    source=read.source,
+                    partition=read.partition,
+                    max_time_us=partition.max_time_us,
+                    rows=rows,
+                    rejected=rejected,
+                )
+            )
+            if waits_for(read, bounded=self._setting.bounded):
+                us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
+                least_us[read.source] = min(least_us.get(read.source, us), us)
+        told = TaskFacts(
+            partitions=tuple(facts), rows_late=sum(chain.late_rows for chain in self._chains.values()), work=work
+        )
+        self._packer.add(Packed(0, What.FACTS, 0, told.to_json()))
+        if self._stages.depth and (least_us or work is not None):
+            mark = Clock(least_us=least_us)
+            if work is not None:
+                mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
+            self._packer.to_all(What.CLOCK, 0, mark.to_json())
+        yield from self._packer.taken()
+
+    def _step(self, name: str) -> p.Source:
+        return next(step for step in self._stages.sources if step.name == name)
+
+    def _read(self, read: PartitionRead, partition: Partition) -> Iterator[tuple[int, int]]:
+        """Read up to the end of the part; gives the rows and rejects of each chunk."""
+        step = self._step(read.source)
+        with_ids = step.name in self._operators.with_ids
+        letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
+        source = opened(step, bounded=self._setting.bounded)
+        reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
+        try:
+            while partition.position < read.until:
+                chunk = reader.read(self._setting.batch_rows, Position(read.until))
+                if chunk is None or int(chunk.position) <= partition.position:
+                    raise SourceError(
+                        f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
+                        f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
+                    )
+                partition.position = int(chunk.position)
+                before = letters.rows
+                letters.take(partition.name, chunk.rejected)
+                frame = chunk.frame
+                if with_ids and chunk.row_positions is not None:
+                    frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
+                if frame.height or step.declares_time:
+                    self._push(step, partition, letters, chunk, frame)
+                yield chunk.frame.height, letters.rows - before
+        finally:
+            reader.close()
+
+    def _push(
+        self, step: p.Source, partition: Partition, letters: DeadLetters, chunk: Chunk, frame: pl.DataFrame
+    ) -> None:
+        chain = self._chain(step.name)
+        judged = partition.judged(step, chunk, frame)
+        if judged.untimed is not None:
+            letters.take_timeless(partition.name, partition.position, judged.untimed)
+        if judged.in_time.height:
+            chain.push(judged.in_time, late=False)
+        if judged.late is not None:
+            chain.push(judged.late, late=True)
+
+    def _chain(self, source: str) -> Chain:
+        if source not in self._chains:
+            host = self._stages.hosts[source]
+            self._chains[source] = make_chain(self._stages, host, self._operators, self._packer)
+        return self._chains[source]
+
 
 SOURCE_NAME: Final = "fordstone-pipeline"
-RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""So much goes to Spark at a time."""
-_ARROW: Final = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])
 
 
 class Share(InputPartition):
@@ -56,30 +196,6 @@ def assign(reads: Sequence[PartitionRead], tasks: int) -> list[list[PartitionRea
         hands[least].append(read)
         sizes[least] += read.until - read.position
     return hands
-
-
-def batches(rows: Iterator[Packed], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Packed rows as Spark takes them."""
-    held: list[Packed] = []
-    size = 0
-    for row in rows:
-        held.append(row)
-        size += len(row.data)
-        if size >= RECORDS_BYTES_MAX:
-            yield _record_batch(held, keys)
-            held, size = [], 0
-    if held:
-        yield _record_batch(held, keys)
-
-
-def _record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
-    columns = [
-        pa.array([keys[row.shard] for row in rows], pa.int32()),
-        pa.array([int(row.what) for row in rows], pa.int32()),
-        pa.array([row.tag for row in rows], pa.int32()),
-        pa.array([row.data for row in rows], pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -133,7 +249,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if partition.reads or partition.work is not None:
             rows = itertools.chain(rows, Feed(self._setting).run(partition.reads, partition.work))
         yield from batches(rows, shard_keys(self._setting.shards))
-        leave_alone_what_stays()
+        freeze_gc()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell sources whose far ends keep rows for us what will never be asked for again: all up to `end`."""
@@ -183,3 +299,22 @@ def pipeline_source(
             return PipelineReader(setting, cuts, seed, rows_max=rows_max, tasks=tasks)
 
     return PipelineSource
+
+
+def batch_feed(
+    setting: QuerySetting, seed: Seed | None, tasks: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What reader tasks of a batch job do: a row is a share of the work, or of the checkpoint to begin from."""
+
+    def feed(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = shard_keys(setting.shards)
+        for batch in rows:
+            for row in batch.to_pylist():
+                if row["reads"] is not None:
+                    reads = msgspec.json.decode(row["reads"], type=tuple[PartitionRead, ...])
+                    work = None if row["work"] is None else msgspec.json.decode(row["work"], type=Work)
+                    yield from batches(Feed(setting).run(reads, work), keys)
+                elif seed is not None:
+                    yield from batches(seed.rows(setting, row["number"], tasks), keys)
+
+    return feed

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession, functions
 from fordstone.errors import ConfigError, FordstoneError
 from fordstone.spark.formats.register import register
 from fordstone.spark.session import java
-from fordstone.spark.session.quiet import start_java
+from fordstone.spark.session.java import start_java
 from fordstone.spark.session.settings import (
     MEANING,
     SHARDS_MAX,
@@ -34,7 +34,7 @@ from fordstone.spark.session.settings import (
     settings,
     too_old,
 )
-from fordstone.spark.session.worker_check import check_workers
+from fordstone.spark.session.workers import check_workers
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")

@@ -35,7 +35,7 @@ class SinkContract(ABC):
 
     @abstractmethod
     def seen(self, place: Path) -> pl.DataFrame:
-        """What a reader of the far end sees now, in the order in which it was let out."""
+        """What a reader of the system sees now, in the order of release."""
 
     def stream(self, *, upsert_key: tuple[str, ...] | None = None) -> SinkStream:
         """What the suite writes."""

@@ -24,16 +24,16 @@ from fordstone.plan.ids import PartitionId, Position
 CHUNK_ROWS = (1, 2, 3, 7, 64, 100_000)
 """The sizes in which the suite reads."""
 EMPTY_READS_MAX = 10_000
-"""So many reads without an end mean that there is none."""
+"""Maximum number of reads before the suite decides that the input has no end."""
 POSITIONS_MAX = 12
-"""From so many positions of a partition the suite reads on."""
+"""Number of positions of a partition from which the suite resumes."""
 ALL_ROWS = 2**62
 """More than any source has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """Everything that a reader gave, and where it stood behind each chunk."""
+    """Everything that a reader returned, and its position after each chunk."""
 
     rows: pl.DataFrame
     row_positions: list[int]
@@ -304,7 +304,7 @@ class SourceContract(ABC):
     def _check_planned(
         self, spec: ConnectorSpec, partition: PartitionId, size: int, *, seed: int, bounded: bool
     ) -> bool:
-        """Compare, with plans and reads of about `size` rows; tells whether the partition ended."""
+        """Compare, with plans and reads of about `size` rows; return whether the partition ended."""
         drawn = random.Random(seed)
         whole = read_all(self.source(spec, bounded=bounded), partition, self.schema)
         pieces, ended = read_planned(
@@ -316,7 +316,7 @@ class SourceContract(ABC):
         )
         assert_frame_equal(pl.concat([self.schema.empty(), *(piece.rows for piece in pieces)]), whole.rows)
         assert [place for piece in pieces for place in piece.row_positions] == whole.row_positions
-        # Of a reason only the wording may depend on how far the reader looked.
+        # Of a reason only the text may depend on how far the reader looked.
         assert [(one.position, one.text) for piece in pieces for one in piece.rejected] == [
             (one.position, one.text) for one in whole.rejected
         ]

@@ -23,7 +23,7 @@ STEPS = 9
 EPOCHS = 240
 """For how many epochs the merger is watched."""
 PIECES_MAX = 24
-"""How many pieces a state of a few thousand rows may have meanwhile."""
+"""Maximum number of pieces of a state of a few thousand rows."""
 
 
 class Shelf:
@@ -119,7 +119,7 @@ class StateContract(ABC):
         return TIME_MIN_US
 
     def changed(self, steps: int, *, freeze: bool = False, shelf: Shelf | None = None) -> State:
-        """A state after so many changes, frozen after each if wanted, and written if there is a shelf."""
+        """A state after this number of changes, frozen after each if wanted, and written if there is a shelf."""
         state = self.make()
         for step in range(steps):
             self.change(state, step)
@@ -293,7 +293,7 @@ class StateContract(ABC):
         same_rows(self.rows(again), self.rows(state))
 
     def test_the_merger_keeps_the_pieces_few(self) -> None:
-        """Whatever it is told to fold is there, side by side; and in the end there is little left to fold."""
+        """What it asks to merge exists and is contiguous, and in the end there is little left to merge."""
         shelf = Shelf()
         state = self.make()
         most = 0

@@ -1,0 +1,201 @@
+"""What a run does beside the engine: send its epochs to the hub, and copy its checkpoints to a URL. Either may be absent.
+
+`HubLink` wires the outbox, the sender and the hub's checkpoints together; `CheckpointCopier` steps an `Uploader`; `Links`
+holds both for `edge.run`. Each is stepped on a thread of its own, so a slow network holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine.engine import Environment, Steppable
+from fordstone.edge.engine.recovery import Remote
+from fordstone.edge.engine.writer import Writer
+from fordstone.edge.link.checkpoints import CheckpointHub, hub_checkpoints
+from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.owner import next_owner
+from fordstone.edge.link.sender import Hub, Sender
+from fordstone.epochs.fetch import fetch_checkpoint, survey_remote
+from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.upload import Uploader
+from fordstone.errors import ConfigError
+from fordstone.plan import plan as p
+from fordstone.runtime.clock import Clock
+from fordstone.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from fordstone.hub.client.client import HubClient
+
+log = logging.getLogger(__name__)
+
+HUB_TIMEOUT_SECONDS: Final = 15.0
+"""Timeout of one call: a stop may have to wait this long for a hub that hangs."""
+COPY_EVERY_US: Final = 100_000
+FINISH_UNITS_MAX: Final = 100_000
+"""Maximum number of files that are still copied after the pipeline has ended."""
+_CHANCE_STEPS: Final = 1 << 20
+
+
+class NodeHub(Hub, CheckpointHub, Protocol):
+    """All calls that a node makes about its epochs: `hub.client.HubClient`, or a stand-in for it."""
+
+
+class HubLink:
+    """Made once per start, after the state directory is locked. It does not call the hub: a node starts without it, too."""
+
+    def __init__(
+        self, hub: NodeHub, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore
+    ) -> None:
+        drops = config.outbox_full == "drop_oldest"
+        if drops and plan.guarantee != "at_most_once":
+            raise ConfigError(
+                f"pipeline {plan.pipeline} promises {plan.guarantee}, so its outbox may drop nothing. Leave outbox_full at 'block', or "
+                "declare the pipeline with guarantee='at_most_once'."
+            )
+        directory = f"{store.pipeline}/{store.node}"
+        owner = next_owner(environment.disk, directory)
+        choose = environment.choose
+        self.outbox = Outbox(
+            environment.disk,
+            directory,
+            bytes_max=config.outbox_bytes_max,
+            drops=drops,
+            fresh=owner.incarnation == 1,
+            failpoints=environment.failpoints,
+        )
+        self.sender = Sender(
+            hub=hub,
+            outbox=self.outbox,
+            store=store,
+            owner=owner,
+            clock=environment.clock,
+            chance=random.random if choose is None else lambda: choose(_CHANCE_STEPS) / _CHANCE_STEPS,
+            take_over=config.take_over,
+            hub_state=config.hub_state,
+            failpoints=environment.failpoints,
+        )
+        self.remote: Remote | None = None
+        if config.hub_state or config.take_over:
+            self.remote = hub_checkpoints(hub, store, owner, take_over=config.take_over)
+
+    def acknowledged(self) -> int | None:
+        """Return the newest epoch that the hub has, for retention."""
+        return self.outbox.sent or None
+
+    def add_progress(self, progress: Progress) -> Progress:
+        """Return the progress with the figures of the outbox and the sender."""
+        return msgspec.structs.replace(
+            progress,
+            outbox_epochs=self.outbox.epochs,
+            outbox_bytes=self.outbox.size_bytes,
+            sent_epoch=self.outbox.sent,
+            sent_bytes=self.sender.sent_bytes,
+            hub_problem=self.sender.problem,
+        )
+
+
+class CheckpointCopier:
+    """Copies the newest checkpoint to a URL, one file per step."""
+
+    def __init__(self, url: str, store: CheckpointStore, clock: Clock, *, keep: int) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._store = store
+        self._uploader = Uploader(store, url, keep=keep, clock_us=clock.monotonic_us)
+        self._logged: str | None = None
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """The interval between two looks for a new checkpoint."""
+        return COPY_EVERY_US
+
+    def acknowledged(self) -> int | None:
+        """Return the newest epoch that is complete at the remote: its runs are kept here until a newer one is."""
+        return self._uploader.status.uploaded
+
+    def step(self) -> bool:
+        """Copy one file. Return whether there may be more to do now."""
+        epochs = self._store.epochs()
+        if epochs:
+            self._uploader.offer(epochs[-1])
+        did = self._uploader.step()
+        problem = self._uploader.status.last_error
+        if problem is not None and problem != self._logged:
+            log.warning("checkpoint not copied", extra={"problem": problem})
+        self._logged = problem
+        return did
+
+    def finish(self) -> None:
+        """Copy what is left, until a request fails."""
+        for _ in range(FINISH_UNITS_MAX):
+            if not self.step():
+                return
+
+
+class Links:
+    """Made once per start. Neither the hub nor the URL is contacted before recovery needs it."""
+
+    def __init__(self, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore) -> None:
+        self._config, self._clock, self._store = config, environment.clock, store
+        self._copier: CheckpointCopier | None = None
+        self._client: HubClient | None = None
+        self._hub: HubLink | None = None
+        if config.hub is not None:
+            from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - without a hub, no HTTP client is loaded
+
+            self._client = HubClient(config.hub, timeout_s=HUB_TIMEOUT_SECONDS)
+            self._hub = HubLink(self._client, plan, config, environment, store)
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The epochs that wait for the hub."""
+        return None if self._hub is None else self._hub.outbox
+
+    def remote(self) -> Remote | None:
+        """Return the checkpoints at the URL or at the hub, to recover from."""
+        url, store = self._config.remote, self._store
+        if url is not None and not (self._config.take_over and self._hub is not None):
+
+            def fetch(epoch: int) -> None:
+                fetch_checkpoint(url, store, epoch)
+
+            return Remote(survey=lambda: survey_remote(url, store), fetch=fetch)
+        return None if self._hub is None else self._hub.remote
+
+    def begin(self, writer: Writer) -> list[Steppable]:
+        """Return what is stepped beside the engine. Called after recovery."""
+        found: list[Steppable] = []
+        if self._hub is not None:
+            writer.stages.retention.keep_for(self._hub.acknowledged)
+            found.append(self._hub.sender)
+        if self._config.remote is not None:
+            self._copier = CheckpointCopier(self._config.remote, self._store, self._clock, keep=self._config.keep)
+            writer.stages.retention.keep_for(self._copier.acknowledged)
+            found.append(self._copier)
+        return found
+
+    def stopping(self) -> None:
+        """Let the last epoch be sealed even if the outbox is full. Called when a stop was requested."""
+        if self._hub is not None:
+            self._hub.outbox.overrun = True
+
+    def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None]) -> None:
+        """Copy and send what is left (see `Sender.finish`)."""
+        if self._copier is not None:
+            self._copier.finish()
+        if self._hub is not None:
+            self._hub.sender.finish(patient=patient, wait=wait, tick=tick)
+
+    def add_progress(self, progress: Progress) -> Progress:
+        """Return the progress with the figures of the hub link, if there is one."""
+        return progress if self._hub is None else self._hub.add_progress(progress)
+
+    def close(self) -> None:
+        """Close connections."""
+        if self._client is not None:
+            self._client.close()

@@ -1,0 +1,151 @@
+"""The hub's one table of routes: method, path, roles, limits and handler. Starlette's routes are made from it.
+
+Every part of a path must be a plain name before anything else is looked at, so that `..`, escapes, NUL and look-alike
+letters end here. No name needs an escape, so nothing is decoded. Handlers take names and digests from the path as checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from fordstone.hub.messages import API
+from fordstone.hub.rejection import Rejection
+
+if TYPE_CHECKING:
+    from fordstone.hub.server.app import Handlers
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Role: TypeAlias = Literal["anyone", "node", "center"]
+"""An admin may use every route; `node`: that node alone; `anyone`: even without a token."""
+METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
+PATH_CHARS_MAX: Final = 1_000
+_PART: Final = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubRoute:
+    """One row of the table. Tokens are compared with `{node}` and `{pipeline}` of the path."""
+
+    method: str
+    path: str
+    roles: frozenset[Role]
+    handler: Callable[[Handlers], Endpoint]
+    blob: bool = False
+    """The body or the response is a blob, with the limit of blobs; otherwise it has the limit of JSON bodies."""
+    polls: bool = False
+    """The request may ask to wait, and then takes a slot of the long polls."""
+
+
+def _route(
+    method: str,
+    path: str,
+    roles: str,
+    handler: Callable[[Handlers], Endpoint],
+    *,
+    blob: bool = False,
+    polls: bool = False,
+) -> HubRoute:
+    chosen: frozenset[Any] = frozenset(roles.split())
+    return HubRoute(method=method, path=path, roles=chosen, handler=handler, blob=blob, polls=polls)
+
+
+_BLOB: Final = API + "/blobs/{digest}"
+_NODE: Final = API + "/pipelines/{pipeline}/nodes/{node}"
+_STREAM: Final = API + "/pipelines/{pipeline}/streams/{stream}"
+_CONSUMER: Final = API + "/pipelines/{pipeline}/consumers/{consumer}"
+_CONTROL: Final = API + "/pipelines/{pipeline}/control/{control}"
+ROUTES: Final = (
+    _route("GET", "/healthz", "anyone", lambda h: h.log.healthz),
+    _route("HEAD", "/healthz", "anyone", lambda h: h.log.healthz),
+    _route("GET", "/metrics", "center", lambda h: h.metrics),
+    _route("POST", API + "/blobs/missing", "node center", lambda h: h.blobs.missing),
+    _route("PUT", _BLOB, "node center", lambda h: h.blobs.put, blob=True),
+    _route("GET", _BLOB, "node center", lambda h: h.blobs.get, blob=True),
+    _route("HEAD", _BLOB, "node center", lambda h: h.blobs.head, blob=True),
+    _route("POST", _NODE + "/epochs/{epochs}", "node", lambda h: h.log.commit),
+    _route("POST", _NODE + "/lease", "node", lambda h: h.log.lease),
+    _route("GET", _NODE + "/head", "node center", lambda h: h.log.head),
+    _route("GET", _NODE + "/checkpoint", "node center", lambda h: h.log.checkpoint),
+    _route("GET", _STREAM + "/epochs", "center", lambda h: h.log.stream_page, polls=True),
+    _route("GET", _CONSUMER, "center", lambda h: h.log.positions),
+    _route("PUT", _CONSUMER, "center", lambda h: h.log.save_position),
+    _route("DELETE", _CONSUMER, "center", lambda h: h.log.remove_consumer),
+    _route("POST", _CONTROL, "center", lambda h: h.log.publish),
+    _route("GET", _CONTROL, "node center", lambda h: h.log.control_page, polls=True),
+    _route("PUT", API + "/nodes/{node}/health/{pipeline}", "node", lambda h: h.log.save_health),
+    _route("GET", API + "/nodes", "center", lambda h: h.log.nodes),
+    _route("GET", API + "/streams", "center", lambda h: h.log.streams),
+    _route("GET", API + "/epochs", "center", lambda h: h.log.epochs),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The route of a request, and the names in its path."""
+
+    route: HubRoute
+    starlette: Route
+    params: Mapping[str, str]
+
+
+class Routes:
+    """The table with its handlers bound, for one hub."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._routes: Sequence[tuple[HubRoute, Route]] = [
+            (route, Route(route.path, route.handler(handlers), methods=[route.method])) for route in ROUTES
+        ]
+
+    def match(self, scope: dict[str, Any]) -> Matched | Rejection:
+        """Find the route of a request; else a rejection (404 or 405), to be raised once the client is known to have access.
+
+        Raises `bad_name` at once for a path in which a part is no name.
+        """
+        check_path(scope.get("raw_path") or scope["path"].encode())
+        method, allowed, wrong_digest = scope["method"], dict[str, None](), None
+        for route, starlette in self._routes:
+            match, child = starlette.matches(scope)
+            if match is Match.NONE:
+                continue
+            params: dict[str, str] = child["path_params"]
+            if _DIGEST.fullmatch(params.get("digest", "0" * 64)) is None:
+                wrong_digest = params["digest"]
+                continue
+            if route.method == method:
+                return Matched(route=route, starlette=starlette, params=params)
+            allowed[route.method] = None
+        if allowed:
+            listed = ", ".join(allowed)
+            return Rejection(
+                "bad_request", f"this path has the methods {listed} only.", status=405, headers={"allow": listed}
+            )
+        if wrong_digest is not None:
+            raise _bad_name(wrong_digest)
+        return Rejection("not_found", "the hub has no such route. Is this the hub's URL, without a path?")
+
+
+def check_path(path: bytes) -> None:
+    """Reject a path in which a part is no name. `path` is as it was sent, before anything was decoded."""
+    if path == b"/":
+        return
+    for part in path.split(b"/")[1:] if path.startswith(b"/") else [path]:
+        if _PART.fullmatch(part) is None or b".." in part:
+            raise _bad_name(part[:100].decode("ascii", "backslashreplace"))
+    if len(path) > PATH_CHARS_MAX:
+        raise _bad_name(path[:100].decode("ascii"))
+
+
+def _bad_name(part: str) -> Rejection:
+    return Rejection(
+        "bad_name",
+        f"{part!r} in the path is not a name: 1 to 100 letters, digits, '_', '-' or single '.', "
+        "beginning with none of '.-', and without escapes; a blob's name is its sha256 in hex.",
+    )

@@ -1,0 +1,99 @@
+"""Rules of a source's partitions: when one joins, becomes idle, returns or is done, and how far time has come.
+
+Both engines apply them at the boundary between two epochs and nowhere else, so that an epoch can be computed again from its
+recorded positions (rule 1): the edge at a barrier and at a start, Spark when it plans a micro-batch. The caller gathers the
+facts (which partitions exist, which have rows, since when one has been silent) and applies what is decided.
+
+Invariants: a watermark never goes back; a partition that joins or returns never holds a watermark back that was announced
+without it, because rows below its floor are late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from fordstone.lang.duration import TIME_MIN_US
+
+
+class Change(Enum):
+    """What becomes of a known partition at a boundary."""
+
+    NONE = "none"
+    IDLE = "idle"
+    """The watermark no longer waits for it."""
+    RETURN = "return"
+    """It is read again, and the watermark waits for it: neither idle nor done, with the floor of `joined_floor_us`."""
+
+
+class SourceState(StrEnum):
+    """What the watermark of a source waits for."""
+
+    OPEN = "open"
+    """At least one partition is read: the watermark is the least of theirs."""
+    IDLE = "idle"
+    """Nothing is waited for at present: the watermark stays, and holds no other source back."""
+    ENDED = "ended"
+    """Bounded input was read to its end: time goes to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFacts:
+    """What is known about a partition at a boundary."""
+
+    idle: bool = False
+    done: bool = False
+    starting: bool = False
+    """This is the first boundary of a run: what was done when the last run stopped may have grown since."""
+    bounded: bool = False
+    """What exists now is all that there will be: nothing is waited for by the clock."""
+    has_rows: bool = False
+    """Rows can be read after its position, or it has not been looked for any."""
+    silent_us: int = 0
+    """Time by the clock since rows were last seen, or since it joined."""
+    finished: bool = False
+    """The source says that all was read and that no more rows are due (`Source.idleness`)."""
+    unknown: bool = False
+    """The source cannot find out whether rows are due: silence means nothing. The caller counts `silent_us` from now on."""
+
+
+def decide(facts: PartitionFacts, idle_after_us: int | None) -> Change:
+    """Decide about a known partition. `idle_after_us`: that of the source step; None: silence alone makes no partition idle.
+
+    - Idle partitions with rows return; if input is bounded, all idle ones do, because they are read to their end.
+    - Done partitions are looked at once, at a start, and return if they have rows.
+    - Partitions without rows become idle if they have been silent for `idle_after_us`, or if their source says that they are
+      finished; never if input is bounded.
+    """
+    if facts.done:
+        return Change.RETURN if facts.starting and facts.has_rows else Change.NONE
+    if facts.idle:
+        return Change.RETURN if facts.has_rows or facts.bounded else Change.NONE
+    if facts.has_rows or facts.bounded:
+        return Change.NONE
+    silent = idle_after_us is not None and not facts.unknown and facts.silent_us >= idle_after_us
+    return Change.IDLE if silent or facts.finished else Change.NONE
+
+
+def joined_floor_us(floor_us: int, source_watermark_us: int) -> int:
+    """Return the floor of a partition that joins (`floor_us` is TIME_MIN_US then) or returns: rows below it are late."""
+    return max(floor_us, source_watermark_us)
+
+
+def partition_watermark_us(max_time_us: int, floor_us: int, lateness_us: int) -> int:
+    """Return how far time has come in one partition, whose largest time so far is `max_time_us` (TIME_MIN_US: none)."""
+    if max_time_us == TIME_MIN_US:
+        return floor_us
+    return max(max_time_us - lateness_us, floor_us)
+
+
+def source_state(partitions: Iterable[tuple[bool, bool]], *, bounded: bool) -> SourceState:
+    """Return what a source waits for. Of each of its partitions: whether it is idle, and whether it is done.
+
+    A source without partitions waits for nothing: if input is bounded it has ended, else it is idle.
+    """
+    flags = list(partitions)
+    if bounded and all(done for _, done in flags):
+        return SourceState.ENDED
+    return SourceState.IDLE if all(idle or done for idle, done in flags) else SourceState.OPEN

@@ -1,0 +1,423 @@
+"""TODO.
+
+The stateful half of a hosted stage: Spark's stateful processor around `host.ShardHost`, with its state in Spark's store.
+
+Host keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
+
+Free of Spark: rows come in packed and go out packed, state goes through `PieceStore`. A streaming query and a batch job
+use it alike. A state is the list of pieces that it is on the edge; each piece is one value in the store, so a batch writes
+what changed, and pieces of like size are folded so that there are never many.
+
+Invariants: all rows of a batch are taken before its time moves; a shard's time never goes back; what is stored after a
+batch is the whole of what the next one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Never, Protocol
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from fordstone.errors import CheckpointError, DamagedError
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.operators.base import Moment
+from fordstone.plan import plan as p
+from fordstone.runtime.chain import Chain
+from fordstone.spark.hosted.packing import Packed, Packer, What, batches, decode, encode, shard_keys, shards_of
+from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
+from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
+from fordstone.spark.session.workers import freeze_gc
+from fordstone.state.base import Piece, RunRef, State
+
+VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A value in the store is no larger: Spark has several copies of it on the way."""
+FOLDS_MAX: Final = 16
+"""So many folds of one state are made in one batch at most."""
+
+
+class PieceStore(Protocol):
+    """Where one shard keeps its state between batches. Values are immutable; numbers are never used again."""
+
+    def memo(self) -> bytes | None:
+        """What was last kept with `keep`; None in the first batch."""
+        ...
+
+    def keep(self, memo: bytes) -> None:
+        """Keep this for the next batch."""
+        ...
+
+    def get(self, state: str, number: int) -> bytes:
+        """A piece of a state."""
+        ...
+
+    def put(self, state: str, number: int, data: bytes) -> None:
+        """Store a piece."""
+        ...
+
+    def remove(self, state: str, number: int) -> None:
+        """Drop a piece."""
+        ...
+
+
+class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a piece without reading it."""
+
+    number: int
+    rows: int
+    size_bytes: int
+    span_us: tuple[int, int] | None = None
+    """The least and the most time of its rows, if they are ordered by time."""
+    count: int = 1
+    """As how many values it is stored: large pieces are several, under numbers in a row."""
+
+    @property
+    def values(self) -> range:
+        """The numbers under which it is stored."""
+        return range(self.number, self.number + self.count)
+
+
+class ShardMemo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shard knows between batches beside its pieces."""
+
+    watermarks_us: dict[str, int] = {}
+    """By keyed step."""
+    pieces: dict[str, tuple[PieceMemo, ...]] = {}
+    """By state, oldest first."""
+    next_number: int = 0
+
+
+class SeedHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands before the rows of a seed."""
+
+    state: str
+    """The state's name within its step. Empty: only the time is told."""
+    order: int
+    """Among the pieces of that state, oldest first."""
+    watermark_us: int
+    """How far time had come at the step."""
+
+
+def pack_seed(header: SeedHeader, frame: pl.DataFrame | None) -> bytes:
+    """A seed as bytes."""
+    head = msgspec.json.encode(header)
+    return len(head).to_bytes(4, "little") + head + (b"" if frame is None else encode(frame))
+
+
+def unpack_seed(data: bytes) -> tuple[SeedHeader, pl.DataFrame | None]:
+    """A seed back."""
+    size = int.from_bytes(data[:4], "little")
+    rest = data[4 + size :]
+    return msgspec.json.decode(data[4 : 4 + size], type=SeedHeader), decode(rest) if rest else None
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """The rows of one batch for one shard, by what they are."""
+
+    rows: dict[int, list[tuple[bool, bytes]]] = field(default_factory=dict)
+    clocks: list[bytes] = field(default_factory=list)
+    seeds: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+class _Numbers:
+    """Gives out the numbers of new pieces."""
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+        self.given: dict[int, PieceMemo] = {}
+
+    def take(self, size_bytes: int) -> PieceMemo:
+        """Numbers for a piece of so many bytes."""
+        given = PieceMemo(self.next, 0, size_bytes, count=max(1, -(-size_bytes // VALUE_BYTES_MAX)))
+        self.given[given.number] = given
+        self.next = given.values.stop
+        return given
+
+
+class ShardHost:
+    """Runs the keyed steps of one stage for one shard through one batch. Used once."""
+
+    def __init__(self, setting: QuerySetting, depth: int, shard: int, store: PieceStore) -> None:
+        self._stages = setting.stages()
+        self._operators = setting.operators(self._stages)
+        self._depth = depth
+        self._shard = shard
+        self._store = store
+        self._packer = Packer(setting.shards)
+        self._mine = {self._stages.tag_of(host.name): host for host in self._stages.at(depth)}
+        self._written_bytes = 0
+
+    def run(self, rows: Iterable[Packed]) -> Iterator[Packed]:
+        """Take all rows of the batch, and give what comes of them and what is for others."""
+        inbox = _Inbox()
+        for row in rows:
+            match row.what:
+                case What.ROWS | What.LATE if row.tag in self._mine:
+                    inbox.rows.setdefault(row.tag, []).append((row.what is What.LATE, row.data))
+                case What.SEED if row.tag in self._mine:
+                    inbox.seeds.setdefault(row.tag, []).append(row.data)
+                case What.CLOCK:
+                    inbox.clocks.append(row.data)
+                case _:
+                    yield row
+        told = self._store.memo()
+        memo = ShardMemo() if told is None else msgspec.json.decode(told, type=ShardMemo)
+        clock = read_clock(inbox.clocks)
+        times = watermarks_us(clock)
+        late_rows = state_bytes = 0
+        for tag, host in self._mine.items():
+            chain, known, pieces = self._restored(host, memo, inbox.seeds.get(tag, []))
+            for late, data in inbox.rows.pop(tag, []):
+                chain.push(decode(data), late=late)
+                yield from self._packer.ready()
+            now_us = time_of(host.sources, times, known)
+            if now_us > known:
+                chain.on_watermark(now_us)
+            chain.on_barrier(Moment(now_us=clock.now_us, before_us=clock.before_us))
+            memo = self._stored(host, chain, memo, pieces, now_us)
+            late_rows += chain.late_rows
+            state_bytes += sum(one.size_bytes for name in pieces for one in memo.pieces.get(name, ()))
+        self._store.keep(msgspec.json.encode(memo))
+        facts = TaskFacts(rows_late=late_rows, state_bytes=state_bytes, written_bytes=self._written_bytes)
+        self._packer.add(Packed(self._shard, What.FACTS, 0, facts.to_json()))
+        if self._depth < self._stages.depth and self._shard == 0:
+            # Every shard has heard the same marks; one passes them on.
+            self._packer.to_all(What.CLOCK, 0, clock.to_json())
+        yield from self._packer.taken()
+
+    def _restored(self, host: Host, memo: ShardMemo, seeds: list[bytes]) -> tuple[Chain, int, dict[str, State]]:
+        """The host's chain as the last batch, or a checkpoint, left it; its time; and its states by their name in the store."""
+        chain = make_chain(self._stages, host, self._operators, self._packer)
+        states = states_of(chain)
+        known_us = memo.watermarks_us.get(host.name, TIME_MIN_US)
+        planted: dict[str, list[tuple[int, pl.DataFrame]]] = {}
+        for data in seeds:
+            header, frame = unpack_seed(data)
+            known_us = max(known_us, header.watermark_us)
+            if frame is not None:
+                planted.setdefault(f"{host.name}:{header.state}", []).append((header.order, frame))
+        for name, state in states.items():
+            pieces = [self._piece(name, one, state) for one in memo.pieces.get(name, ())]
+            pieces += [
+                Piece(frame, keep=state.keeps_frames)
+                for _, frame in sorted(planted.get(name, []), key=lambda seed: seed[0])
+            ]
+            if pieces:
+                state.load(pieces, watermark_us=known_us)
+        if known_us > TIME_MIN_US:
+            chain.on_watermark(known_us)
+        return chain, known_us, states
+
+    def _piece(self, state_name: str, known: PieceMemo, state: State) -> Piece:
+        """A piece of the last batch. It is read when the state needs it: one that goes by time may not."""
+
+        def read() -> pl.DataFrame:
+            data = self._read(state_name, known)
+            if len(data) != known.size_bytes:
+                raise DamagedError(
+                    f"piece {known.number} of {state_name} has {len(data)} bytes, {known.size_bytes} were stored. "
+                    "The checkpoint of this query is damaged."
+                )
+            return decode(data)
+
+        return Piece(make=read, ref=_ref(known), keep=state.keeps_frames, span_us=known.span_us)
+
+    def _stored(
+        self, host: Host, chain: Chain, memo: ShardMemo, states: Mapping[str, State], watermark_us: int
+    ) -> ShardMemo:
+        """Bring the store up to what the states are now."""
+        pieces, next_number = dict(memo.pieces), memo.next_number
+        for frozen in chain.freeze():
+            name = f"{frozen.step}:{frozen.name}"
+            before = {one.number: one for one in pieces.get(name, ())}
+            numbers = _Numbers(next_number)
+            now = self._written(name, states[name], frozen.pieces, numbers)
+            # What was stored before is as it was, although the state may have let go of some of its rows.
+            pieces[name] = tuple(before.get(one.number, one) for one in now)
+            stays = {one.number for one in pieces[name]}
+            for gone in (*before.values(), *numbers.given.values()):
+                if gone.number not in stays:
+                    for number in gone.values:
+                        self._store.remove(name, number)
+            next_number = numbers.next
+        times = memo.watermarks_us | {host.name: watermark_us}
+        return ShardMemo(watermarks_us=times, pieces=pieces, next_number=next_number)
+
+    def _written(self, name: str, state: State, pieces: tuple[Piece, ...], numbers: _Numbers) -> list[PieceMemo]:
+        """Write the new pieces, fold those that are worth it, and give the pieces as they then are."""
+        for piece in pieces:
+            if piece.ref is None:
+                self._write(name, numbers, piece.frame(), piece)
+        for _ in range(FOLDS_MAX):
+            fold = state.mergeable()
+            if not fold:
+                break
+            frame = state.combine([self._rows(name, piece) for piece in fold], oldest=fold[0] is pieces[0])
+            folded = Piece(frame, keep=True)
+            self._write(name, numbers, frame, folded)
+            state.merged(fold, folded)
+            pieces = state.freeze()
+        return [_memo_of(piece) for piece in pieces]
+
+    def _write(self, name: str, numbers: _Numbers, frame: pl.DataFrame, piece: Piece) -> None:
+        data = encode(frame)
+        known = numbers.take(len(data))
+        for at, number in enumerate(known.values):
+            self._store.put(name, number, data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX])
+        self._written_bytes += len(data)
+        piece.written(_ref(PieceMemo(known.number, frame.height, len(data), count=known.count)))
+
+    def _rows(self, name: str, piece: Piece) -> pl.DataFrame:
+        if piece.in_memory:
+            return piece.frame()
+        return decode(self._read(name, _memo_of(piece)))
+
+    def _read(self, name: str, known: PieceMemo) -> bytes:
+        values = [self._store.get(name, number) for number in known.values]
+        return values[0] if len(values) == 1 else b"".join(values)
+
+
+def states_of(chain: Chain) -> dict[str, State]:
+    """The states of a chain by their name in the store."""
+    return {
+        f"{step}:{name}": state
+        for step, operator in chain.operators().items()
+        for name, state in operator.states().items()
+    }
+
+
+def _ref(known: PieceMemo) -> RunRef:
+    # In the store a piece is found by its numbers, which stand where a run has its digest.
+    return RunRef(digest=f"{known.number}+{known.count}", size_bytes=known.size_bytes, rows=known.rows)
+
+
+def _memo_of(piece: Piece) -> PieceMemo:
+    ref = piece.ref
+    if ref is None:
+        raise AssertionError("every piece has been written")
+    number, _, count = ref.digest.partition("+")
+    return PieceMemo(int(number), ref.rows, ref.size_bytes, piece.span_us, int(count))
+
+
+MEMO: Final = "memo"
+# Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
+_JSON: Final = StructType([StructField("json", BinaryType())])
+_NUMBER: Final = StructType([StructField("number", LongType())])
+_DATA: Final = StructType([StructField("data", BinaryType())])
+
+
+class HostProcessor(StatefulProcessor):
+    """Hosts one stage. Spark makes one a task and calls it for every shard of every batch."""
+
+    def __init__(self, setting: QuerySetting, depth: int) -> None:
+        self._setting = setting
+        self._depth = depth
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the states."""
+        stages = self._setting.stages()
+        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `sent_functions`).
+        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
+        operators = replace(self._setting.operators(stages), functions=functions)
+        self._keys = shard_keys(self._setting.shards)
+        self._shards = shards_of(self._keys)
+        self._memo = handle.getValueState(MEMO, _JSON)
+        self._states = {
+            name: handle.getMapState(name, _NUMBER, _DATA)
+            for host in stages.at(self._depth)
+            for name in states_of(make_chain(stages, host, operators, Packer(1)))
+        }
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803 - Spark's names
+        """One shard's rows of one batch."""
+        shard = self._shards[key[0]]
+        packed = (Packed(shard, What(row.what), row.tag, bytes(row.data)) for row in rows)
+        host = ShardHost(self._setting, self._depth, shard, _SparkStore(self._memo, self._states))
+        for out in host.run(packed):
+            yield Row(shard=self._keys[out.shard], what=int(out.what), tag=out.tag, data=out.data)
+
+    def close(self) -> None:
+        """Nothing is held. Called at the end of every task."""
+        freeze_gc()
+
+
+def _not_called(*_: object) -> Never:
+    raise AssertionError("a function stands in for the user's where states are opened, and is not called")
+
+
+class _SparkStore:
+    """`host.PieceStore` on Spark's state of the current shard."""
+
+    def __init__(self, memo: Any, states: dict[str, Any]) -> None:
+        self._memo = memo
+        self._states = states
+
+    def memo(self) -> bytes | None:
+        found = self._memo.get()
+        return None if found is None else bytes(found[0])
+
+    def keep(self, memo: bytes) -> None:
+        self._memo.update((memo,))
+
+    def get(self, state: str, number: int) -> bytes:
+        found = self._states[state].getValue((number,))
+        if found is None:
+            raise CheckpointError(
+                f"piece {number} of {state} is missing from the query's state. Restore its checkpoint location."
+            )
+        return bytes(found[0])
+
+    def put(self, state: str, number: int, data: bytes) -> None:
+        self._states[state].updateValue((number,), (data,))
+
+    def remove(self, state: str, number: int) -> None:
+        self._states[state].removeKey((number,))
+
+
+def batch_host(setting: QuerySetting, depth: int) -> Callable[..., Any]:
+    """What keyed tasks of a batch job do: one shard, from beginning to end."""
+
+    def host(key: tuple[pa.Scalar, ...], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = shard_keys(setting.shards)
+        shard = shards_of(keys)[key[0].as_py()]
+        packed = (
+            Packed(shard, What(row["what"]), row["tag"], row["data"]) for batch in rows for row in batch.to_pylist()
+        )
+        return batches(ShardHost(setting, depth, shard, MemoryStore()).run(packed), keys)
+
+    return host
+
+
+class MemoryStore:
+    """`host.PieceStore` for one batch, of which nothing is left."""
+
+    def __init__(self) -> None:
+        self._memo: bytes | None = None
+        self._pieces: dict[tuple[str, int], bytes] = {}
+
+    def memo(self) -> bytes | None:
+        """What was kept."""
+        return self._memo
+
+    def keep(self, memo: bytes) -> None:
+        """Keep it."""
+        self._memo = memo
+
+    def get(self, state: str, number: int) -> bytes:
+        """A piece."""
+        return self._pieces[state, number]
+
+    def put(self, state: str, number: int, data: bytes) -> None:
+        """Store a piece."""
+        self._pieces[state, number] = data
+
+    def remove(self, state: str, number: int) -> None:
+        """Drop a piece."""
+        del self._pieces[state, number]

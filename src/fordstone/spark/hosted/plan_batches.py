@@ -1,0 +1,464 @@
+"""Decide what the next micro-batch reads. Runs beside the driver, in the process that Spark starts for the source.
+
+Partitions furthest behind in time are read first (rule 21), each up to its share of the batch. Partitions join, fall
+idle and come back between batches, as on the edge at barriers. What was decided stands in the offset; this object may be
+lost at any moment.
+
+What one micro-batch does: which parts of the sources it reads, from which times, and how far time comes by it.
+
+The planner decides a batch's work before it runs; it becomes the batch's offset in Spark's log, so that a batch that is
+run again does exactly the same. The times that only reading reveals come back as facts, and make, with the cut before
+and the work, the cut behind the batch: what the edge engine writes into a manifest. Pure.
+
+Invariants: a micro-batch is an epoch, numbered without gaps; work and facts of an epoch always give the same cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from fordstone.connectors.base import ClockUs, Idleness, ReadPlan, Source
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
+from fordstone.errors import DamagedError, SourceError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan import plan as p
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol import partitions as rules
+from fordstone.protocol.partitions import Change, PartitionFacts, SourceState, decide, joined_floor_us, source_state
+from fordstone.runtime.partition import has_event_time, limit_us
+
+
+class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of one partition, and the times that rows in it are judged by."""
+
+    source: str
+    partition: str
+    position: int
+    until: int
+    max_time_us: int = TIME_MIN_US
+    floor_us: int = TIME_MIN_US
+    limit_us: int = TIME_MAX_US
+    ended: bool = False
+    """Nothing will ever follow `until`: the end of bounded input, or of a file that never grows."""
+
+    def to_json(self) -> str:
+        """As text."""
+        return msgspec.json.encode(self).decode()
+
+
+class SourceClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is known of a source's time before the batch."""
+
+    watermark_us: int
+    """When the batch began."""
+    state: SourceState
+    """After the batch."""
+    least_us: int | None = None
+    """The least watermark of the partitions that are waited for but not read in this batch."""
+
+
+class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that decides a batch."""
+
+    epoch: int
+    reads: tuple[PartitionRead, ...] = ()
+    clocks: dict[str, SourceClock] = {}
+    changed: dict[str, dict[str, PartitionCut]] = {}
+    """Partitions that joined, fell idle or came back, as they are when the batch begins; by source."""
+    seeds: bool = False
+    """The state of a checkpoint comes with this batch."""
+    bounded: bool = False
+    now_us: int = 0
+    """The time by the clock, for all tasks alike."""
+    before_us: int = 0
+    """The same in the batch before."""
+
+    def to_json(self) -> bytes:
+        """As bytes."""
+        return msgspec.json.encode(self)
+
+
+class PartitionFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What reading a part revealed."""
+
+    source: str
+    partition: str
+    max_time_us: int
+    rows: int
+    rejected: int = 0
+
+
+class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one task tells the driver."""
+
+    partitions: tuple[PartitionFact, ...] = ()
+    rows_late: int = 0
+    state_bytes: int = 0
+    written_bytes: int = 0
+    """State that this batch added."""
+    work: Work | None = None
+    """From one task of each batch, so that the driver knows which epoch this is."""
+
+    def to_json(self) -> bytes:
+        """As bytes."""
+        return msgspec.json.encode(self)
+
+
+class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A mark of time on its way to the shards: what one task knows of the sources. All marks of a batch count together."""
+
+    clocks: dict[str, SourceClock] = {}
+    """From one task of each batch."""
+    least_us: dict[str, int] = {}
+    """Behind the batch, for the partitions that this task read and that are still waited for."""
+    now_us: int = 0
+    before_us: int = 0
+    """The times by the clock, from the task that was given the work."""
+
+    def to_json(self) -> bytes:
+        """As bytes."""
+        return msgspec.json.encode(self)
+
+
+def read_work(offset: Mapping[str, Any]) -> Work:
+    """The work that an offset says; raises `DamagedError` if it is not one of ours."""
+    try:
+        return msgspec.json.decode(offset["work"], type=Work)
+    except (KeyError, msgspec.DecodeError) as error:
+        raise DamagedError(f"this is not an offset of a fordstone query: {error!r}.") from error
+
+
+def offset_of(work: Work) -> dict[str, Any]:
+    """The work as an offset: equal work is equal text, which is how Spark compares offsets."""
+    return {"epoch": work.epoch, "work": work.to_json().decode()}
+
+
+def first_offset(epoch: int) -> dict[str, Any]:
+    """Where a query begins: behind this epoch, which it has not done itself."""
+    return {"epoch": epoch}
+
+
+def read_clock(marks: Iterable[bytes]) -> Clock:
+    """All marks of a batch as one."""
+    clocks: dict[str, SourceClock] = {}
+    least: dict[str, int] = {}
+    now_us = before_us = 0
+    for data in marks:
+        mark = msgspec.json.decode(data, type=Clock)
+        clocks |= mark.clocks
+        now_us, before_us = max(now_us, mark.now_us), max(before_us, mark.before_us)
+        for source, us in mark.least_us.items():
+            least[source] = min(least.get(source, us), us)
+    return Clock(clocks=clocks, least_us=least, now_us=now_us, before_us=before_us)
+
+
+def watermarks_us(clock: Clock) -> dict[str, int | None]:
+    """How far each source's time has come behind the batch; None: it is idle, and holds nobody back."""
+    found: dict[str, int | None] = {}
+    for source, known in clock.clocks.items():
+        if known.state is SourceState.ENDED:
+            found[source] = TIME_MAX_US
+        elif known.state is SourceState.IDLE:
+            found[source] = None
+        else:
+            leasts = [us for us in (known.least_us, clock.least_us.get(source)) if us is not None]
+            found[source] = max(known.watermark_us, min(leasts, default=TIME_MIN_US))
+    return found
+
+
+def time_of(sources: Iterable[str], watermarks: Mapping[str, int | None], before_us: int) -> int:
+    """How far time has come where rows of these sources meet. It never goes back."""
+    waited = [us for us in (watermarks.get(source) for source in sources) if us is not None]
+    return max(before_us, min(waited, default=TIME_MIN_US))
+
+
+def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
+    """How far time has come in one partition."""
+    return rules.partition_watermark_us(cut.max_time_us, cut.floor_us, lateness_us)
+
+
+def waits_for(read: PartitionRead, *, bounded: bool) -> bool:
+    """Whether a partition's time counts behind the batch that reads it.
+
+    Bounded input that has ended holds nobody back. A file that never grows counts with the batch in which it ends, or time
+    would stand still where each file is read by one batch.
+    """
+    return not (read.ended and bounded)
+
+
+def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], lateness_us: Mapping[str, int]) -> Cut:
+    """The cut behind a batch. Raises `DamagedError` if the facts are not those of the work."""
+    known = {(fact.source, fact.partition): fact for fact in facts}
+    if before is not None and before.epoch != work.epoch - 1:
+        raise DamagedError(
+            f"epoch {work.epoch} follows {work.epoch - 1}, but the cut before it is that of {before.epoch}."
+        )
+    least: dict[str, int] = {}
+    sources: dict[str, dict[str, PartitionCut]] = {
+        source: dict(before.sources[source].partitions) if before is not None and source in before.sources else {}
+        for source in work.clocks
+    }
+    for source, changed in work.changed.items():
+        sources[source] |= changed
+    for read in work.reads:
+        fact = known.pop((read.source, read.partition), None)
+        if fact is None:
+            raise DamagedError(f"epoch {work.epoch}: nothing was heard of {read.source} {read.partition}.")
+        cut = PartitionCut(
+            position=read.until, max_time_us=fact.max_time_us, floor_us=read.floor_us, idle=False, done=read.ended
+        )
+        sources[read.source][read.partition] = cut
+        if waits_for(read, bounded=work.bounded):
+            us = partition_watermark_us(cut, lateness_us[read.source])
+            least[read.source] = min(least.get(read.source, us), us)
+    if known:
+        raise DamagedError(f"epoch {work.epoch}: {next(iter(known))} was read, which the work does not say.")
+    times = watermarks_us(Clock(clocks=work.clocks, least_us=least))
+    cuts = {}
+    for source, partitions in sources.items():
+        reached_us = times[source]
+        cuts[source] = SourceCut(
+            partitions=dict(sorted(partitions.items())),
+            watermark_us=work.clocks[source].watermark_us if reached_us is None else reached_us,
+        )
+    ended = work.bounded and all(clock.state is SourceState.ENDED for clock in work.clocks.values())
+    return Cut(epoch=work.epoch, sources=cuts, bounded=work.bounded, ended=ended, now_us=work.now_us)
+
+
+PARTITIONS_MAX: Final = 4096
+"""So many partitions are read in one batch at most; the others wait for the next."""
+ALL_ROWS: Final = 1 << 62
+
+
+class Planner:
+    """Plans batches of one query. Used by one thread."""
+
+    def __init__(
+        self,
+        steps: tuple[p.Source, ...],
+        sources: Mapping[str, Source],
+        *,
+        rows_max: int,
+        bounded: bool,
+        clock_us: ClockUs,
+        wall_us: ClockUs = lambda: 0,
+        tick_us: int | None = None,
+    ) -> None:
+        """`bounded`: what is there now is all there will ever be.
+
+        `wall_us`: microseconds since 1970. `tick_us`: something waits for the clock, so that a batch is due about so often
+        although there is nothing to read.
+        """
+        self._steps = steps
+        self._sources = sources
+        self._rows_max = rows_max
+        self._bounded = bounded
+        self._clock_us = clock_us
+        self._wall_us = wall_us
+        self._tick_us = tick_us
+        self._seen_us: dict[tuple[str, str], int] = {}
+        self._reached: dict[tuple[str, str], int] = {}
+        """How far partitions were known to go when they were last looked at."""
+        self._found: dict[str, tuple[PartitionId, ...]] = {}
+        self._target: dict[tuple[str, str], int] | None = None
+
+    def stop_at_what_is_there(self) -> None:
+        """Plan no further than what can be read at this moment."""
+        self._target = {}
+        for step in self._steps:
+            source = self._sources[step.name]
+            for partition in source.partitions():
+                reach = source.plan_read(partition, Position(0), ALL_ROWS)
+                self._target[step.name, partition] = int(reach.position)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether any source cares for `ack`."""
+        return any(type(source).ack is not Source.ack for source in self._sources.values())
+
+    def ack(self, cut: Cut) -> None:
+        """Tell the sources that nothing before this cut will be planned again."""
+        for step in self._steps:
+            if step.name in cut.sources:
+                self._sources[step.name].ack(cut.sources[step.name].partitions)
+
+    def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
+        """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
+        reads: list[PartitionRead] = []
+        clocks: dict[str, SourceClock] = {}
+        changed: dict[str, dict[str, PartitionCut]] = {}
+        news = seeds
+        before_us = before.now_us if before is not None else 0
+        now_us = max(self._wall_us(), before_us)
+        for step in self._steps:
+            cut = before.sources.get(step.name) if before is not None else None
+            known = cut if cut is not None else SourceCut(partitions={})
+            there = self._partitions(step)
+            if step.declares_time:
+                # A far end that was told what it may let go need not name those of whom it has nothing left. They may come back.
+                there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
+            here = self._changed(step, known, there)
+            partitions = {**known.partitions, **here}
+            wanted = self._reads(step, partitions, there, limit_us(step, now_us, bounded=self._bounded))
+            state = self._state(partitions, wanted)
+            ends = state is SourceState.ENDED and known.watermark_us < TIME_MAX_US
+            news = news or bool(here) or bool(wanted) or ends
+            reads += wanted
+            read = {one.partition for one in wanted}
+            waiting = [
+                partition_watermark_us(one, step.lateness_us)
+                for name, one in partitions.items()
+                if name not in read and not one.idle and not one.done
+            ]
+            least_us = min(waiting, default=None) if has_event_time(step) else TIME_MIN_US
+            clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
+            if here:
+                changed[step.name] = here
+        ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
+        if not (news or ticks):
+            return None
+        return Work(
+            epoch=epoch,
+            reads=tuple(reads),
+            clocks=clocks,
+            changed=changed,
+            seeds=seeds,
+            bounded=self._bounded,
+            now_us=now_us,
+            before_us=before_us,
+        )
+
+    def _changed(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, PartitionCut]:
+        """Partitions that join, fall idle or come back, as they are now."""
+        now_us = self._clock_us()
+        changed: dict[str, PartitionCut] = {}
+        gone = known.partitions.keys() - set(there)
+        for name in (*there, *sorted(gone)):
+            at = (step.name, name)
+            cut = known.partitions.get(name)
+            if cut is None:
+                if self._target is not None and at not in self._target:
+                    continue  # it came too late for this run
+                changed[name] = PartitionCut(position=0, floor_us=joined_floor_us(TIME_MIN_US, known.watermark_us))
+                self._seen_us[at] = now_us
+                continue
+            starting = at not in self._seen_us
+            self._seen_us.setdefault(at, now_us)
+            if cut.done and (name in gone or not starting):
+                continue
+            if name in gone and not self._bounded:
+                self._check_left(step, name, cut)
+                # All of it was read and nothing can follow.
+                changed[name] = replace(cut, idle=False, done=True)
+                continue
+            has_rows = name not in gone and self._has_rows(step, name, cut)
+            idleness = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
+            if has_rows or idleness is Idleness.UNKNOWN:
+                self._seen_us[at] = now_us
+            facts = PartitionFacts(
+                idle=cut.idle,
+                done=cut.done,
+                starting=starting,
+                bounded=self._bounded,
+                has_rows=has_rows,
+                silent_us=now_us - self._seen_us[at],
+                finished=idleness is Idleness.FINISHED,
+                unknown=idleness is Idleness.UNKNOWN,
+            )
+            match decide(facts, step.idle_after_us):
+                case Change.RETURN:
+                    floor_us = joined_floor_us(cut.floor_us, known.watermark_us)
+                    changed[name] = replace(cut, floor_us=floor_us, limit_us=TIME_MAX_US, idle=False, done=False)
+                case Change.IDLE:
+                    changed[name] = replace(cut, limit_us=TIME_MAX_US, idle=True)
+                case Change.NONE:
+                    pass
+        return changed
+
+    def _has_rows(self, step: p.Source, name: str, cut: PartitionCut) -> bool:
+        """Whether there is something to read, although this run may not read it any more."""
+        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), 1)
+        self._reached[step.name, name] = int(reach.position)
+        return reach.position > cut.position
+
+    def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
+        """Refuse to go on without a partition of which rows are known that were never read."""
+        reached = self._reached.get((step.name, name))
+        # One that another process knew, and never read, may have had rows.
+        if cut.position == 0 if reached is None else reached > cut.position:
+            raise SourceError(
+                f"source {step.name}: {name} is gone, and was read only up to {cut.position}. Bring it back, and move files away "
+                "only when they have been read."
+            )
+
+    def _partitions(self, step: p.Source) -> tuple[PartitionId, ...]:
+        if self._bounded and step.name in self._found:
+            return self._found[step.name]
+        self._found[step.name] = tuple(self._sources[step.name].partitions())
+        return self._found[step.name]
+
+    def _reads(
+        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...], most_us: int
+    ) -> list[PartitionRead]:
+        """What to read of a source; rows of it above `most_us` are late."""
+        found = set(there)
+        candidates = sorted(
+            (partition_watermark_us(cut, step.lateness_us), name)
+            for name, cut in partitions.items()
+            if not cut.idle and not cut.done
+        )
+        ready = []
+        for _, name in candidates:
+            if name not in found:
+                if self._bounded:
+                    raise SourceError(
+                        f"source {step.name}: {name} is gone, and had been read up to {partitions[name].position}. Without it this "
+                        "input has no end. Bring it back."
+                    )
+                continue
+            reach = self._reach(step, name, partitions[name], 1)
+            if reach.position > partitions[name].position or reach.ended:
+                ready.append(name)
+                if len(ready) == PARTITIONS_MAX:
+                    break
+        share = max(1, self._rows_max // max(1, len(ready)))
+        reads = []
+        for name in ready:
+            cut = partitions[name]
+            reach = self._reach(step, name, cut, share)
+            more = (
+                self._sources[step.name].plan_read(PartitionId(name), reach.position, 1) if not reach.ended else reach
+            )
+            self._reached[step.name, name] = int(more.position)
+            reads.append(
+                PartitionRead(
+                    source=step.name,
+                    partition=name,
+                    position=cut.position,
+                    until=int(reach.position),
+                    max_time_us=cut.max_time_us,
+                    floor_us=cut.floor_us,
+                    limit_us=most_us,
+                    ended=reach.ended,
+                )
+            )
+        return reads
+
+    def _reach(self, step: p.Source, name: str, cut: PartitionCut, rows_max: int) -> ReadPlan:
+        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), rows_max)
+        if self._target is None:
+            return reach
+        most = max(self._target.get((step.name, name), 0), cut.position)
+        return reach if reach.position <= most else ReadPlan(position=Position(most), ended=False)
+
+    def _state(self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]) -> SourceState:
+        """Return what the source waits for after the batch."""
+        # Time of a file that ends with this batch still counts, unless input is bounded.
+        ending = {read.partition for read in reads if read.ended and self._bounded}
+        return source_state(
+            ((cut.idle, cut.done or name in ending) for name, cut in partitions.items()), bounded=self._bounded
+        )

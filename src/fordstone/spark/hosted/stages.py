@@ -1,0 +1,256 @@
+"""The user's functions on their way to tasks: unpacked where one is first asked for, and not where none is.
+
+Spark sends a query's parts not only to tasks, but to the processes in which it plans a streaming source and a stateful step.
+Those need no function, and in Spark 4.3 they do not find modules that were sent along (`--py-files`, `addPyFile`): unpacking a
+function there, which imports what it refers to, would fail.
+
+What tasks get.
+
+Put together the fused steps of a host: the edge engine's chain of our operators, whose output is packed.
+
+From a plan to the stages of one query on Spark.
+
+Readers stand first: each runs the fused steps behind its source. Then one stage for each depth of keyed steps: all keyed
+steps of that depth are hosted side by side, each with the steps that are fused behind it. A union costs nothing: its
+steps run wherever its rows come from. So the whole pipeline is one query with one commit a micro-batch. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from fordstone.connectors.lookup_table import read_table
+from fordstone.errors import PipelineError
+from fordstone.operators.base import MAIN, OperatorContext
+from fordstone.operators.registry import make_feeder, make_operator
+from fordstone.operators.rowwise import TagBranch
+from fordstone.plan import plan as p
+from fordstone.planner.check import stream_types
+from fordstone.planner.graph import steps_with_ids
+from fordstone.runtime.chain import Chain, Link, Onward
+from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.spark.hosted.packing import Packer
+
+TIMERS_US: Final = 1_000_000
+"""Timers by the clock are looked at so often although there are no rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A source or a keyed step, and the steps that run with it."""
+
+    name: str
+    members: tuple[str, ...]
+    """In plan order, itself first; up to the next keyed steps and the sinks."""
+    sources: frozenset[str]
+    """Whose time is the time here."""
+    depth: int
+    """0 for sources; else how many keyed steps rows pass through up to and with this one."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What runs where."""
+
+    plan: p.Plan
+    hosts: Mapping[str, Host]
+    depth: int
+    """How many stages stand behind the readers."""
+
+    @cached_property
+    def keyed(self) -> tuple[p.KeyedStep, ...]:
+        """The keyed steps in plan order: a packed row's tag is the place in here."""
+        return tuple(step for step in self.plan.steps if isinstance(step, p.KeyedStep))
+
+    @cached_property
+    def sinks(self) -> tuple[str, ...]:
+        """Sinks in plan order, then the dead letters of each source: a packed row's tag is the place in here."""
+        named = [step.name for step in self.plan.steps if isinstance(step, p.Sink)]
+        return (*named, *(DEAD_LETTERS + source.name for source in self.sources))
+
+    @cached_property
+    def sources(self) -> tuple[p.Source, ...]:
+        """The sources in plan order."""
+        return tuple(step for step in self.plan.steps if isinstance(step, p.Source))
+
+    def tag_of(self, keyed: str) -> int:
+        """The tag of rows for a keyed step."""
+        return [step.name for step in self.keyed].index(keyed)
+
+    def at(self, depth: int) -> tuple[Host, ...]:
+        """The hosts of one stage; 0: the readers."""
+        return tuple(host for host in self.hosts.values() if host.depth == depth)
+
+
+def build_stages(plan: p.Plan) -> Stages:
+    """Cut the plan into stages. Raises `PipelineError` for what cannot run on Spark."""
+    loops = [step.name for step in plan.steps if isinstance(step, p.Loop)]
+    if loops:
+        raise PipelineError(
+            f"loop {', '.join(loops)} cannot run on Spark: a Spark query has no way back. "
+            "Run this pipeline on the edge engine, or write the loop out as the steps of a few rounds."
+        )
+    if plan.guarantee == "at_most_once":
+        raise PipelineError(
+            f"pipeline {plan.pipeline} asks for at_most_once, which Spark cannot give: it runs a batch again after a failure. "
+            "Leave guarantee= out: files and Delta tables then get every row exactly once."
+        )
+    depths: dict[str, int] = {}
+    sources: dict[str, frozenset[str]] = {}
+    for step in plan.steps:
+        if isinstance(step, p.Source):
+            depths[step.name], sources[step.name] = 0, frozenset({step.name})
+            continue
+        deepest = max(depths[stream.step] for stream in step.inputs)
+        depths[step.name] = deepest + isinstance(step, p.KeyedStep)
+        sources[step.name] = frozenset().union(*(sources[stream.step] for stream in step.inputs))
+    hosts = {
+        step.name: Host(
+            name=step.name, members=_members(plan, step), sources=sources[step.name], depth=depths[step.name]
+        )
+        for step in plan.steps
+        if isinstance(step, p.Source | p.KeyedStep)
+    }
+    return Stages(plan=plan, hosts=hosts, depth=max(host.depth for host in hosts.values()))
+
+
+def tick_us(plan: p.Plan) -> int | None:
+    """How often something in the plan looks at the clock, if anything does."""
+    early = [step.early_us for step in plan.steps if isinstance(step, p.Aggregate) and step.early_us is not None]
+    timed = [TIMERS_US for step in plan.steps if isinstance(step, p.Process)]
+    return min([*early, *timed], default=None)
+
+
+def _members(plan: p.Plan, head: p.Step) -> tuple[str, ...]:
+    inside = {head.name}
+    for step in plan.steps:
+        if not isinstance(step, p.Source | p.KeyedStep) and any(stream.step in inside for stream in step.inputs):
+            inside.add(step.name)
+    return tuple(step.name for step in plan.steps if step.name in inside)
+
+
+@dataclass(frozen=True, slots=True)
+class ToKeyed:
+    """Rows for a keyed step."""
+
+    packer: Packer
+    tag: int
+    keys: Sequence[str]
+
+    def send(self, frame: pl.DataFrame, *, late: bool) -> None:
+        """Pack them by key."""
+        self.packer.keyed(self.tag, self.keys, frame, late=late)
+
+
+@dataclass(frozen=True, slots=True)
+class ToSink:
+    """Rows for a sink."""
+
+    packer: Packer
+    tag: int
+
+    def send(self, frame: pl.DataFrame, *, late: bool) -> None:  # noqa: ARG002 - a sink takes all
+        """Pack them."""
+        self.packer.out(self.tag, frame)
+
+
+def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Packer) -> Chain:
+    """The chain of one host, with fresh operators."""
+    plan, members = stages.plan, set(host.members)
+    links: list[Link] = []
+    for name in host.members:
+        step = plan.step(name)
+        inside: dict[str, list[str]] = defaultdict(list)
+        onward: dict[str, list[Onward]] = defaultdict(list)
+        more: list[Link] = []
+        if isinstance(step, p.Sink):
+            onward[MAIN].append(ToSink(packer, stages.sinks.index(name)))
+        for consumer, index, stream in plan.feeds(name):
+            if isinstance(consumer, p.KeyedStep):
+                out = ToKeyed(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
+                feeder = make_feeder(consumer, index, setting)
+                if feeder is None:
+                    onward[stream.port].append(out)
+                else:
+                    fed = f"{consumer.name}/feed{index}/{name}"
+                    inside[stream.port].append(fed)
+                    more.append(Link(fed, feeder, onward={MAIN: [out]}))
+            elif consumer.name not in members:
+                raise AssertionError(f"{consumer.name} is behind {name}, but not with it")
+            elif isinstance(consumer, p.Union) and consumer.name in setting.with_ids:
+                for branch, taken in enumerate(consumer.streams):
+                    tag = f"{consumer.name}/branch{branch}/{name}"
+                    if taken == stream and tag not in inside[stream.port]:
+                        inside[stream.port].append(tag)
+                        more.append(Link(tag, TagBranch(branch), links={MAIN: [consumer.name]}))
+            else:
+                inside[stream.port].append(consumer.name)
+        links += [Link(name, make_operator(step, setting), links=inside, onward=onward), *more]
+    return Chain(links, [host.name], subtask=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuerySetting:
+    """What every task of a query is told. Sent by Spark to its workers, functions included."""
+
+    plan_json: bytes
+    shards: int
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    batch_rows: int = 65_536
+    bounded: bool = False
+
+    def stages(self) -> Stages:
+        """The plan, cut."""
+        return build_stages(p.read_plan(self.plan_json))
+
+    def operators(self, stages: Stages) -> OperatorContext:
+        """How the operators are made: running results come once a batch, as on the edge once an epoch."""
+        plan = stages.plan
+        return OperatorContext(
+            plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
+            types=stream_types(plan),
+            functions=self.functions,
+            read_table=read_table,
+            with_ids=steps_with_ids(plan),
+        )
+
+
+class SentFunctions(Mapping[str, Callable[..., Any]]):
+    """Functions by path, as `operators.factory.Functions`. Travels as Spark's own functions do."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._functions: dict[str, Callable[..., Any]] | None = dict(functions)
+        self._packed = b""
+
+    def __getitem__(self, path: str) -> Callable[..., Any]:
+        return self._unpacked()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._unpacked())
+
+    def __len__(self) -> int:
+        return len(self._unpacked())
+
+    def __getstate__(self) -> bytes:
+        return self._packed or bytes(_serializer().dumps(self._functions))
+
+    def __setstate__(self, packed: bytes) -> None:
+        self._functions, self._packed = None, packed
+
+    def _unpacked(self) -> dict[str, Callable[..., Any]]:
+        if self._functions is None:
+            self._functions = dict(_serializer().loads(self._packed))
+        return self._functions
+
+
+def _serializer() -> Any:
+    from pyspark.serializers import CloudPickleSerializer  # noqa: PLC0415 - explaining a plan needs no pyspark
+
+    return CloudPickleSerializer()  # type: ignore[no-untyped-call]  # not typed there

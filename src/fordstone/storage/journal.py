@@ -1,0 +1,142 @@
+"""An append-only log of checksummed lines in one file.
+
+Each line is a value as `checksum.seal` frames it. What the lines mean, and what to do about damage, is for the owner of
+the log to decide.
+
+Invariants: after `append(sync=True)` returns, its lines survive a crash; a line that a crash or a full disk tore is
+removed before the next one is written, so it never joins with a good line; `rewrite` replaces the file atomically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fordstone.errors import DamagedError
+from fordstone.storage.atomic import AtomicWriter
+from fordstone.storage.checksum import Record, unseal
+from fordstone.storage.disk import Disk
+from fordstone.storage.failpoint import Failpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalContent:
+    """The lines of a journal that are whole, in order."""
+
+    records: tuple[Record, ...] = ()
+    damaged_lines: int = 0
+    """Lines that cannot be read although a whole line follows them: the disk or an intruder changed them."""
+    torn_bytes: int = 0
+    """Bytes after the last whole line: what a crash left of the last append, or damage to the last line."""
+    whole_bytes: int = 0
+    """The size of the file without the torn bytes."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything in the file could not be read."""
+        return bool(self.damaged_lines or self.torn_bytes)
+
+
+class Journal:
+    """Reads, appends to and rewrites one file. Calls must not overlap; the owner of the log serializes them."""
+
+    def __init__(
+        self, disk: Disk, path: str, *, failpoints: Failpoints | None = None, failpoint_kind: str | None = None
+    ) -> None:
+        """`failpoint_kind`: writes hit `<kind>.appended` and `<kind>.synced`."""
+        self.path = path
+        self._disk = disk
+        self._directory = path.rpartition("/")[0]
+        self._failpoints = failpoints
+        self._kind = failpoint_kind
+        self._writer = AtomicWriter(disk)
+        self._size_bytes: int | None = None
+        """The size up to the last whole line; None until the file has been read or rewritten."""
+        self._has_torn_tail = False
+        self._is_new = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file without a torn tail."""
+        if self._size_bytes is None:
+            self._look()
+        return self._size_bytes or 0
+
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self._disk.exists(self.path)
+
+    def read(self) -> JournalContent:
+        """Return what the file holds; nothing if there is no file. Changes nothing on the disk."""
+        try:
+            return parse_journal(self._disk.read(self.path))
+        except FileNotFoundError:
+            return JournalContent()
+
+    def append(self, *lines: bytes, sync: bool = True) -> None:
+        """Add lines in one write. Durable on return unless `sync` is False; then they are with the next synced append.
+
+        After `StorageError` the lines may be there in part; the next append removes that part first.
+        """
+        if self._size_bytes is None:
+            self._look()
+        if self._has_torn_tail and self.exists():
+            self._disk.truncate(self.path, self._size_bytes or 0)
+            self._disk.fsync(self.path)
+        data = b"".join(line + b"\n" for line in lines)
+        self._has_torn_tail = True
+        self._disk.append(self.path, data)
+        self._has_torn_tail = False
+        self._hit("appended")
+        self._size_bytes = (self._size_bytes or 0) + len(data)
+        if not sync:
+            return
+        self._disk.fsync(self.path)
+        if self._is_new:
+            self._disk.fsync_dir(self._directory)
+            self._is_new = False
+        self._hit("synced")
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Replace the whole file with these lines, durably. On `StorageError` the old file is still there."""
+        data = b"".join(line + b"\n" for line in lines)
+        self._writer.replace(self.path, data)
+        self._size_bytes, self._has_torn_tail, self._is_new = len(data), False, False
+        self._hit("appended")
+        self._disk.fsync_dir(self._directory)
+        self._hit("synced")
+
+    def _look(self) -> None:
+        content = self.read()
+        self._size_bytes = content.whole_bytes
+        self._has_torn_tail = content.torn_bytes > 0
+        self._is_new = not self.exists()
+
+    def _hit(self, event: str) -> None:
+        if self._kind is not None and self._failpoints is not None:
+            self._failpoints.hit(f"{self._kind}.{event}")
+
+
+def parse_journal(data: bytes) -> JournalContent:
+    """Read the lines of a journal, wherever its bytes came from."""
+    records: list[Record] = []
+    start = whole_bytes = damaged = damaged_since_whole = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        if end < 0:
+            break
+        line = data[start:end]
+        start = end + 1
+        try:
+            records.append(unseal(line))
+        except DamagedError:
+            damaged_since_whole += 1
+            continue
+        damaged += damaged_since_whole
+        damaged_since_whole, whole_bytes = 0, start
+    return JournalContent(
+        records=tuple(records),
+        damaged_lines=damaged,
+        torn_bytes=len(data) - whole_bytes,
+        whole_bytes=whole_bytes,
+    )

@@ -1,0 +1,295 @@
+"""Small files below a checkpoint location: whole or not there, whatever happens while they are written.
+
+The cuts of a query: there or missed, whole or told of, and not kept for ever.
+
+What a checkpoint location belongs to: the same query goes on, another is told what differs and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import msgspec
+import pytest
+from tests.spark.micro import MicroSpark
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files
+from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, PlanMismatchError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.spark.hosted.checkpoint import KEPT, CutFiles, QueryFile, QueryIdentity, StopMark, mismatch, write_whole
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def identity(**changed: Any) -> QueryIdentity:
+    known: dict[str, Any] = {
+        "pipeline": "p",
+        "plan": msgspec.Raw(b"{}"),
+        "step_digests": {"s": "1", "windows": "2", "totals": "3"},
+        "stages": (("windows", "totals"),),
+        "shards": 2,
+        "first_epoch": 1,
+    }
+    return QueryIdentity(**known | changed)
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"shards": 5}, {"plan": msgspec.Raw(b'{"sinks": 2}')}, {"first_epoch": 9}, {"seed": "edge"}]
+)
+def test_what_state_does_not_depend_on_may_change(changed: dict[str, Any]) -> None:
+    assert mismatch(identity(), identity(**changed)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"pipeline": "q"}, "it is that of pipeline p, this is q."),
+        ({"stages": (("windows",), ("totals",))}, "the steps are the same, but stand at other depths now"),
+        ({"bounded": True}, "its input was unbounded."),
+    ],
+)
+def test_another_query_is_told_what_differs(changed: dict[str, Any], told: str) -> None:
+    assert told in (mismatch(identity(), identity(**changed)) or "")
+
+
+def test_a_changed_plan_is_told_which_steps_match() -> None:
+    changed = identity(step_digests={"s": "1", "windows": "other", "more": "4"})
+    assert mismatch(identity(), changed) == (
+        "  matches: s\n  changed: windows\n  no longer in the plan: totals\n  not in the checkpoint: more"
+    )
+
+
+def test_the_first_query_writes_and_the_next_one_finds(tmp_path: Path) -> None:
+    file = QueryFile(str(tmp_path / "query"))
+    assert file.read() is None
+    assert file.checked(identity(shards=5)) == identity(shards=5)
+    # A first try that came to nothing binds nobody.
+    assert file.checked(identity(shards=3)) == identity(shards=3)
+    (tmp_path / "query" / "offsets").mkdir()
+    (tmp_path / "query" / "offsets" / "0").write_text("{}")
+    # The shards are those that the state was made with.
+    assert file.checked(identity(shards=7)).shards == 3
+    with pytest.raises(PlanMismatchError, match=r"belongs to another query(?s:.)*import-spark"):
+        file.checked(identity(pipeline="q"))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"pipeline": "p"}'])
+def test_a_file_that_cannot_be_read_says_so(data: bytes, tmp_path: Path) -> None:
+    file = QueryFile(str(tmp_path))
+    file.write(identity())
+    (tmp_path / "fordstone" / "query.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        file.read()
+
+
+def test_a_file_of_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
+    file = QueryFile(str(tmp_path))
+    file.write(identity(version=2))
+    with pytest.raises(CheckpointError, match="has version 2; this fordstone reads version 1"):
+        file.read()
+
+
+# Through a query.
+
+
+def pipeline(root: Path, *, window: str = "10s", name: str = "p", more: bool = False) -> Pipeline:
+    found = Pipeline(name)
+    rows = found.source(
+        "s", files(str(root / "in" / "*.jsonl")), schema={"k": "string", "ts": "timestamp", "n": "bigint"}, time="ts"
+    )
+    windows = rows.group_by("k").window(tumbling(window)).agg(name="windows", n="count(*)")
+    windows.sink("out", files(str(root / "out"), format="jsonl"))
+    if more:
+        rows.group_by("k").agg(name="totals", n="count(*)").sink("totals_out", files(str(root / "t"), format="jsonl"))
+    return found
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "a.jsonl"
+    file.write_text(json.dumps({"k": "a", "ts": "2026-01-01T00:00:00Z", "n": 1}) + "\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"window": "20s"}, r"matches: s\n  changed: windows"),
+        ({"more": True}, r"matches: s, windows\n  not in the checkpoint: totals"),
+    ],
+)
+def test_a_changed_plan_on_an_old_checkpoint_is_refused(
+    changed: dict[str, Any], told: str, tmp_path: Path, input_file: Path
+) -> None:
+    spark = MicroSpark()
+    spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").run()
+    with pytest.raises(PlanMismatchError, match=told):
+        spark.start(pipeline(tmp_path, **changed).plan(), state=tmp_path / "state")
+
+
+def test_the_shards_of_a_query_stay_whatever_it_runs_on_next(tmp_path: Path, input_file: Path) -> None:
+    spark = MicroSpark(cores=3)
+    spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").run()
+    spark.cores = 5
+    again = spark.query(pipeline(tmp_path).plan(), state=tmp_path / "state")
+    assert again.setting.shards == 3
+    assert again.tasks == 5
+    with pytest.raises(ConfigError, match="divided into 3, for its whole life"):
+        spark.query(pipeline(tmp_path).plan(), state=tmp_path / "state", shards=7)
+
+
+def test_an_offset_log_of_another_query_is_found_out(tmp_path: Path, input_file: Path) -> None:
+    """The location was put together from two: batch 1 of one, cuts of another."""
+    spark = MicroSpark()
+    query = spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state")
+    query.run()
+    logged = json.loads(query.location.offset(0))
+    query.location.write("offsets", 1, json.dumps(logged))
+    with pytest.raises(CheckpointError, match="batch of epoch 2 tells of 1: the checkpoint location has been mixed up"):
+        spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").step()
+
+
+def test_a_cut_that_is_gone_stops_the_query_and_says_what_to_do(tmp_path: Path, input_file: Path) -> None:
+    spark = MicroSpark()
+    query = spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state")
+    query.run()
+    for file in (query.location.path / "fordstone" / "cuts").iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match="the cut of epoch 1 is missing"):
+        spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").step()
+
+
+def test_a_loop_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    found = Pipeline("p")
+    rows = found.source("s", files(str(tmp_path / "*.jsonl")), schema={"n": "bigint"})
+    looped = rows.iterate(lambda s: (s.filter("n > 0").with_columns("n - 1 AS n"), s.filter("n = 0")))
+    looped.sink("out", files(str(tmp_path / "out"), format="jsonl"))
+    with pytest.raises(PipelineError, match="Run this pipeline on the edge engine"):
+        MicroSpark().query(found.plan(), state=tmp_path / "state")
+
+
+def test_a_source_in_this_processs_memory_is_refused(tmp_path: Path) -> None:
+    from fordstone.connectors import memory
+
+    found = Pipeline("p")
+    found.source("s", memory([[]]), schema={"n": "bigint"}).sink("out", files(str(tmp_path / "o"), format="jsonl"))
+    with pytest.raises(ConfigError, match="lives in this process's memory"):
+        MicroSpark().query(found.plan(), state=tmp_path / "state")
+
+
+def cut(epoch: int) -> Cut:
+    partitions = {"β.jsonl": PartitionCut(position=2**62, max_time_us=TIME_MIN_US, floor_us=TIME_MAX_US, idle=True)}
+    return Cut(epoch=epoch, sources={"s": SourceCut(partitions=partitions, watermark_us=TIME_MAX_US)}, bounded=True)
+
+
+@pytest.fixture(params=["path", "url"])
+def cuts(request: pytest.FixtureRequest, tmp_path: Path) -> CutFiles:
+    return CutFiles(str(tmp_path / "query")) if request.param == "path" else CutFiles(f"memory://{uuid4()}/query/")
+
+
+def test_a_cut_is_read_as_it_was_written(cuts: CutFiles) -> None:
+    assert cuts.epochs() == ()
+    for epoch in (1, 2, 10):
+        cuts.write(cut(epoch))
+    assert cuts.read(2) == cut(2)
+    assert cuts.epochs() == (1, 2, 10)
+
+
+def test_a_cut_that_is_written_again_stays(cuts: CutFiles) -> None:
+    cuts.write(cut(1))
+    cuts.write(cut(1))
+    assert cuts.read(1) == cut(1)
+    assert cuts.epochs() == (1,)
+
+
+def test_a_missing_cut_says_what_to_do(cuts: CutFiles) -> None:
+    cuts.write(cut(1))
+    with pytest.raises(CheckpointError, match=r"epoch 2 is missing(?s:.)*Restore the checkpoint location"):
+        cuts.read(2)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
+def test_a_damaged_cut_is_told_of(data: bytes, tmp_path: Path) -> None:
+    cuts = CutFiles(str(tmp_path))
+    cuts.write(cut(1))
+    (file,) = (tmp_path / "fordstone" / "cuts").iterdir()
+    file.write_bytes(data)
+    with pytest.raises(DamagedError, match="is damaged"):
+        cuts.read(1)
+
+
+def test_old_cuts_go(cuts: CutFiles) -> None:
+    for epoch in range(1, KEPT + 4):
+        cuts.write(cut(epoch))
+    assert cuts.epochs() == tuple(range(4, KEPT + 4))
+
+
+def test_what_a_crash_left_half_written_is_no_cut(tmp_path: Path) -> None:
+    cuts = CutFiles(str(tmp_path))
+    cuts.write(cut(1))
+    (tmp_path / "fordstone" / "cuts" / ".000000000002.json.tmp").write_bytes(b"{")
+    assert cuts.epochs() == (1,)
+    cuts.write(cut(2))
+    assert cuts.read(2) == cut(2)
+
+
+def test_a_file_is_written_and_replaced_at_a_path_and_behind_a_url(tmp_path: Path) -> None:
+    for place in (f"{tmp_path}/a/b/file", f"file://{tmp_path}/c/file", "memory://whole/file"):
+        for data in (b"one", b"another"):
+            write_whole(place, data)
+            fs, path = fsspec.core.url_to_fs(place)
+            assert fs.cat_file(path) == data
+
+
+def test_a_process_that_dies_while_it_writes_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "file"
+    write_whole(str(place), b"one")
+
+    def die(self: Path, target: Path) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr(Path, "replace", die)
+    with pytest.raises(OSError, match="no power"):
+        write_whole(str(place), b"another")
+    assert place.read_bytes() == b"one"
+
+
+def test_a_query_that_died_while_it_wrote_its_identity_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = QueryIdentity(pipeline="p", plan=msgspec.Raw(b"{}"), step_digests={}, stages=(), shards=1, first_epoch=1)
+
+    def die(self: Path, target: Path) -> None:
+        raise OSError("no power")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", die)
+        with pytest.raises(OSError, match="no power"):
+            QueryFile(str(tmp_path)).checked(identity)
+    assert QueryFile(str(tmp_path)).read() is None
+    assert QueryFile(str(tmp_path)).checked(identity) == identity
+
+
+@pytest.fixture(params=["disk", "url"])
+def mark(request: pytest.FixtureRequest, tmp_path: Path) -> StopMark:
+    return StopMark(str(tmp_path / "_spark") if request.param == "disk" else f"memory://{uuid4().hex}/_spark")
+
+
+def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: StopMark):
+    other = StopMark(mark.checkpoint)
+    assert not other.stands()
+    mark.put()
+    mark.put()
+    assert other.stands()
+    mark.take_away()
+    mark.take_away()
+    assert not other.stands()

@@ -1,0 +1,137 @@
+"""One contract for every kind of remote."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fordstone.errors import ConfigError, StorageError
+from fordstone.storage.remote import DiskRemote, FsspecRemote, open_remote, read_url
+from fordstone.testing.memory_disk import MemoryDisk
+
+
+@pytest.fixture(params=["directory", "file-url", "memory-disk", "fsspec-memory", "fsspec-local"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    match request.param:
+        case "directory":
+            return open_remote(str(tmp_path / "far"))
+        case "file-url":
+            return open_remote(f"file://{tmp_path}/far")
+        case "memory-disk":
+            return DiskRemote(MemoryDisk())
+        case "fsspec-memory":
+            return open_remote(f"memory://{tmp_path.name}/far")
+        case _:
+            from fsspec.implementations.local import LocalFileSystem
+
+            return FsspecRemote(LocalFileSystem(), str(tmp_path / "far"))
+
+
+def test_what_was_put_is_got_and_replaced(remote: Any) -> None:
+    remote.put("p/n/runs/a", b"one")
+    remote.put("p/n/runs/a", b"other")
+    remote.put("p/n/runs/empty", b"")
+    assert remote.get("p/n/runs/a") == b"other"
+    assert remote.sizes("p/n/runs") == {"a": 5, "empty": 0}
+    assert remote.exists("p/n/runs/a")
+    assert not remote.exists("p/n/runs/b")
+
+
+def test_what_is_missing_is_told_as_missing(remote: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        remote.get("p/n/runs/none")
+    assert remote.sizes("p/n/none") == {}
+    remote.remove("p/none")
+    remote.put("p/a", b"")
+    remote.remove("p/none")
+    with pytest.raises(FileNotFoundError):
+        remote.get("p/none")
+
+
+def test_what_was_removed_is_gone(remote: Any) -> None:
+    remote.put("p/a", b"1")
+    remote.remove("p/a")
+    assert remote.sizes("p") == {}
+
+
+def test_directories_are_not_listed_as_files(remote: Any) -> None:
+    remote.put("p/n/a", b"1")
+    remote.put("p/b", b"22")
+    assert remote.sizes("p").get("b") == 2
+    assert "a" not in remote.sizes("p")
+    remote.remove_leftovers("p/n")
+    assert remote.sizes("p/n") == {"a": 1}
+
+
+def test_leftovers_are_hidden_and_removed() -> None:
+    disk = MemoryDisk()
+    disk.make_dirs("p")
+    disk.create("p/.tmp-half", b"1")
+    remote = DiskRemote(disk)
+    assert remote.sizes("p") == {}
+    remote.remove_leftovers("p")
+    assert disk.list("p") == []
+
+
+def test_whatever_a_backend_raises_becomes_a_storage_error() -> None:
+    class Broken:
+        def __getattr__(self, name: Any) -> None:
+            raise RuntimeError("the backend has its own ideas")
+
+    remote = FsspecRemote(Broken(), "bucket")
+    for call in (
+        lambda: remote.put("p/a", b""),
+        lambda: remote.get("p/a"),
+        lambda: remote.sizes("p"),
+        lambda: remote.remove("p/a"),
+    ):
+        with pytest.raises(StorageError, match="its own ideas"):
+            call()
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "s3://bucket/x"])
+def test_a_url_that_cannot_be_opened_says_what_to_install(url: Any) -> None:
+    try:
+        open_remote(url)
+    except ConfigError as error:
+        assert "Install what this kind of URL needs" in str(error)  # noqa: PT017 - s3fs may be installed
+    else:
+        assert url.startswith("s3")
+
+
+def test_a_url_that_does_not_answer_may_be_tried_again() -> None:
+    with pytest.raises(StorageError, match="cannot be reached"):
+        open_remote("ftp://127.0.0.1:1/bucket")
+
+
+def test_opening_and_reading_a_missing_directory_creates_nothing(tmp_path: Path) -> None:
+    remote = open_remote(f"file:{tmp_path}/far")
+    assert remote.sizes("p") == {}
+    assert not remote.exists("p/a")
+    assert not (tmp_path / "far").exists()
+    remote.put("a", b"1")
+    assert (tmp_path / "far" / "a").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("scheme", ["memory://read-url", "file://"])
+def test_a_bounded_part_of_a_file_is_read_by_its_url(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}{tmp_path}"
+    open_remote(url).put("a", b"12345")
+    assert read_url(f"{url}/a", bytes_max=3) == b"123"
+    with pytest.raises(FileNotFoundError):
+        read_url(f"{url}/b", bytes_max=3)
+
+
+def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, fordstone.epochs.upload as u, fordstone.epochs.fetch\n"
+        "from fordstone.storage.remote import open_remote\n"
+        f"open_remote({str(tmp_path)!r})\n"
+        "print('fsspec' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
