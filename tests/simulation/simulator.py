@@ -1,7 +1,7 @@
 """Run a whole engine under a seed: random interleavings, crashes at any step and in any disk operation, then judge.
 
 The engine is the real one, with tasks, gates, coordinator, writer and store; clock, disk and scheduler are the
-simulation's. What is judged are the invariants of the design (section 16): consistent cuts, whole checkpoints, and per
+simulation's. What is judged are the invariants in docs/architecture.md: consistent cuts, whole checkpoints, and per
 guarantee nothing lost, nothing doubled, or neither.
 """
 
