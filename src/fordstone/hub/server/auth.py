@@ -147,12 +147,8 @@ class TokenFile:
 
     def write_used(self, used_us: dict[str, int]) -> None:
         """Write when tokens were last used. Called by the hub about once a minute; a crash may lose the last minute."""
-        write_file(
-            self._data / _USED,
-            msgspec.json.format(msgspec.json.encode(used_us, order="deterministic")),
-            mode=0o600,
-            durable=False,
-        )
+        data = msgspec.json.format(msgspec.json.encode(used_us, order="deterministic"))
+        write_file(self._data / _USED, data, mode=0o600, durable=False)
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
         write_file(self.path, msgspec.json.format(msgspec.json.encode(_Stored(tokens=tokens))) + b"\n", mode=0o600)

@@ -288,10 +288,11 @@ def _url(sock: socket.socket, *, tls: bool) -> str:
 
 
 def _write_ready(path: Path, url: str) -> None:
+    """Write the hub's address atomically: a reader that sees the file sees all of it."""
     try:
         write_file(path, f"{url}\n".encode(), durable=False)
     except StorageError as error:
-        raise StorageError(f"--ready-file {path} cannot be written: {error}") from error
+        raise StorageError(f"--ready-file {path}: {error}") from error
 
 
 def _raise_file_limit() -> None:

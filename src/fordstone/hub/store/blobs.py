@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
 
-from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.rejection import Rejection
 from fordstone.storage.atomic import write_file
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-from fordstone.storage.remote import open_filesystem
+from fordstone.storage.remote import Remote, local_path, open_filesystem, open_remote
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
@@ -360,16 +359,15 @@ def claim(url: str, data: Path) -> None:
         ours = _own_id(data / ID_NAME)
     except OSError as error:
         raise StorageError(f"{data / ID_NAME} cannot be read: {error.strerror}.") from error
-    filesystem, root = open_filesystem(url, kind="blob store")
-    path = f"{root.rstrip('/')}/{ID_NAME}"
+    local = local_path(url)
     try:
-        theirs = _read_id(filesystem, path)
+        store = open_remote(url if local is None else unquote(local))
+        theirs = _read_id(store)
         if theirs is None:
-            filesystem.makedirs(root, exist_ok=True)
-            filesystem.pipe_file(path, ours.encode())
-            theirs = _read_id(filesystem, path)
-    except Exception as error:
-        raise StorageError(f"blob store {url!r} cannot be reached: {error}.") from error
+            store.put(ID_NAME, ours.encode())
+            theirs = _read_id(store)
+    except StorageError as error:
+        raise StorageError(f"blob store {url!r} cannot be reached: {error}") from error
     if theirs != ours:
         raise ConfigError(
             f"the blob store {url!r} belongs to another hub ({theirs}; this one is {ours}), and one would remove what the other needs.\n"
@@ -392,9 +390,9 @@ def _own_id(path: Path) -> str:
     return found
 
 
-def _read_id(filesystem: Any, path: str) -> str | None:
+def _read_id(store: Remote) -> str | None:
     try:
-        return bytes(filesystem.cat_file(path)).decode("ascii", "replace").strip()
+        return store.get(ID_NAME).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return None
 
