@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
 
+from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.rejection import Rejection
 from fordstone.storage.atomic import write_file
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
