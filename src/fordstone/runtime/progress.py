@@ -17,20 +17,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Let out at sinks by this process."""
     rows_late: int
     rows_rejected: int
-    watermark_us: int | None
+    watermark_us: int | None = None
     """The least over the sources; None before any row."""
     state_bytes: int
     checkpoints: int
     """Sealed by this process."""
     given_up: int
-    checkpoint_us: int | None
+    checkpoint_us: int | None = None
     """How long the last one took to be durable, behind the pipeline's back."""
-    checkpoint_bytes: int | None
-    pause_us: int | None
+    checkpoint_bytes: int | None = None
+    pause_us: int | None = None
     """How long the last barrier held up the slowest task."""
     interval_us: int
     restarts: int
-    stalled: str | None
+    stalled: str | None = None
     """Why nothing can be sealed now."""
     elapsed_us: int
     share: float | None = None
