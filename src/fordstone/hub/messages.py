@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
 API: Final = "/v1"
@@ -198,18 +199,15 @@ class ControlPage(Message, frozen=True):
     blobs: str | None = None
 
 
+HealthState = Literal["starting", "running", "waiting", "failed", "stopped"]
+
+
 class Health(Message, frozen=True):
     """`PUT /nodes/{node}/health/{pipeline}`: the state that a node reports, about every ten seconds and when it changes."""
 
-    state: Literal["starting", "running", "waiting", "failed", "stopped"]
+    state: HealthState
     sent_us: int
-    epoch: int = 0
-    rows_in: int = 0
-    rows_late: int = 0
-    watermark_us: int | None = None
-    outbox_epochs: int = 0
-    outbox_bytes: int = 0
-    restarts: int = 0
+    progress: Counters = Counters()
     problem: str = ""
     version: str = ""
 
