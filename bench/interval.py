@@ -23,6 +23,7 @@ import msgspec
 
 from fordstone.cli import format as fmt
 from fordstone.cli.loading import load_pipeline
+from fordstone.cli.table import Table
 from fordstone.connectors import files
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
@@ -190,7 +191,7 @@ def show(facts: IntervalFacts, choice: IntervalChoice, measured: Measured, rows:
         ]
         for row in rows
     ]
-    print(f"Share of time lost, by the model:\n\n{fmt.table(head, cells, right=range(1, len(head)))}\n")
+    print(f"Share of time lost, by the model:\n\n{Table(head=head, rows=cells, right=range(1, len(head))).text()}\n")
     print(f"* {choice.because}")
 
 

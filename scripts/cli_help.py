@@ -1,4 +1,4 @@
-"""Write what each command's --help prints into docs/reference/cli.md. The tests compare the two.
+"""Write what each command's --help prints into docs/reference/cli.md and hub.md. The tests compare the two.
 
 python scripts/cli_help.py
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
+PAGES = [Path(__file__).resolve().parent.parent / "docs" / "reference" / name for name in ("cli.md", "hub.md")]
 _BLOCK = re.compile(r"```console\n\$ (?P<command>[^\n]+ --help)\n.*?```", re.DOTALL)
 
 
@@ -26,4 +26,5 @@ def block_of(found: re.Match[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_BLOCK.sub(block_of, PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(_BLOCK.sub(block_of, page.read_text()))

@@ -34,6 +34,7 @@ SPARK_FOLDER = HERE / "spark"
 SLOW_PLACES = (HERE / "faults", HERE / "bench", HERE / "test_demo.py")
 SPARK_FIXTURES = {"spark", "quick_java"}
 """A test that uses one of them needs Java."""
+SEEDS_QUICK, SEEDS, SEEDS_FULL = 100, 400, 4000
 GUARDIAN = pytest.StashKey[object]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
@@ -47,13 +48,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run all fault matrices, and ten times as many simulation seeds"
     )
-    parser.addoption("--seeds", type=int, default=None, help="number of seeds that the simulation runs")
+    parser.addoption("--seeds", type=int, default=None, help=f"number of simulation seeds ({SEEDS})")
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of these seeds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.option.seeds is None:
+        config.option.seeds = SEEDS_QUICK if config.option.quick else SEEDS_FULL if config.option.full else SEEDS
     if config.option.quick:
         sys.addaudithook(_no_java)
     if not config.option.collectonly:

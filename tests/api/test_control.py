@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fordstone import FordstoneError, Pipeline, Stream, tumbling
-from fordstone.api.control import ControlTable
+from fordstone.api.stream import ControlTable
 from fordstone.connectors import files
 from fordstone.plan.plan import Mode
 from fordstone.planner.split import split
@@ -48,7 +48,7 @@ REFUSED: dict[str, Declare] = {
     r"given:  k string, v bigint\n  wanted: k string, v double": lambda _, rows, limits: (
         rows.to_center().select("k", "x AS v").to_edges(limits)
     ),
-    r"must keep window_start, window_end unchanged\. Behind a window, \.final\(\) gives the last word": (
+    r"must keep window_start, window_end unchanged\. After a window, \.final\(\) gives the last result": (
         lambda _, rows, limits: (
             rows.to_center()
             .group_by("k")

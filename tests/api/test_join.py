@@ -13,7 +13,7 @@ import pytest
 
 from fordstone import Pipeline, Stream, tumbling
 from fordstone.connectors import MemorySink, files, memory, stdout
-from fordstone.connectors.inline import BYTES_MAX
+from fordstone.connectors.lookup_table import BYTES_MAX
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, SchemaError
 from fordstone.plan import plan as p
 from fordstone.plan.plan import read_plan
@@ -171,7 +171,7 @@ Build = Callable[[Stream, Stream], Any]
         (lambda a, b: a.lookup([{"device": "x" * BYTES_MAX}], on="device"), PipelineError, r"too many to stand in a plan.*files\("),
         (lambda a, b: a.lookup([{"device": "a"}], on="device", how="right"), PipelineError, "how='right': it is 'inner', 'left'"),
         (lambda a, b: a.join_latest(b.group_by("device").agg(n="count(*)"), on="device"), PipelineError, "the control stream of join_latest cannot take"),
-        (lambda a, b: a.iterate(lambda s: (s, s.join_latest(s, on="device"))), PipelineError, "cannot stand inside or below a loop"),
+        (lambda a, b: a.iterate(lambda s: (s, s.join_latest(s, on="device"))), PipelineError, "is not possible inside or below a loop"),
         (lambda a, b: a.iterate(lambda s: (s, s.join(s, on="device", between=BETWEEN))), PipelineError, "there is none inside or below a loop"),
         (lambda a, b: a.join(b, on="device", between=BETWEEN).sink("o", memory(MemorySink()), release="at_once"), PipelineError, "release='commit'"),
         (lambda a, b: a.join_latest(b, on="device", wait=False).sink("o", memory(MemorySink()), release="at_once"), PipelineError, "release='commit'"),

@@ -200,7 +200,7 @@ def test_merging_folds_runs_into_one_of_the_same_rows(invoke: Invoke, two_runs: 
     before = state_rows(place)
     result = invoke("checkpoints", "merge", "flow.py")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("checkpoint 1: 2 runs of state became 1, ")
+    assert result.stdout.startswith("checkpoint 1: 2 runs of state merged into 1, ")
     assert_frame_equal(state_rows(place), before, check_row_order=False)
     assert invoke("checkpoints", "verify").exit_code == 0
     assert "nothing to merge" in invoke("checkpoints", "merge", "flow.py").stdout
@@ -226,7 +226,7 @@ def test_merging_with_the_file_of_another_pipeline_is_refused(invoke: Invoke, tw
     (place / "flow.py").write_text(PIPELINE_OF_KEYS.replace("count(*)", "sum(temp)"))
     result = invoke("checkpoints", "merge", "flow.py")
     assert result.exit_code == 1
-    assert "was made by another plan" in result.stderr
+    assert "was written by another plan" in result.stderr
     assert "changed: agg_device" in result.stderr
     assert "--allow" not in result.stderr
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.place import SECONDS_MAX, Invoke, finish, start
 from tests.edge.test_supervisor import FakeProcess, gone
 
-from fordstone.cli.tiers import passed_on
+from fordstone.cli.tiers import forwarded
 
 NOBODY = "http://127.0.0.1:9"
 FLOW = """
@@ -94,7 +94,7 @@ def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: p
         (["flow.py", "flow.py", "--hub", NOBODY], "would share the folder flow"),
         (["flow.py", "--hub", NOBODY, "--node", "a/b"], "node 'a/b'"),
         (["flow.py", "--hub", "x"], "hub 'x' is no address"),
-        (["flow.py", "--hub", NOBODY, "--outbox-max", "0"], "that is not a size"),
+        (["flow.py", "--hub", NOBODY, "--outbox-max", "0"], "this is not a size"),
     ],
 )
 def test_what_makes_no_sense_is_told_at_once(
@@ -109,10 +109,10 @@ def test_what_makes_no_sense_is_told_at_once(
 
 
 def test_lines_that_are_no_log_lines_become_some():
-    told = passed_on("flow", '{"at": "x", "level": "INFO", "event": "started", "pipeline": "p"}')
+    told = forwarded("flow", '{"at": "x", "level": "INFO", "event": "started", "pipeline": "p"}')
     assert json.loads(told)["pipeline"] == "p"
-    assert json.loads(passed_on("flow", '{"level": "INFO", "event": "started"}'))["pipeline"] == "flow"
-    wrapped = json.loads(passed_on("flow", "Traceback (most recent call last):"))
+    assert json.loads(forwarded("flow", '{"level": "INFO", "event": "started"}'))["pipeline"] == "flow"
+    wrapped = json.loads(forwarded("flow", "Traceback (most recent call last):"))
     assert (wrapped["level"], wrapped["pipeline"], wrapped["text"]) == (
         "ERROR",
         "flow",

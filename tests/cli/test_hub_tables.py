@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.cli.place import Invoke
 
-from fordstone.cli.hub_tables import Sheet, epochs_sheet, nodes_sheet, streams_sheet
+from fordstone.cli.hub_tables import epochs_table, nodes_table, streams_table
+from fordstone.cli.table import Table
 from fordstone.errors import HubRefusedError
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
@@ -26,12 +27,13 @@ from fordstone.hub.messages import (
     Streams,
 )
 from fordstone.lang.duration import TIME_MIN_US
+from fordstone.protocol.progress import Counters
 
 NOW_US = 1_800_000_000_000_000
 SECOND_US = 1_000_000
 
 
-def node(name: str, *, seen_s: float = 1, state: str = "running", **facts: Any) -> NodeInfo:
+def node(name: str, *, seen_s: float = 1, state: str = "running", problem: str = "", **facts: Any) -> NodeInfo:
     return NodeInfo(
         node=name,
         pipeline="cold-chain",
@@ -39,7 +41,12 @@ def node(name: str, *, seen_s: float = 1, state: str = "running", **facts: Any) 
         generation=Generation(hub=1, local=2),
         seen_us=NOW_US - int(seen_s * SECOND_US),
         committed_us=NOW_US - 1_500_000,
-        health=Health(state=state, sent_us=NOW_US, rows_in=1_000, **facts),  # type: ignore[arg-type]
+        health=Health(
+            state=state,  # type: ignore[arg-type]
+            sent_us=NOW_US,
+            problem=problem,
+            progress=Counters(rows_in=1_000, **facts),
+        ),
     )
 
 
@@ -50,8 +57,8 @@ def test_nodes_are_shown_with_ages_lag_outbox_and_problem():
         node("gateway-3", state="waiting", problem="the disk is full"),
         node("gateway-4", seen_s=3600, state="stopped"),
     ]
-    sheet = nodes_sheet(found, NOW_US)
-    rows = {row[0]: dict(zip(sheet.head, row, strict=True)) for row in sheet.rows}
+    table = nodes_table(found, NOW_US)
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert list(rows) == ["gateway-1", "gateway-2", "gateway-3", "gateway-4"]
     assert rows["gateway-1"] == {
         "node": "gateway-1",
@@ -66,13 +73,13 @@ def test_nodes_are_shown_with_ages_lag_outbox_and_problem():
     }
     assert (rows["gateway-2"]["state"], rows["gateway-2"]["outbox"]) == ("silent", "3 epochs, 1.20 kB")
     assert (rows["gateway-3"]["state"], rows["gateway-3"]["problem"]) == ("waiting", "the disk is full")
-    assert rows["gateway-4"]["state"] == "stopped", "who said good-bye is not silent"
-    assert list(sheet.styles) == ["", "yellow", "yellow", ""]
+    assert rows["gateway-4"]["state"] == "stopped", "a stopped node is not silent"
+    assert list(table.styles) == ["", "yellow", "yellow", ""]
 
 
 def test_a_node_of_which_only_epochs_are_known_is_shown_too():
     one = NodeInfo(node="a", pipeline="p", head=1, generation=None, seen_us=NOW_US, committed_us=None)
-    assert nodes_sheet([one], NOW_US).rows == [("a", "p", "", "1", "0 us ago", "", "", "", "")]
+    assert nodes_table([one], NOW_US).rows == [("a", "p", "", "1", "0 us ago", "", "", "", "")]
 
 
 def stream(**facts: Any) -> StreamInfo:
@@ -86,17 +93,17 @@ def stream(**facts: Any) -> StreamInfo:
 @pytest.mark.parametrize(
     ("facts", "column", "shown"),
     [
-        ({"consumers": {"center": 0}}, "to read", "center: nothing"),
-        ({"consumers": {"center": 1, "b": 2}}, "to read", "b: 2 epochs, center: 1 epoch"),
-        ({}, "to read", "nobody reads it"),
-        ({"watermark_us": ENDED_US}, "time", "ended"),
-        ({"watermark_us": TIME_MIN_US}, "time", ""),
-        ({}, "time", "2027-01-15 07:59:59, 1.00 s behind"),
+        ({"consumers": {"center": 0}}, "unread", "center: 0 epochs"),
+        ({"consumers": {"center": 1, "b": 2}}, "unread", "b: 2 epochs, center: 1 epoch"),
+        ({}, "unread", "no consumer"),
+        ({"watermark_us": ENDED_US}, "watermark", "ended"),
+        ({"watermark_us": TIME_MIN_US}, "watermark", ""),
+        ({}, "watermark", "2027-01-15 07:59:59, 1.00 s behind"),
     ],
 )
 def test_streams_are_shown_with_their_time_and_who_is_behind(facts: dict[str, Any], column: str, shown: str):
-    sheet = streams_sheet([stream(**facts)], NOW_US)
-    assert dict(zip(sheet.head, sheet.rows[0], strict=True))[column] == shown
+    table = streams_table([stream(**facts)], NOW_US)
+    assert dict(zip(table.head, table.rows[0], strict=True))[column] == shown
 
 
 def test_epochs_say_what_they_came_with_and_how_late():
@@ -113,9 +120,9 @@ def test_epochs_say_what_they_came_with_and_how_late():
         EpochInfo(epoch=7, first=5, last=7, **facts, **times),
         EpochInfo(epoch=4, first=4, last=4, **facts, **times),
     ]
-    assert epochs_sheet(found, NOW_US).rows == [
+    assert epochs_table(found, NOW_US).rows == [
         ("p", "n", "7", "5-7", "5", "10 B", "1.00 s ago", "2.00 s", "1.2"),
-        ("p", "n", "4", "alone", "5", "10 B", "1.00 s ago", "2.00 s", "1.2"),
+        ("p", "n", "4", "4", "5", "10 B", "1.00 s ago", "2.00 s", "1.2"),
     ]
 
 
@@ -135,7 +142,7 @@ def test_machines_get_what_the_hub_said_and_people_a_table(
     assert (printed.exit_code, printed.stderr) == (0, "")
     assert list(json.loads(printed.stdout)) == [command]
     shown = invoke(command).stdout
-    assert shown.startswith(("node ", "pipeline ", "No such epoch"))
+    assert shown.startswith(("node ", "pipeline ", "This hub has"))
 
 
 def test_a_hub_that_is_not_there_is_told_with_what_to_do(invoke: Invoke):
@@ -179,7 +186,7 @@ def test_the_token_comes_from_a_file_or_a_variable_and_never_from_the_command_li
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: nodes_sheet([], 0), lambda: streams_sheet([], 0), lambda: epochs_sheet([], 0)]
+    "make", [lambda: nodes_table([], 0), lambda: streams_table([], 0), lambda: epochs_table([], 0)]
 )
-def test_nothing_is_said_in_words(make: Callable[[], Sheet]):
-    assert make().text().endswith(("URL.", "yet.", "hub."))
+def test_nothing_is_said_in_words(make: Callable[[], Table]):
+    assert make().text().endswith(("URL.", "yet.", "epoch."))

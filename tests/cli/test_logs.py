@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fordstone.cli.logs import JsonFormatter, LineFormatter, configure_logging, line_of, say_always
+from fordstone.cli.logs import JsonFormatter, LineFormatter, add_log_fields, configure_logging, text_line
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def test_a_record_for_machines_is_one_object_whatever_its_fields_are_called():
         "checkpoint damaged",
         "ValueError: no",
     )
-    assert line_of(found).startswith("00:00:00 WARNING checkpoint damaged epoch=41 ")
+    assert text_line(found).startswith("00:00:00 WARNING checkpoint damaged epoch=41 ")
 
 
 def test_what_every_line_says_stands_in_it_unless_it_says_otherwise(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ):
     configure_logging(0, as_json=True)
-    say_always(pipeline="cold-chain")
+    add_log_fields(pipeline="cold-chain")
     logger.warning("one")
     logger.warning("two", extra={"pipeline": "other"})
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

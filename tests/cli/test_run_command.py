@@ -33,7 +33,7 @@ def test_bounded_input_is_read_to_its_end_and_summed_up_on_standard_error(invoke
     assert result.stdout == ""
     assert "cold-chain ended: all input was read." in result.stderr
     assert "  rows in   100" in result.stderr
-    assert "began at the beginning" in result.stderr
+    assert "started from the beginning" in result.stderr
     assert len(read_rows(place / "out" / "hot")) == 59
 
 

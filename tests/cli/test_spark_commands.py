@@ -21,9 +21,8 @@ import pytest
 from tests.cli.place import Invoke
 from tests.cli.test_view import PROGRESS
 
-from fordstone.cli.center import center
 from fordstone.cli.help import EngineOption
-from fordstone.cli.run import run
+from fordstone.cli.run import center, run
 from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError
 from fordstone.runtime.progress import Progress, Report
@@ -148,13 +147,13 @@ def test_center_is_a_run_on_spark_without_an_end(invoke: Invoke, spark_stand_in:
         (["--on", "spark", "--keep", "5"], "--keep goes with --on edge"),
         (["--on", "spark", "--remote", "s3://b"], "--state may be a URL"),
         (["--on", "spark", "--interval", "auto"], "--interval auto goes with --on edge"),
-        (["--on", "spark", "--allow-new-state"], "--allow-new-state goes with --from-checkpoint on Spark"),
+        (["--on", "spark", "--allow-new-state"], "--allow-new-state needs --from-checkpoint on Spark"),
         (["--on", "spark", "--bounded", "--available-now"], "choose one"),
         (["--on", "spark", "--shards", "1000"], "shards=1000"),
         (["--on", "spark", "--conf", "spark.ui.enabled"], "write NAME=VALUE"),
         (["--on", "spark", "--conf", "ui=1"], "write NAME=VALUE"),
         (["--master", "local[2]"], "--master goes with --on spark, not with --on edge. The edge runs in this process"),
-        (["--on", "edge", "--available-now"], "On the edge, --bounded reads what is there."),
+        (["--on", "edge", "--available-now"], "On the edge, use --bounded."),
         (["--from-checkpoint", "state"], "--from-checkpoint goes with --on spark"),
         (["--conf", "spark.ui.enabled=true"], "--conf goes with --on spark"),
         (["--on", "flink"], "'flink' is not one of"),
@@ -253,11 +252,11 @@ def test_an_exception_in_a_worker_is_traced_in_the_users_code_only(invoke: Invok
 def test_what_was_there_is_read_and_more_may_come(invoke: Invoke, spark_stand_in: FakeSpark):
     spark_stand_in.run = lambda: Report(pipeline="cold-chain", outcome="stopped", progress=PROGRESS)
     said = invoke("run", "flow.py", "--on", "spark", "--available-now").stderr
-    assert "cold-chain has read what was there, and running again goes on from here." in said
+    assert "cold-chain read everything there is; the next run resumes from here." in said
     stopped = msgspec.structs.replace(PROGRESS, stopping=True)
     spark_stand_in.run = lambda: Report(pipeline="cold-chain", outcome="stopped", progress=stopped)
     said = invoke("run", "flow.py", "--on", "spark").stderr
-    assert "cold-chain stopped: the epoch was finished, and running again goes on from here." in said
+    assert "cold-chain stopped; the next run resumes from here." in said
 
 
 def test_a_batch_job_that_is_done_says_how_to_read_on(invoke: Invoke, spark_stand_in: FakeSpark):
@@ -281,8 +280,8 @@ def test_the_state_of_a_query_is_imported_by_its_state_directory_or_by_its_own(
         result = invoke("checkpoints", "import-spark", given, "--state", "edge", "--node", "gateway")
         assert result.exit_code == 0, result.stderr
         assert result.stdout == (
-            "checkpoint 41 of pipeline cold-chain on node gateway: 1,000 rows of state in 2 runs, 1.25 MB. "
-            "It is in edge; `fordstone run FILE --state edge` goes on from it.\n"
+            "checkpoint 41 of pipeline cold-chain on node gateway written: 1,000 rows of state in 2 runs, 1.25 MB. "
+            "`fordstone run FILE --state edge` resumes from it.\n"
         )
         assert result.stderr == "starting Spark ...\n"
     assert spark_stand_in.imports == [(str(query), "edge", "gateway")] * 3
@@ -313,8 +312,8 @@ def test_an_import_of_nothing_or_of_several_is_a_misuse(invoke: Invoke, place: P
         query_at(place / "center" / pipeline / "_spark")
     for given, said in (
         ("nowhere", "there is no directory nowhere"),
-        ("empty", "empty holds no state of a Spark query"),
-        ("center", "several queries. Say which:\n    center/cold/_spark\n    center/hot/_spark"),
+        ("empty", "empty has no state of a Spark query"),
+        ("center", "several queries. Give one of:\n    center/cold/_spark\n    center/hot/_spark"),
     ):
         result = invoke("checkpoints", "import-spark", given)
         assert result.exit_code == 2

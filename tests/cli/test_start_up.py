@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def test_help_teaches_with_examples_and_exit_codes(invoke, command: list[str]):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
     assert "Examples:\n  fordstone " in result.stdout
-    assert "Exit codes: 0 done or stopped cleanly, 1 failed, 2 the command was misused." in result.stdout
+    assert "Exit codes: 0 finished or stopped cleanly, 1 failed, 2 wrong usage." in result.stdout
 
 
 def test_the_version_is_told(invoke):
@@ -88,12 +88,14 @@ def test_an_agent_loads_neither_pipelines_nor_polars(place: Path):
 
 
 def test_help_answers_within_the_budget(tmp_path: Path):
+    """Processor time, not time on the clock: other work on the machine does not change it."""
     command = [sys.executable, "-c", "from fordstone.cli.main import main; main()", "--help"]
     took = []
     for _ in range(HELP_TRIES):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=60)
-        took.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if took[-1] <= HELP_SECONDS_MAX:
             return
     pytest.fail(f"the quickest of {HELP_TRIES} took {min(took):.2f} s, more than {HELP_SECONDS_MAX} s")
@@ -125,4 +127,5 @@ def test_output_cut_off_by_head_is_not_a_traceback(place: Path):
     process.stdout = None
     code, _, err = finish(process)
     assert code == 1
-    assert err == "error: stdout: the reader of the output has closed it. Stopping.\n"
+    assert err.startswith("error: stdout: ")
+    assert err.count("\n") == 1, err

@@ -6,15 +6,19 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.place import Invoke
+from tests.cli.test_view import PROGRESS
 from tests.edge.test_supervisor import FakeProcess
 
-from fordstone.cli.tiers import CENTER, EDGE, HUB, Course, Talk
-from fordstone.cli.view.tiers_view import Board, LineTiersView, plain_table
+from fordstone.cli.tiers import CENTER, EDGE, HUB, PHASE_TEXT, LineRouter, Schedule
+from fordstone.cli.view.view import TWO, Board, LineView
 from fordstone.edge.agent.supervisor import Job, Supervisor
 from fordstone.protocol.restart import AT_A_TERMINAL
+from fordstone.runtime.progress import Progress, Report
 
 URL = "http://127.0.0.1:4711"
 TIERED = """
@@ -28,7 +32,7 @@ rows.to_center().sink("out", files("out/all", format="jsonl"))
 
 
 class Stage:
-    """A course whose processes end when the test says so."""
+    """A schedule whose processes end when the test says so."""
 
     def __init__(self, *, bounded: bool = False) -> None:
         self.processes: dict[str, FakeProcess] = {}
@@ -37,14 +41,14 @@ class Stage:
         self.supervisor = Supervisor(
             spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=AT_A_TERMINAL, chance=lambda: 1.0
         )
-        self.course = Course(
+        self.schedule = Schedule(
             self.supervisor,
             hub=lambda listen: Job(name=HUB, command=("hub", listen)),
             halves=lambda url: {name: Job(name=name, command=(name, url)) for name in (EDGE, CENTER)},
             ready=lambda: self.url,
             bounded=bounded,
         )
-        self.course.step()
+        self.schedule.step()
 
     def spawn(self, name: str, command: Sequence[str]) -> FakeProcess:
         self.processes[name] = FakeProcess(name=name, command=tuple(command), pid=len(self.processes) + 1)
@@ -53,7 +57,7 @@ class Stage:
     def step(self, seconds: float = 0.0) -> None:
         self.now_us += int(seconds * 1e6)
         for _ in range(3):
-            self.course.step()
+            self.schedule.step()
 
     def ready(self) -> None:
         self.url = URL
@@ -80,27 +84,27 @@ def test_the_halves_start_when_the_hub_listens_and_know_where():
 def test_told_to_stop_the_edge_goes_first_then_the_center_then_the_hub():
     stage = Stage()
     stage.ready()
-    stage.course.stop()
+    stage.schedule.stop()
     stage.step()
     assert stage.told == [EDGE]
-    stage.course.stop()
+    stage.schedule.stop()
     stage.end(EDGE)
     assert stage.told == [CENTER]
     stage.end(CENTER)
     assert stage.told == [HUB]
-    assert stage.course.phase == "stopping hub"
+    assert stage.schedule.phase == "stopping hub"
     stage.end(HUB)
-    assert (stage.course.phase, stage.course.failed) == ("over", None)
+    assert (stage.schedule.phase, stage.schedule.failed) == ("over", None)
 
 
 def test_told_to_stop_before_the_hub_listens_nothing_else_is_started():
     stage = Stage()
-    stage.course.stop()
+    stage.schedule.stop()
     stage.url = URL
     stage.step()
     assert stage.told == [HUB]
     stage.end(HUB)
-    assert (stage.course.phase, list(stage.processes)) == ("over", [HUB])
+    assert (stage.schedule.phase, list(stage.processes)) == ("over", [HUB])
 
 
 def test_a_bounded_run_is_the_edge_to_its_end_then_the_center():
@@ -113,16 +117,16 @@ def test_a_bounded_run_is_the_edge_to_its_end_then_the_center():
     stage.end(CENTER)
     assert stage.told == [HUB]
     stage.end(HUB)
-    assert stage.course.phase == "over"
+    assert stage.schedule.phase == "over"
 
 
 def test_a_bounded_run_that_is_told_to_stop_starts_no_center():
     stage = Stage(bounded=True)
     stage.ready()
-    stage.course.stop()
+    stage.schedule.stop()
     stage.end(EDGE)
     stage.end(HUB)
-    assert (stage.course.phase, CENTER in stage.processes) == ("over", False)
+    assert (stage.schedule.phase, CENTER in stage.processes) == ("over", False)
 
 
 @pytest.mark.parametrize("part", [EDGE, CENTER])
@@ -134,7 +138,7 @@ def test_a_part_that_fails_stops_the_rest_in_order(part: str):
     assert stage.told == [other]
     stage.end(other)
     stage.end(HUB)
-    assert (stage.course.phase, stage.course.failed) == ("over", part)
+    assert (stage.schedule.phase, stage.schedule.failed) == ("over", part)
 
 
 def test_a_hub_that_is_killed_comes_back_at_the_same_place():
@@ -144,116 +148,140 @@ def test_a_hub_that_is_killed_comes_back_at_the_same_place():
     stage.end(HUB, -9)
     stage.step(1)
     assert stage.processes[HUB].command == ("hub", "127.0.0.1:4711")
-    assert stage.course.phase == "running"
+    assert stage.schedule.phase == "running"
 
 
 def event(name: str, **facts: object) -> str:
     return json.dumps({"at": "2026-01-31T12:00:01.000Z", "level": "INFO", "event": name} | facts)
 
 
-def test_lines_of_children_go_where_they_belong(capsys: pytest.CaptureFixture[str]):
-    board = Board("cold-chain")
-    talk = Talk(LineTiersView(board), verbose=False)
-    talk.heard(EDGE, "err", event("pipeline progress", rows_in=10, epoch=3))
-    talk.heard(EDGE, "err", event("checkpoint sealed", level="INFO"))
-    talk.heard(EDGE, "err", event("checkpoint damaged", level="WARNING", epoch=41))
-    talk.heard(CENTER, "err", "Traceback (most recent call last):")
-    talk.heard(CENTER, "out", "a row")
-    talk.heard(CENTER, "err", event("command failed", level="ERROR", problem="no file matches"))
+def progress(**facts: Any) -> Progress:
+    return msgspec.structs.replace(PROGRESS, watermark_us=None, rows_in=0, rows_out=0, epoch=0, **facts)
+
+
+def two_tiers(*, monotonic_us: int = 0, wall_us: int = 0, bounded: bool = False) -> Board:
+    return Board(
+        pipeline="cold-chain",
+        names=TWO,
+        bounded=bounded,
+        monotonic_us=lambda: monotonic_us,
+        wall_us=lambda: wall_us,
+    )
+
+
+def test_lines_of_children_are_routed_by_what_they_are(capsys: pytest.CaptureFixture[str]):
+    board = two_tiers()
+    router = LineRouter(LineView(board), verbose=False)
+    facts = {name: value for name, value in msgspec.to_builtins(progress()).items() if value is not None}
+    router.on_line(EDGE, "err", event("pipeline progress", **facts | {"rows_in": 10}))
+    router.on_line(EDGE, "err", event("checkpoint sealed", level="INFO"))
+    router.on_line(EDGE, "err", event("checkpoint damaged", level="WARNING", epoch=41))
+    router.on_line(EDGE, "err", event("pipeline progress", rows_in="many"))
+    router.on_line(CENTER, "err", "Traceback (most recent call last):")
+    router.on_line(CENTER, "out", "a row")
+    router.on_line(CENTER, "err", event("command failed", level="ERROR", problem="no file matches"))
+    router.on_line(CENTER, "err", event("pipeline over", **facts, outcome="ended"))
     printed = capsys.readouterr()
     assert printed.out == "a row\n"
     assert printed.err.splitlines() == [
         "edge: 12:00:01 WARNING checkpoint damaged epoch=41",
+        "edge: 12:00:01 INFO pipeline progress rows_in=many",
         "center: Traceback (most recent call last):",
     ]
-    assert board.facts[EDGE]["rows_in"] == 10
-    assert talk.last_words(CENTER) == "no file matches"
+    assert [(name, one.rows_in) for name, one, _ in board.running()] == [(EDGE, 10)]
+    assert board.parts[CENTER].report is not None
+    assert router.error_of(CENTER) == "no file matches"
 
 
-def test_the_table_has_a_row_for_each_part():
-    board = Board("cold-chain")
-    for second in range(2):
-        facts = {"rows_in": 500 * second, "rows_out": 2, "epoch": 3, "outbox_epochs": 2, "outbox_bytes": 1200}
-        board.heard(EDGE, {"event": "pipeline progress", "watermark_us": 0} | facts, second * 1_000_000)
-    board.heard(CENTER, {"event": "pipeline prepares", "doing": "starting Spark ..."}, 0)
-    assert plain_table(board.rows(2_000_000)).splitlines() == [
+def test_the_table_has_one_row_per_part():
+    now_us = [0]
+    board = Board(pipeline="cold-chain", names=TWO, monotonic_us=lambda: now_us[0], wall_us=lambda: 2_000_000)
+    for now_us[0] in (0, 1_000_000):
+        facts = {"rows_in": now_us[0] // 2_000, "rows_out": 2, "epoch": 3, "outbox_epochs": 2, "outbox_bytes": 1200}
+        board.update(msgspec.structs.replace(PROGRESS, watermark_us=0, **facts), EDGE)
+    board.note("starting Spark ...", CENTER)
+    assert board.table().text("  ").splitlines() == [
         "  part    rows/s  rows in  rows out  late  epoch  outbox             lag",
         "  edge       500      500         2     0      3  2 epochs, 1.20 kB  2.00 s",
         "  center                                                                     starting Spark ...",
     ]
 
 
-def test_a_part_that_is_over_says_how_and_has_no_problem_left():
-    board = Board("cold-chain")
-    board.heard(EDGE, {"event": "pipeline progress", "hub_problem": "the hub is\naway"}, 0)
+def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
+    board = two_tiers()
+    board.update(progress(hub_problem="the hub is\naway"), EDGE)
     assert board.problems() == ["edge: the hub is away"]
-    board.heard(EDGE, {"event": "pipeline over", "hub_problem": "the hub is away", "outcome": "stopped"}, 0)
+    ended = Report(pipeline="cold-chain", outcome="stopped", progress=progress(hub_problem="the hub is away"))
+    board.end(ended, EDGE)
     assert board.problems() == []
-    assert board.rows(0)[0][-1] == "stopped"
+    assert board.table().rows[0][-1] == "stopped"
 
 
-def test_a_reader_of_rows_who_has_gone_is_noticed_and_children_are_read_on(monkeypatch: pytest.MonkeyPatch):
-    talk = Talk(LineTiersView(Board("cold-chain")), verbose=False)
+def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):
+    router = LineRouter(LineView(two_tiers()), verbose=False)
 
-    def gone(*_: object, **__: object) -> None:
+    def closed(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("builtins.print", gone)
-    talk.heard(CENTER, "out", "a row")
-    assert talk.nobody_reads
-    talk.heard(CENTER, "err", event("command failed", problem="x"))
-    assert talk.last_words(CENTER) == "x"
+    monkeypatch.setattr("builtins.print", closed)
+    router.on_line(CENTER, "out", "a row")
+    assert router.stdout_closed
+    router.on_line(CENTER, "err", event("command failed", problem="x"))
+    assert router.error_of(CENTER) == "x"
 
 
-def test_a_terminal_sees_phase_problems_and_the_table():
+def test_a_terminal_shows_phase_problems_and_the_table():
     from rich.console import Console
 
-    from fordstone.cli.view.tiers_live import LiveTiersView
+    from fordstone.cli.view.live import LiveView
 
-    plain = LineTiersView(Board("cold-chain"))
     console = Console(width=100, record=True, file=io.StringIO())
-    view = LiveTiersView(plain, console=console)
-    view.heard(EDGE, {"event": "pipeline progress", "rows_in": 7, "epoch": 3, "hub_problem": "the hub is away"})
-    console.print(view.drawn("stopping edge", URL))
+    view = LiveView(two_tiers(), console=console)
+    view.show(progress(hub_problem="the hub is away", rows_late=7), EDGE)
+    view.phase(PHASE_TEXT["stopping edge"], URL)
+    console.print(view.drawn())
     text = console.export_text()
     assert "edge: the hub is away" in text
     assert "stopping: the edge finishes its epoch" in text
     assert f"cold-chain  hub {URL}" in text
-    assert any(line.split()[:3] == ["edge", "0", "7"] for line in text.splitlines())
+    assert any(line.split()[:5] == ["edge", "0", "0", "0", "7"] for line in text.splitlines())
 
 
-def test_lines_for_a_log_file_tell_of_what_happens(capsys: pytest.CaptureFixture[str]):
-    view = LineTiersView(Board("cold-chain"))
-    view.phase("hub", None)
-    view.phase("running", URL)
-    view.phase("running", URL)
-    view.heard(CENTER, {"event": "pipeline prepares", "doing": "starting Spark ..."})
-    view.phase("stopping edge", URL)
+def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixture[str]):
+    view = LineView(two_tiers())
+    view.phase(PHASE_TEXT["hub"], None)
+    view.phase(PHASE_TEXT["running"], URL)
+    view.phase(PHASE_TEXT["running"], URL)
+    view.note("starting Spark ...", CENTER)
+    view.show(progress(stalled="the disk is full"), EDGE)
+    view.phase(PHASE_TEXT["stopping edge"], URL)
+    view.phase(PHASE_TEXT["stopping edge"], URL)
     assert capsys.readouterr().err.splitlines() == [
         "cold-chain: starting the hub ...",
         f"cold-chain: the hub listens at {URL}",
         "cold-chain: center: starting Spark ...",
-        "cold-chain: stopping: the edge finishes its epoch and sends what it has (once more to stop at once)",
+        "cold-chain: stopping: the edge finishes its epoch and sends what it has (again to stop at once)",
+        "cold-chain: edge: STALLED: the disk is full",
     ]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--on", "spark"], "Choose the center's engine: --center spark|local."),
-        (["--hub", "http://127.0.0.1:1"], "--hub: that goes with --part edge or --part center."),
-        (["--take-over"], "--take-over: that goes with --part edge"),
+        (["--on", "spark"], "Choose the center's engine with --center spark|local."),
+        (["--hub", "http://127.0.0.1:1"], "--hub: this goes with --part edge or --part center."),
+        (["--take-over"], "--take-over: this goes with --part edge"),
         (["--available-now"], "Use --bounded"),
         (["--from-checkpoint", "x"], "Run the center alone"),
         (["--center", "local", "--master", "local[2]"], "--master goes with --center spark, not with --center local."),
         (["--part", "edge"], "the edge part of a pipeline needs a hub: give --hub URL, or set FORDSTONE_HUB."),
         (["--part", "center"], "the center part of a pipeline needs a hub"),
         (["--part", "edge", "--on", "spark", "--hub", URL], "--on spark goes with --part center"),
-        (["--part", "edge", "--center", "local", "--hub", URL], "--center: with --part edge there is no center here."),
-        (["--part", "center", "--outbox-max", "1GB", "--hub", URL], "--outbox-max: that goes with --part edge"),
+        (["--part", "edge", "--center", "local", "--hub", URL], "--center: with --part edge no center runs here."),
+        (["--part", "center", "--outbox-max", "1GB", "--hub", URL], "--outbox-max: this goes with --part edge"),
         (["--part", "edge", "--hub", "hub.example"], "hub 'hub.example' is no address"),
-        (["--part", "edge", "--hub", URL, "--outbox-max", "many"], "--outbox-max many: that is not a size"),
-        (["--part", "edge", "--hub", URL, "--token-file", "nowhere"], "--token-file nowhere: it cannot be read"),
+        (["--part", "edge", "--hub", URL, "--outbox-max", "many"], "--outbox-max many: this is not a size"),
+        (["--part", "edge", "--hub", URL, "--token-file", "nowhere"], "--token-file nowhere: cannot be read"),
         (["--part", "edge", "--hub", URL, "--ca", "nowhere"], "--ca nowhere: there is no such file"),
     ],
 )

@@ -118,7 +118,7 @@ def test_it_goes_on_where_it_was_after_a_stop_and_nothing_is_counted_twice(chain
     first.send_signal(signal.SIGTERM)
     code, _, err = finish(first)
     assert code == 0, err
-    assert "cold-chain stopped, and running again goes on from here." in err
+    assert "cold-chain stopped; the next run resumes from here." in err
     devices(chain, 30, after=60)
     second = run()
     until(lambda: same(chain), second, "what came meanwhile was at the center too")

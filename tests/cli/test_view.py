@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fordstone.cli.view.live import LiveView
-from fordstone.cli.view.view import JsonView, LineView, Rate, notices_of, summary, words_of
+from fordstone.cli.view.view import Board, JsonView, LineView, Rate, notices_of, words_of
 from fordstone.errors import SinkError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.runtime.progress import Progress, Report
@@ -45,8 +45,24 @@ class Clock:
         return self.us
 
 
+def board(clock: Clock, *, bounded: bool = False) -> Board:
+    return Board(
+        pipeline="cold-chain",
+        bounded=bounded,
+        dead_letters=Path("state/dead"),
+        monotonic_us=clock,
+        wall_us=lambda: NOW_US,
+    )
+
+
 def line_view(clock: Clock, *, bounded: bool = False) -> LineView:
-    return LineView(bounded=bounded, dead_letters=Path("state/dead"), monotonic_us=clock, wall_us=lambda: NOW_US)
+    return LineView(board(clock, bounded=bounded))
+
+
+def summary(report: Report, *, took_us: int) -> str:
+    over = board(Clock())
+    over.end(report, "")
+    return over.summary(took_us=took_us)
 
 
 def test_the_line_says_speed_lag_epoch_checkpoint_and_state():
@@ -57,7 +73,7 @@ def test_the_line_says_speed_lag_epoch_checkpoint_and_state():
 def test_late_rejected_restarted_and_given_up_are_shown_once_there_are_any():
     troubled = msgspec.structs.replace(PROGRESS, rows_late=3, rows_rejected=2, restarts=1, given_up=4)
     words = words_of(troubled, 0, NOW_US, bounded=False)
-    assert words[-4:] == ["3 late", "2 rejected", "1 restarts", "4 checkpoints given up"]
+    assert words[-4:] == ["3 late", "2 rejected", "1 restart", "4 checkpoints given up"]
 
 
 def test_bounded_input_and_input_that_ended_have_no_lag():
@@ -80,7 +96,7 @@ def test_a_stalled_pipeline_that_was_told_to_stop_says_both():
     both = msgspec.structs.replace(PROGRESS, stalled="the disk is full.\nMake room.", stopping=True)
     assert notices_of(both) == [
         "STALLED: the disk is full. Make room.",
-        "stopping: finishing the epoch (once more to stop at once)",
+        "stopping: finishing the epoch (again to stop at once)",
     ]
 
 
@@ -126,10 +142,11 @@ def test_standard_error_that_nobody_reads_does_not_stop_the_pipeline(monkeypatch
 
 def test_json_lines_come_once_a_second_and_the_report_last(capsys: pytest.CaptureFixture[str]):
     clock = Clock()
-    view = JsonView(monotonic_us=clock)
+    view = JsonView(board(clock))
     for clock.us in range(0, 3_020_000, 50_000):
         view.show(PROGRESS)
-    view.report(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS, resumed_from=40))
+    view.end(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS, resumed_from=40))
+    view.finish()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["progress", "progress", "progress", "report"]
     assert lines[0]["rows_in"] == 1_000
@@ -142,10 +159,10 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
             raise BrokenPipeError
 
     clock = Clock()
-    view = JsonView(monotonic_us=clock)
+    view = JsonView(board(clock))
     clock.us = 2_000_000
     monkeypatch.setattr(sys, "stdout", Gone())
-    with pytest.raises(SinkError, match="whoever read the progress has gone"):
+    with pytest.raises(SinkError, match="the reader of the progress has closed it"):
         view.show(PROGRESS)
     view.failed(SinkError("already known"))
 
@@ -153,21 +170,21 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
 def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
     progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_late=7)
     report = Report(pipeline="cold-chain", outcome="ended", progress=progress, resumed_from=40)
-    assert summary(report, took_us=2_000_000, dead_letters=Path("state/dead")).splitlines() == [
+    assert summary(report, took_us=2_000_000).splitlines() == [
         "cold-chain ended: all input was read.",
         "  rows in   1,000  500 rows/s",
         "  rows out     10",
         "  late          7",
         "  rejected      2  in state/dead",
-        "  epoch        41  4 checkpoints by this run, the last in 12.0 ms",
+        "  epoch        41  4 checkpoints in this run, the last in 12.0 ms",
         "  restarts      0",
-        "  began at checkpoint 40, took 2.00 s",
+        "  started from checkpoint 40, took 2.00 s",
     ]
 
 
 def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_begin_anew():
     report = Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS, resumed_from=41)
-    text = summary(report, took_us=1, dead_letters=Path("d"))
+    text = summary(report, took_us=1)
     assert "had ended already" in text
     assert "another state directory" in text
 
@@ -175,7 +192,7 @@ def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_begin_anew():
 def live_view(clock: Clock, *, bounded: bool, width: int = 120) -> tuple[LiveView, io.StringIO]:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, height=20, highlight=False, color_system=None)
-    return LiveView(line_view(clock, bounded=bounded), console=console), screen
+    return LiveView(board(clock, bounded=bounded), console=console), screen
 
 
 def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
@@ -194,12 +211,13 @@ def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
 def test_what_takes_patience_is_a_line_and_the_run_is_timed_from_the_last_one_on(capsys: pytest.CaptureFixture[str]):
     clock = Clock()
     view = line_view(clock)
-    view.note("cold-chain", "starting Spark ...")
+    view.note("starting Spark ...")
     clock.us = 9_000_000
-    view.note("cold-chain", "starting the query ...")
+    view.note("starting the query ...")
     clock.us = 11_000_000
     view.show(PROGRESS)
-    view.report(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS))
+    view.end(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS))
+    view.finish()
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["cold-chain: starting Spark ...", "cold-chain: starting the query ..."]
     assert lines[2] == "cold-chain ended: all input was read.", "ten seconds of the run are not over"
@@ -210,14 +228,14 @@ def test_on_a_terminal_progress_takes_the_place_of_what_takes_patience():
     clock = Clock()
     view, screen = live_view(clock, bounded=False)
     with view:
-        view.note("cold-chain", "starting Spark ...")
+        view.note("starting Spark ...")
         assert "cold-chain  starting Spark ..." in screen.getvalue()
         view.show(PROGRESS)
     assert "cold-chain  0 rows/s" in screen.getvalue()
 
 
 def test_json_says_nothing_of_what_takes_patience(capsys: pytest.CaptureFixture[str]):
-    JsonView(monotonic_us=Clock()).note("cold-chain", "starting Spark ...")
+    JsonView(board(Clock())).note("starting Spark ...")
     assert capsys.readouterr() == ("", "")
 
 

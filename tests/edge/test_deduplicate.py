@@ -49,7 +49,7 @@ def test_it_is_explained():
     assert "once: first of each id within 1m30s\n" in text
     assert "keeps  the rows that wait for time, and each key for 1m30s\n" in text
     assert "slow: exponentially weighted mean for each id, half-life 30s\n" in text
-    assert "keeps    the rows that wait for time, and three numbers a key and column\n" in text
+    assert "keeps    the rows that wait for time, and three numbers per key and column\n" in text
 
 
 def test_what_their_state_depends_on_is_in_their_digests():

@@ -109,7 +109,7 @@ task smooth x2: 2 steps fused
   smooth: exponentially weighted mean for each k, alpha 0.25
   │  smooths  x AS s, x * 2 AS fast
   │  columns  k string, ts timestamp, x double, s double, fast double
-  │  keeps    the rows that wait for time, and one number a key and column
+  │  keeps    the rows that wait for time, and one number per key and column
   └─ out: sink stdout(format='jsonl')
         releases  when the epoch is sealed
 """

@@ -148,7 +148,7 @@ def test_sessions_are_explained():
 def test_windows_by_count_are_explained_and_so_are_gaps():
     text = explain(plan_of(by_count(1000, every=10)), parallelism=2)
     assert "found: windows of 1,000 rows every 10 for each k\n" in text
-    kept = "the rows that wait for time, a count a key, and partial aggregates of open windows"
+    kept = "the rows that wait for time, a count per key, and partial aggregates of open windows"
     assert re.search(rf"keeps +{kept}\n", text)
     assert "gaps" not in text
     text = explain(plan_of(by_count(10, every=25), keys=()), parallelism=2)

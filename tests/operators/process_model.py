@@ -17,7 +17,8 @@ from fordstone.api.process import declared_states
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import LATE, Emits, Moment, OperatorContext
-from fordstone.operators.process.step import Process, make_process
+from fordstone.operators.process.step import Process
+from fordstone.operators.registry import make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import EventTime, StreamType
 
@@ -200,7 +201,7 @@ def made(
     )
     plan = p.Plan(pipeline="test", steps=(step,))
     types = {p.Input("rows"): StreamType(schema=schema, time=time)}
-    operator = make_process(step, OperatorContext(plan=plan, types=types, functions={"tests:function": function}))
+    operator = make_operator(step, OperatorContext(plan=plan, types=types, functions={"tests:function": function}))
     assert isinstance(operator, Process)
     return operator
 

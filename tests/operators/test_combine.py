@@ -37,11 +37,11 @@ from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.combine import EpochCombine
+from fordstone.operators.aggregate.family import make_combiner, partials_of
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorContext
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
-from fordstone.operators.window.registry import make_combiner, partials_of
 from fordstone.plan import plan as p
 from fordstone.plan.windows import Sliding, Tumbling
 from fordstone.planner.check import stream_types

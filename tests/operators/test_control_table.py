@@ -62,7 +62,7 @@ class Sides(Subtasks):
                 if side == ROWS
                 else control_frame([row[1:] for row in mine])
             )
-            feeder = make_feeder(self.setting.plan.step(STEP), side, self.setting)  # type: ignore[arg-type]  # keyed
+            feeder = make_feeder(self.setting.plan.step(STEP), side, self.setting)
             assert feeder is not None
             (fed,) = feeder.on_batch(frame, late=late)
             for operator, part in zip(
@@ -138,7 +138,7 @@ def test_rows_meet_the_table_as_it_was_when_their_epoch_began_whatever_the_order
 
 
 def fed(setting: OperatorContext, side: int, frame: pl.DataFrame, *, late: bool = False) -> pl.DataFrame:
-    feeder = make_feeder(setting.plan.step(STEP), side, setting)  # type: ignore[arg-type]  # a keyed step
+    feeder = make_feeder(setting.plan.step(STEP), side, setting)
     assert feeder is not None
     (emit,) = feeder.on_batch(frame, late=late)
     assert emit.late == late

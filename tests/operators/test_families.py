@@ -1,16 +1,17 @@
-"""What holds for every family of operators: states come from the backend that was handed over."""
+"""What holds for every family of operators: each step has one, and states come from the backend that was handed over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from fordstone import KeyedFunction, Pattern, Pipeline, Stream, ValueState, by_count, session, sliding, tumbling
 from fordstone.connectors import MemorySink, memory
 from fordstone.operators.base import OperatorContext
-from fordstone.operators.registry import make_operator
+from fordstone.operators.registry import FAMILIES, make_operator
+from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.state.base import State
 from fordstone.state.memory import MemoryBackend
@@ -76,3 +77,8 @@ def test_every_state_of_an_operator_was_made_by_the_backend_of_its_context(famil
     states = make_operator(plan.step(made.name), context).states()
     assert states
     assert all(any(state is made for made in backend.made) for state in states.values())
+
+
+def test_every_kind_of_step_has_exactly_one_family():
+    served = [kind for family in FAMILIES for kind in family.steps]
+    assert sorted(kind.__name__ for kind in served) == sorted(kind.__name__ for kind in get_args(p.Step))

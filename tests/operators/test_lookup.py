@@ -143,7 +143,7 @@ class Sides(Subtasks):
             given = [(k, v) for _, k, _, v in mine] if side == ROWS else [(k, t, v, [str(v)]) for _, k, t, v in mine]
             plain = {name: pl.Int64() if name in {"ts", "x"} else kind for name, kind in schema.items()}
             frame = pl.DataFrame(given, schema=plain, orient="row", strict=False).cast(schema)
-            feeder = make_feeder(step, side, self.setting)  # type: ignore[arg-type]  # a keyed step
+            feeder = make_feeder(step, side, self.setting)
             assert feeder is not None
             (fed,) = feeder.on_batch(frame, late=late)
             parts = split_by_owner(fed.frame, ["__k0"], self.parallelism)
@@ -226,7 +226,7 @@ def test_rows_meet_the_newest_control_row_as_of_their_epoch(happens, timed, wait
 def test_rows_that_do_not_wait_stay_late_and_pass_at_once():
     setting = latest_setting(timed=True, wait=False, how="left")
     step = setting.plan.step("join_latest")
-    operator, feeder = make_operator(step, setting), make_feeder(step, ROWS, setting)  # type: ignore[arg-type]  # keyed
+    operator, feeder = make_operator(step, setting), make_feeder(step, ROWS, setting)
     assert isinstance(operator, LookupLatest)
     assert feeder is not None
     (fed,) = feeder.on_batch(pl.DataFrame({"k": ["a"], "x": [1]}), late=True)
@@ -239,7 +239,7 @@ def test_rows_that_do_not_wait_stay_late_and_pass_at_once():
 def test_nothing_waits_beyond_a_barrier():
     setting = latest_setting(timed=False, wait=True, how="left")
     step = setting.plan.step("join_latest")
-    operator, feeder = make_operator(step, setting), make_feeder(step, ROWS, setting)  # type: ignore[arg-type]  # keyed
+    operator, feeder = make_operator(step, setting), make_feeder(step, ROWS, setting)
     assert feeder is not None
     emits: Emits = []
     for fed in feeder.on_batch(pl.DataFrame({"k": ["a"], "x": [1]}), late=False):

@@ -34,12 +34,12 @@ from tests.operators.window_rows import (
 )
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
 from fordstone.operators.aggregate.partial import END
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.window import sliding
 from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.plan.windows import Sliding, Tumbling
 
 

@@ -21,11 +21,11 @@ from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Subtas
 from fordstone import Pipeline
 from fordstone.connectors.memory import memory
 from fordstone.lang.schema import Schema
-from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.base import MAIN, Moment, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.plan.windows import Sliding, Tumbling
 from fordstone.planner.check import stream_types
 

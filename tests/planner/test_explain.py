@@ -11,8 +11,8 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import ConnectorSpec, files, memory, stdout
 from fordstone.connectors.memory import MemorySource
 from fordstone.errors import ConfigError
+from fordstone.operators.describe import connector_text
 from fordstone.plan.plan import Plan
-from fordstone.planner.describe import _connector
 from fordstone.planner.explain import explain
 
 
@@ -123,7 +123,7 @@ task agg_device x2: 2 steps fused
   │  computes  count(*) AS n
   │  columns   device string, n bigint
   │  rows      replace each other by device
-  │  keeps     one row a key
+  │  keeps     one row per key
   └─ counts: sink stdout(format='jsonl')
         releases  when the epoch is sealed
 
@@ -212,7 +212,7 @@ def test_weaker_guarantees_let_rows_out_at_once(guarantee: str):
 
 def test_secrets_in_a_connector_are_not_shown():
     spec = ConnectorSpec(kind="kafka", options={"brokers": "b:9092", "topic": "t", "sasl_password": "hunter2"})
-    assert _connector(spec) == "kafka('t', brokers='b:9092', sasl_password='***')"
+    assert connector_text(spec) == "kafka('t', brokers='b:9092', sasl_password='***')"
 
 
 def test_marks_of_mermaid_in_names_and_expressions_are_quoted():

@@ -15,7 +15,7 @@ from fordstone.connectors import files
 from fordstone.errors import ConfigError
 from fordstone.plan.plan import Plan
 from fordstone.planner.explain_tiers import WIDTH, explain
-from fordstone.planner.path import end_to_end
+from fordstone.planner.guarantee import end_to_end
 from fordstone.spark.explain import center_words
 
 CROSSES = """\

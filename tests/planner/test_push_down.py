@@ -119,7 +119,7 @@ STAYS = {
     ),
     "function": (
         lambda stream: sunk(stream.map(as_is, schema=SCHEMA, name="own")),
-        "own is a function of yours: who wrote it above the cut may count on running there",
+        "own is a function of yours, which may depend on where it runs",
     ),
     "process": (
         lambda stream: sunk(grouped(stream).process(Own, name="own")),

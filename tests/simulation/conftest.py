@@ -6,7 +6,6 @@ import pytest
 from tests.simulation.fleet_tally import FleetTally
 from tests.simulation.simulator import Tally
 
-SEEDS, SEEDS_FULL = 400, 4000
 BLOCK = 50
 FLEET_SHARE = 8
 """A fleet takes as long as several engines: for this number of seeds, one fleet is simulated."""
@@ -14,7 +13,7 @@ FLEET_BLOCK = 25
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    seeds = metafunc.config.getoption("--seeds") or (SEEDS_FULL if metafunc.config.option.full else SEEDS)
+    seeds = metafunc.config.getoption("--seeds")
     first = metafunc.config.getoption("--first-seed")
     if "seed_block" in metafunc.fixturenames:
         _in_blocks(metafunc, "seed_block", first, seeds, BLOCK)

@@ -3,7 +3,7 @@
 Engines, outboxes, senders, fetchers, the hub's log, its decisions and its retention, the center's source and sink are the
 real ones; clock, disks, network and scheduler are the simulation's. While there is chaos everything may crash at any step, the
 clock may move on by hours, nodes may be cut off, taken over and go on unaware. Then the network is whole, and all must end:
-outboxes empty, every row at the hub and at the center once. Judged are the invariants of the design (section 16).
+outboxes empty, every row at the hub and at the center once. Judged are the invariants in docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_executors_of_a_cluster_get_the_file_and_what_lies_beside_it(live: Path,
             [*COMMAND, *given], cwd=work, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
         )
     assert done.returncode == 0, done.stderr
-    assert "live has read what was there, and running again goes on from here." in done.stderr
+    assert "live read everything there is; the next run resumes from here." in done.stderr
     assert "rows in   500" in done.stderr
     assert {row["device"] for row in read_rows_of_parts(work / "out" / "live")} == {"K000000", "K000001"}
 

@@ -81,7 +81,7 @@ stage 2, after a shuffle: operators in 4 shards
   ewma_device: exponentially weighted mean for each device, alpha 0.5
   │  smooths  CAST(n AS DOUBLE) AS mean
   │  columns  device string, window_start timestamp, window_end timestamp, n bigint, mean double
-  │  keeps    the rows that wait for time, and one number a key and column
+  │  keeps    the rows that wait for time, and one number per key and column
   └─ trend: sink files('out/trend', format='parquet')
         releases  with the micro-batch
 

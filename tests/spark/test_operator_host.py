@@ -22,9 +22,9 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.aggregate.family import partials_of
 from fordstone.operators.base import OP
 from fordstone.operators.registry import make_feeder
-from fordstone.operators.window.registry import partials_of
 from fordstone.plan import plan as p
 from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import operator_host as host_module

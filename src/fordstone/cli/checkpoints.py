@@ -1,27 +1,25 @@
-"""Checkpoints as people read them: one line each, or one manifest in full. Pure.
+"""`fordstone checkpoints`: list, show, verify, merge and import checkpoints.
 
-`fordstone checkpoints`: list, show, check and merge what is stored. `import-spark` is in a module of its own.
-
-All but `merge` and `import-spark` only read, and may be used while a pipeline runs: what its retention takes away in the meantime is not
-taken for damage.
+All commands but `merge` and `import-spark` only read, and may be used while a pipeline runs: a checkpoint that its retention removes in
+the meantime is not reported as damaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fordstone.cli import format as wording
+from fordstone.cli import format as fmt
 from fordstone.cli.errors import FAILED, Mistake, Misuse
-from fordstone.cli.help import TaughtGroup
-from fordstone.cli.import_spark import import_spark
-from fordstone.cli.loading import load_pipeline
+from fordstone.cli.help import HelpGroup
+from fordstone.cli.loading import limit_polars, load_pipeline
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.memory import limit_polars
-from fordstone.cli.stores import read_store
-from fordstone.cli.view.showing import print_json
+from fordstone.cli.options import json_option, options_of
+from fordstone.cli.run import STARTING_SPARK
+from fordstone.cli.table import Table
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -30,29 +28,30 @@ if TYPE_CHECKING:
     from fordstone.epochs.store import CheckpointStore
     from fordstone.epochs.survey import VerifyReport
     from fordstone.plan.plan import Plan
+    from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef
 
 
 VERIFY_ROUNDS: Final = 5
-_F = TypeVar("_F", bound=Callable[..., Any])
+_TIME_EDGE_US: Final = 2**62
+"""Times beyond this, in either direction, mean the beginning and the end of time."""
+PARTITIONS_SHOWN: Final = 20
+SPARK_DIRECTORY: Final = "_spark"
+"""The directory of a pipeline's Spark query, beside those of its nodes."""
 
 
-def _which_store(command: _F) -> _F:
-    """The options by which every command finds its store."""
-    command = click.option("--json", "as_json", is_flag=True, help="For machines.")(command)
-    command = click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")(
-        command
-    )
-    command = click.option(
-        "--pipeline", metavar="P", default=None, help="Which pipeline, if the directory holds several."
-    )(command)
-    return click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")(
-        command
-    )
+_state_option = click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")
+_node_option = click.option("--node", metavar="N", default=None, help="The node, if the directory has several.")
+_store_options = options_of(
+    _state_option,
+    click.option("--pipeline", metavar="P", default=None, help="The pipeline, if the directory has several."),
+    _node_option,
+    json_option,
+)
 
 
 @click.group(
-    cls=TaughtGroup,
+    cls=HelpGroup,
     examples=[
         "fordstone checkpoints ls",
         "fordstone checkpoints show 41 --state /var/lib/cold-chain",
@@ -62,26 +61,23 @@ def _which_store(command: _F) -> _F:
     ],
 )
 def checkpoints() -> None:
-    """List, show, check, merge and import checkpoints."""
-
-
-checkpoints.add_command(import_spark)
+    """List, show, verify, merge and import checkpoints."""
 
 
 @checkpoints.command(
     "ls", examples=["fordstone checkpoints ls", "fordstone checkpoints ls --state /var/lib/cold-chain --json"]
 )
-@_which_store
+@_store_options
 def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
-    """List the checkpoints that are kept, oldest first.
+    """List the retained checkpoints, oldest first.
 
-    "new" is what a checkpoint added to the one before it.
+    The column "new" is the size that a checkpoint added to the one before it.
     """
     store = read_store(state, pipeline, node)
 
     facts = listing(_manifests(store))
     if as_json:
-        print_json({"pipeline": store.pipeline, "node": store.node, "checkpoints": facts})
+        fmt.print_json({"pipeline": store.pipeline, "node": store.node, "checkpoints": facts})
     elif not facts:
         click.echo(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
     else:
@@ -90,9 +86,12 @@ def list_checkpoints(*, state: str, pipeline: str | None, node: str | None, as_j
 
 @checkpoints.command(examples=["fordstone checkpoints show", "fordstone checkpoints show 41 --json | jq .cut.sources"])
 @click.argument("epoch", type=click.IntRange(1), required=False)
-@_which_store
+@_store_options
 def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
-    """Show one checkpoint: positions, watermarks, state, output. Without EPOCH the newest."""
+    """Show one checkpoint: positions, watermarks, state, output.
+
+    Without EPOCH, the newest.
+    """
     store = read_store(state, pipeline, node)
     epochs = store.epochs()
     if not epochs:
@@ -103,7 +102,7 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
     if as_json:
         import msgspec
 
-        print_json(msgspec.to_builtins(manifest))
+        fmt.print_json(msgspec.to_builtins(manifest))
         return
 
     click.echo(manifest_text(manifest))
@@ -113,11 +112,11 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
     examples=["fordstone checkpoints verify", "fordstone checkpoints verify 41 --state /var/lib/cold-chain"]
 )
 @click.argument("epoch", type=click.IntRange(1), required=False)
-@_which_store
+@_store_options
 def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | None, as_json: bool) -> None:
-    """Read every byte and say what is damaged.
+    """Read every byte and list what is damaged.
 
-    Of one checkpoint, or of all. Exit code 1 if anything is damaged.
+    Verifies one checkpoint, or all of them. The exit code is 1 if anything is damaged.
     """
 
     def opened() -> CheckpointStore:
@@ -128,7 +127,7 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
         raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
     report = _verified(opened, epoch)
     if as_json:
-        print_json(_verify_facts(report))
+        fmt.print_json(_verify_facts(report))
     else:
         click.echo(_verify_text(report, f"{state}/{store.pipeline}/{store.node}"))
     if not report.whole:
@@ -142,14 +141,14 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
     ]
 )
 @click.argument("file", metavar="FILE[:NAME]")
-@click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")
-@click.option("--node", metavar="N", default=None, help="Which node, if the directory holds several.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_state_option
+@_node_option
+@json_option
 def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
-    """Fold the runs of the newest checkpoint into few.
+    """Merge the runs of the newest checkpoint into few.
 
-    While nothing runs. The pipeline's file says how its state is combined. The checkpoint keeps its epoch and its meaning; older ones are
-    not touched. A running pipeline merges by itself: this is for a checkpoint that is to be copied or kept.
+    The pipeline must not be running. Its file defines how its state is combined. The checkpoint keeps its epoch and its content; older
+    ones are not changed. A running pipeline merges by itself: this command is for a checkpoint to be copied or archived.
     """
     configure_logging(0)
     limit_polars(1)
@@ -157,15 +156,15 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
     found = read_store(state, plan.pipeline, node)
     merged = _merge(plan, state, found.node, keep=max(1, len(found.epochs())))
     if as_json:
-        print_json(
+        fmt.print_json(
             {"pipeline": plan.pipeline, "node": found.node, "merged": None if merged is None else _slots(merged)}
         )
     elif merged is None:
-        click.echo(f"nothing to merge: every state of checkpoint {found.epochs()[-1]} is one run already.")
+        click.echo(f"nothing to merge: each state of checkpoint {found.epochs()[-1]} is a single run.")
     else:
         click.echo(
-            f"checkpoint {merged.epoch}: {wording.count(merged.runs_before, 'run')} of state became {merged.runs_after}, "
-            f"{wording.size(merged.size_bytes_before)} became {wording.size(merged.size_bytes_after)}."
+            f"checkpoint {merged.epoch}: {fmt.count(merged.runs_before, 'run')} of state merged into {merged.runs_after}, "
+            f"{fmt.size(merged.size_bytes_before)} into {fmt.size(merged.size_bytes_after)}."
         )
 
 
@@ -190,8 +189,8 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
             match = match_plan(store.manifest(epochs[-1]).step_digests, step_digests(plan, types))
             if not match.whole:
                 raise Mistake(
-                    f"checkpoint {epochs[-1]} of pipeline {plan.pipeline} was made by another plan, so this file does not say how to "
-                    f"combine its state.\n{match.explain().partition('--allow')[0].rstrip()}\nGive the file that the pipeline was run with."
+                    f"checkpoint {epochs[-1]} of pipeline {plan.pipeline} was written by another plan, so this file does not define how to "
+                    f"combine its state.\n{match.explain().partition('--allow')[0].rstrip()}\nGive the file that the pipeline ran with."
                 )
         setting = OperatorContext(plan=plan, types=types)
 
@@ -210,7 +209,7 @@ def _manifests(store: CheckpointStore) -> dict[int, Manifest | str]:
         try:
             found[epoch] = store.manifest(epoch)
         except DamagedError as error:
-            # A running pipeline may have let it go since it was listed.
+            # A running pipeline may have removed it since it was listed.
             if not isinstance(error.__cause__, FileNotFoundError):
                 found[epoch] = str(error)
         except CheckpointError as error:
@@ -219,7 +218,7 @@ def _manifests(store: CheckpointStore) -> dict[int, Manifest | str]:
 
 
 def _verified(opened: Callable[[], CheckpointStore], epoch: int | None) -> VerifyReport:
-    """Verify until what is found wrong is still in place: a checkpoint that was let go meanwhile is not damaged."""
+    """Verify until every damaged checkpoint still exists: one that was removed in the meantime is not damaged."""
     report = opened().verify(epoch)
     for _ in range(VERIFY_ROUNDS):
         wrong = {fact.epoch for fact in report.checkpoints if fact.problem is not None}
@@ -245,14 +244,14 @@ def _verify_text(report: VerifyReport, place: str) -> str:
     lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
     if report.damaged_cut_lines:
-        lines.append(f"damaged: {place}/cuts.jsonl, {wording.count(report.damaged_cut_lines, 'line')}")
+        lines.append(f"damaged: {place}/cuts.jsonl, {fmt.count(report.damaged_cut_lines, 'line')}")
     if report.aside:
-        lines.append(f"set aside earlier: {wording.count(len(report.aside), 'file')} in {place}/aside")
-    read = f"{wording.count(report.runs_checked, 'run')}, {wording.size(report.checked_bytes)} read"
+        lines.append(f"set aside earlier: {fmt.count(len(report.aside), 'file')} in {place}/aside")
+    read = f"{fmt.count(report.runs_checked, 'run')}, {fmt.size(report.checked_bytes)} read"
     verdict = (
         "Everything is whole"
         if report.whole
-        else "Damage was found; running the pipeline uses the newest whole checkpoint"
+        else "Damage was found; the pipeline resumes from the newest whole checkpoint"
     )
     return "\n".join([*lines, f"{verdict} ({read})."])
 
@@ -265,15 +264,10 @@ def _slots(value: object) -> dict[str, Any]:
     return asdict(value)
 
 
-PARTITIONS_SHOWN: Final = 20
-_TIME_EDGE_US: Final = 2**62
-"""Times beyond this, either way, are the beginning and the end of time."""
-
-
 def listing(
     manifests: Mapping[int, Manifest | str], *, before: Mapping[int, Manifest | str] | None = None
 ) -> list[dict[str, Any]]:
-    """Facts about each checkpoint, for the table and for JSON. A text in place of a manifest says why it cannot be read."""
+    """Facts about each checkpoint, for the table and for JSON. A text in place of a manifest is the error of reading it."""
     known = before if before is not None else manifests
     return [_facts(epoch, manifest, known.get(epoch - 1)) for epoch, manifest in sorted(manifests.items())]
 
@@ -309,28 +303,29 @@ def listing_table(facts: list[dict[str, Any]]) -> str:
         if "problem" in fact:
             rows.append([str(fact["epoch"]), "damaged", "", "", "", fact["problem"]])
             continue
-        new = "" if fact["new_bytes"] is None else wording.size(fact["new_bytes"])
+        new = "" if fact["new_bytes"] is None else fmt.size(fact["new_bytes"])
         positions = "; ".join(_positions(name, parts) for name, parts in fact["positions"].items())
         if fact["ended"]:
             positions += " (input ended)"
         rows.append(
             [
                 str(fact["epoch"]),
-                wording.instant(fact["created_us"]),
-                wording.size(fact["size_bytes"]),
+                fmt.instant(fact["created_us"]),
+                fmt.size(fact["size_bytes"]),
                 str(fact["runs"]),
                 new,
                 positions,
             ]
         )
-    return wording.table(["epoch", "time (UTC)", "size", "runs", "new", "positions"], rows, right=(0, 2, 3, 4))
+    head = ["epoch", "time (UTC)", "size", "runs", "new", "positions"]
+    return Table(head=head, rows=rows, right=(0, 2, 3, 4)).text()
 
 
 def _positions(source: str, parts: Mapping[str, int]) -> str:
     if len(parts) == 1:
         partition, position = next(iter(parts.items()))
-        return f"{source}: {partition} at {wording.count(position)}"
-    return f"{source}: {wording.count(len(parts), 'partition')} at {wording.count(sum(parts.values()))} in all"
+        return f"{source}: {partition} at {fmt.count(position)}"
+    return f"{source}: {fmt.count(len(parts), 'partition')} at {fmt.count(sum(parts.values()))} in total"
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -338,52 +333,38 @@ def manifest_text(manifest: Manifest) -> str:
     runs = {run.digest: run for run in manifest.runs()}
     lines = [
         f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} on node {manifest.node}",
-        f"  created      {wording.instant(manifest.created_us)} UTC",
+        f"  created      {fmt.instant(manifest.created_us)} UTC",
         f"  attempt      {manifest.attempt}",
         f"  mode         {manifest.mode}, parallelism {manifest.parallelism}",
-        f"  size         {wording.size(_total(runs.values()))} in {wording.count(len(runs), 'run')}",
-        f"  input        {'has ended' if manifest.cut.ended else 'goes on'}",
+        f"  size         {fmt.size(_total(runs.values()))} in {fmt.count(len(runs), 'run')}",
+        f"  input        {'ended' if manifest.cut.ended else 'not ended'}",
         f"  plan         {manifest.plan_digest[:12]}…",
     ]
     for name, source in manifest.cut.sources.items():
-        lines += ["", f"source {name}, watermark {_time(source.watermark_us)}", _indented(_partitions(source))]
+        lines += ["", f"source {name}, watermark {_time(source.watermark_us)}", _partitions(source)]
     states = [
         [
             state.step,
             state.state,
             str(state.subtask),
             str(len(state.runs)),
-            wording.count(sum(run.rows for run in state.runs)),
-            wording.size(_total(state.runs)),
+            fmt.count(sum(run.rows for run in state.runs)),
+            fmt.size(_total(state.runs)),
         ]
         for state in manifest.states
     ]
-    if states:
-        lines += [
-            "",
-            "state",
-            _indented(wording.table(["step", "state", "subtask", "runs", "rows", "size"], states, right=(2, 3, 4, 5))),
-        ]
     segments = [
-        [segment.sink, wording.count(sum(run.rows for run in segment.runs)), wording.size(_total(segment.runs))]
+        [segment.sink, fmt.count(sum(run.rows for run in segment.runs)), fmt.size(_total(segment.runs))]
         for segment in manifest.segments
     ]
-    if segments:
-        lines += [
-            "",
-            "output of this epoch",
-            _indented(wording.table(["sink", "rows", "size"], segments, right=(1, 2))),
-        ]
     channels = [
         [
             log.channel,
             str(len(log.items)),
-            wording.count(sum(item.run.rows for item in log.items if item.run is not None)),
+            fmt.count(sum(item.run.rows for item in log.items if item.run is not None)),
         ]
         for log in manifest.channels
     ]
-    if channels:
-        lines += ["", "in flight", _indented(wording.table(["channel", "items", "rows"], channels, right=(1, 2)))]
     tasks = [
         [
             task.task,
@@ -392,31 +373,135 @@ def manifest_text(manifest: Manifest) -> str:
         ]
         for task in manifest.tasks
     ]
-    if tasks:
-        lines += ["", "tasks", _indented(wording.table(["task", "watermark", ""], tasks))]
+    for title, table in (
+        ("state", Table(head=["step", "state", "subtask", "runs", "rows", "size"], rows=states, right=(2, 3, 4, 5))),
+        ("output of this epoch", Table(head=["sink", "rows", "size"], rows=segments, right=(1, 2))),
+        ("in flight", Table(head=["channel", "items", "rows"], rows=channels, right=(1, 2))),
+        ("tasks", Table(head=["task", "watermark", ""], rows=tasks)),
+    ):
+        if table.rows:
+            lines += ["", title, table.text("  ")]
     return "\n".join(lines)
 
 
 def _partitions(source: SourceCut) -> str:
     shown = list(source.partitions.items())[:PARTITIONS_SHOWN]
     rows = [
-        [name, wording.count(cut.position), _time(cut.max_time_us), "done" if cut.done else "idle" if cut.idle else ""]
+        [name, fmt.count(cut.position), _time(cut.max_time_us), "done" if cut.done else "idle" if cut.idle else ""]
         for name, cut in shown
     ]
-    text = wording.table(["partition", "position", "newest row", ""], rows, right=(1,))
+    text = Table(head=["partition", "position", "newest row", ""], rows=rows, right=(1,)).text("  ")
     left = len(source.partitions) - len(shown)
-    return f"{text}\n... and {wording.count(left)} more (--json shows all)" if left else text
+    return f"{text}\n  ... and {fmt.count(left)} more (--json shows all)" if left else text
 
 
 def _time(us: int) -> str:
     if us <= -_TIME_EDGE_US:
         return "none yet"
-    return "at the end" if us >= _TIME_EDGE_US else wording.instant(us)
+    return "at the end" if us >= _TIME_EDGE_US else fmt.instant(us)
 
 
 def _total(runs: Iterable[RunRef]) -> int:
     return sum(run.size_bytes for run in runs)
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+@checkpoints.command(
+    "import-spark",
+    examples=[
+        "fordstone checkpoints import-spark /srv/center --state /var/lib/cold-chain",
+        "fordstone checkpoints import-spark s3://center/state/cold-chain/_spark --state state --node gateway-7",
+    ],
+)
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory to import into.")
+@click.option("--node", metavar="N", default="node", show_default=True, help="The edge machine that will resume.")
+@json_option
+def import_spark(checkpoint: str, *, state: str, node: str, as_json: bool) -> None:
+    """Make an edge checkpoint from the state of a Spark query.
+
+    CHECKPOINT is the --state that the pipeline ran with on Spark, or <state>/<pipeline>/_spark below it. The query must be stopped; it
+    is not changed. `fordstone run FILE --state DIR` then resumes where Spark stopped.
+    """
+    configure_logging(0)
+    limit_polars(1)
+    found = _location(checkpoint)
+    imported = _imported(found, state, node, quiet=as_json)
+    if as_json:
+        from dataclasses import asdict
+
+        fmt.print_json({"node": node, **asdict(imported)})
+        return
+    click.echo(
+        f"checkpoint {imported.epoch} of pipeline {imported.pipeline} on node {node} written: {fmt.count(imported.rows, 'row')} of state in "
+        f"{fmt.count(imported.runs, 'run')}, {fmt.size(imported.size_bytes)}. "
+        f"`fordstone run FILE --state {state}` resumes from it."
+    )
+
+
+def _location(given: str) -> str:
+    """The checkpoint location of the query. A URL is taken as given."""
+    if "://" in given:
+        return given
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise Misuse(f"there is no directory {given} (working directory {Path.cwd()}).")
+    queries = spark_queries(path)
+    if not queries:
+        raise Misuse(
+            f"{given} has no state of a Spark query. Give the --state that the pipeline ran with on Spark, or "
+            f"<state>/<pipeline>/{SPARK_DIRECTORY} below it."
+        )
+    if len(queries) > 1:
+        listed = "\n".join(f"    {one}" for one in queries)
+        raise Misuse(f"{given} has the state of several queries. Give one of:\n{listed}")
+    return str(queries[0].absolute())
+
+
+def _imported(checkpoint: str, state: str, node: str, *, quiet: bool) -> Imported:
+    from fordstone.spark.hosted.state_transfer import import_spark as export
+    from fordstone.spark.session.application import application
+
+    if not quiet:
+        click.echo(STARTING_SPARK, err=True)
+    with application(name="fordstone import-spark") as spark:
+        return export(spark, checkpoint, state, node=node)
+
+
+def read_store(state: str, pipeline: str | None, node: str | None) -> CheckpointStore:
+    """Open the store of the given pipeline and node, or the only one there is, for reading. A pipeline may be using it."""
+    pipeline, node = _only(Path(state), pipeline, node)
+    from fordstone.epochs.store import CheckpointStore
+    from fordstone.storage.disk import OsDisk
+
+    return CheckpointStore(OsDisk(state), pipeline=pipeline, node=node, read_only=True)
+
+
+def spark_queries(root: Path) -> list[Path]:
+    """The checkpoint locations of Spark queries in a directory: it may be one, a pipeline's directory or a state directory."""
+    found = [root, root / SPARK_DIRECTORY, *sorted(root.glob(f"*/{SPARK_DIRECTORY}"))]
+    return [path for path in found if (path / "fordstone" / "query.json").is_file()]
+
+
+def _only(root: Path, pipeline: str | None, node: str | None) -> tuple[str, str]:
+    if not root.is_dir():
+        raise Misuse(f"there is no state directory {root} (working directory {Path.cwd()}). Give it with --state.")
+    there = sorted(
+        (path.parent.parent.name, path.parent.name)
+        for path in root.glob("*/*/manifests")
+        if path.parent.name != SPARK_DIRECTORY
+    )
+    if not there:
+        queries = spark_queries(root)
+        if queries:
+            listed = "\n".join(f"    fordstone checkpoints import-spark {path} --state {root}" for path in queries)
+            raise Misuse(
+                f"{root} has checkpoints of Spark, but none of the edge. To make one from Spark's state:\n{listed}"
+            )
+        raise Misuse(f"{root} has no checkpoints: no pipeline has run with --state {root} yet.")
+    found = [(one, other) for one, other in there if pipeline in {None, one} and node in {None, other}]
+    if len(found) == 1:
+        return found[0]
+    listed = "\n".join(f"    --pipeline {one} --node {other}" for one, other in found or there)
+    if not found:
+        raise Misuse(f"{root} does not have this pipeline and node. It has:\n{listed}")
+    raise Misuse(f"{root} has the checkpoints of several pipelines or nodes. Give one of:\n{listed}")

@@ -1,6 +1,6 @@
-"""`fordstone edge`: the agent of a gateway. It runs the edge half of each pipeline as a process of its own, and keeps it running.
+"""`fordstone edge`: the agent of a gateway. It runs the edge half of each pipeline as a child process, and restarts it after failures.
 
-The agent loads neither pipelines nor Polars: what a pipeline does to its process does not touch the others, or the agent.
+The agent loads neither pipelines nor Polars: a pipeline that breaks its process affects neither the others nor the agent.
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ from typing import Any, Final
 import click
 
 from fordstone.cli.errors import FAILED, MISUSED, Misuse
-from fordstone.cli.help import EXIT_CODES, TaughtCommand
-from fordstone.cli.hub_options import address_of, given_options, hub_options, node_of, outbox_options, size_of
+from fordstone.cli.help import EXIT_CODES, HelpCommand
 from fordstone.cli.loading import split_target
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.options import pipeline_options
-from fordstone.cli.tiers import command, passed_on, spawning
+from fordstone.cli.options import (
+    address_of,
+    given_options,
+    hub_options,
+    node_of,
+    outbox_options,
+    pipeline_options,
+    size_of,
+    verbose_option,
+)
+from fordstone.cli.tiers import command, forwarded, spawning
 
 LOOK_EVERY_S: Final = 0.1
 _OURS: Final = frozenset({"files", "state", "node", "verbose"})
 
 
 @click.command(
-    cls=TaughtCommand,
+    cls=HelpCommand,
     epilog=EXIT_CODES,
     examples=[
         "fordstone edge cold_chain.py --hub https://hub.example:7411 --token-file /etc/fordstone/token",
@@ -35,28 +43,30 @@ _OURS: Final = frozenset({"files", "state", "node", "verbose"})
 )
 @click.argument("files", metavar="FILE[:NAME]...", nargs=-1, required=True)
 @hub_options
-@click.option("--node", metavar="ID", default=None, help="The name of this node at the hub.  [default: this machine's]")
+@click.option(
+    "--node", metavar="ID", default=None, help="Name of this node at the hub.  [default: this machine's name]"
+)
 @click.option(
     "--state",
     metavar="DIR",
     default="state",
     show_default=True,
-    help="Where checkpoints, and what the hub does not have yet, are kept: a folder in it for each FILE.",
+    help="Directory for checkpoints and for epochs that the hub does not have yet, with one folder per FILE.",
 )
 @outbox_options
 @pipeline_options
-@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+@verbose_option
 @click.pass_context
 def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbose: int, **options: Any) -> None:
     """Run pipelines on a gateway, and keep them running.
 
-    Each FILE is a process of its own: `fordstone run FILE --part edge`. One that fails is started again, after waits that grow
-    to a minute; one whose command was misused, or whose pipeline another node has taken over, is not. Without the hub the
-    pipelines run on; what it does not have waits on the disk.
+    Each FILE runs in its own process: `fordstone run FILE --part edge`. A process that fails is restarted after a wait that grows to a
+    minute, unless its command was wrong or another node has taken its pipeline over. While the hub is away the pipelines keep
+    running; their epochs wait on the disk.
 
     Log lines are JSON, on stderr. SIGTERM and SIGINT finish the epochs and end with code 0 when all processes have ended.
     """
-    # That a process was started or has ended is always told.
+    # The start and end of a process are always logged.
     configure_logging(verbose + 1, as_json=True)
     node = node_of(options["node"])
     address_of(options["hub_url"], options["token_file"], options["ca"], why="`fordstone edge`")
@@ -68,11 +78,11 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
-    supervisor = Supervisor(spawn=spawning(_say, catch_out=False), monotonic_us=SystemClock().monotonic_us)
+    supervisor = Supervisor(spawn=spawning(_print, catch_out=False), monotonic_us=SystemClock().monotonic_us)
     for label, file in labels.items():
         first = command("run", file, "--part", "edge", "--state", str(Path(state) / label), *words)
-        # Said until it is done: while the hub is away, nothing can be taken over. But not for ever, lest whoever takes over from
-        # us next is shut out by a process of ours that is started again.
+        # --take-over is repeated until it has succeeded, since it cannot while the hub is away. A restart after that omits it:
+        # otherwise a restarted process would fence the node that has taken over in the meantime.
         again = tuple(word for word in first if word != "--take-over")
         supervisor.add(Job(name=label, command=first, again=again))
     try:
@@ -90,7 +100,7 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
 
 
 def labels_of(files: tuple[str, ...]) -> dict[str, str]:
-    """A name for each file, by which its folder in the state directory is called; refuses what cannot be told apart."""
+    """The name of each file's folder in the state directory; rejects two files with the same name."""
     labels: dict[str, str] = {}
     for file in files:
         path, name = split_target(file)
@@ -103,7 +113,7 @@ def labels_of(files: tuple[str, ...]) -> dict[str, str]:
     return labels
 
 
-def _say(name: str, _stream: str, text: str) -> None:
-    # Nobody who reads the log is no reason to stop a pipeline.
+def _print(name: str, _stream: str, text: str) -> None:
+    # A closed standard error does not stop a pipeline.
     with contextlib.suppress(OSError):
-        print(passed_on(name, text), file=sys.stderr, flush=True)
+        print(forwarded(name, text), file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""How errors reach the person at the terminal.
+"""How errors are shown on the command line.
 
-A mistake that the user can mend is its text and the place in their own file, never a traceback of ours. An exception
-in the user's own code is shown with the frames of their code. Anything else is a bug of ours, and shows everything.
+An error that the user can fix is shown as its text and the line in their file, without a traceback. An exception in the user's code is
+shown with the frames of their code. Anything else is a bug of ours and shows the whole traceback.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ FAILED: Final = 1
 MISUSED: Final = 2
 FENCED: Final = 3
 FAILURE: Final = "command failed"
-"""The event of a log line that says why a command failed."""
+"""The event of the log line with the error of a command."""
 _OURS: Final = str(Path(fordstone.__file__).parent)
 _BUG = "This is a bug in fordstone. Please report it with the lines above."
 
 
 class Mistake(click.ClickException):
-    """Something the user can mend: shown as text, without a traceback."""
+    """An error that the user can fix: shown as text, without a traceback."""
 
     exit_code = FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it to standard error; if that is for log lines alone, as one of them."""
-        from fordstone.cli.logs import speaks_json
+        """Print it to standard error; if log lines there are JSON, as one of them."""
+        from fordstone.cli.logs import is_json
 
-        if speaks_json():
+        if is_json():
             log.error(FAILURE, extra={"problem": self.message, "code": self.exit_code})
             return
         click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", file=file, err=True)
 
 
 class Fenced(Mistake):
-    """Somebody else owns the pipeline on this node now. A supervisor that started it again would do no good."""
+    """Another process owns the pipeline on this node now. A supervisor must not restart this one."""
 
     exit_code = FENCED
 
 
 class Misuse(Mistake):
-    """The command was given something that cannot be meant."""
+    """The command line is wrong."""
 
     exit_code = MISUSED
 
 
 def as_exit(error: Exception) -> click.ClickException | None:
-    """What to show instead of the exception; None: it is a bug of ours."""
+    """What to show instead of the exception; None if it is a bug of ours."""
     if isinstance(error, click.ClickException):
         return error
     if isinstance(error, FencedError):
@@ -79,12 +79,12 @@ def as_exit(error: Exception) -> click.ClickException | None:
 
 
 def of_spark(error: BaseException) -> bool:
-    """Whether Spark raised it: then it happened in another process, and the frames of this one say nothing."""
+    """Whether Spark raised it: it happened in another process, so the frames of this one do not help."""
     return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
 
 
 def _in_worker(error: BaseException) -> str:
-    """Where in the user's code a worker of Spark's was when it failed."""
+    """The frames of the user's code in the Spark worker that failed."""
     from fordstone.spark.session.failures import worker_trace
 
     trace = worker_trace(str(error))
@@ -98,9 +98,9 @@ def show_bug(error: BaseException) -> None:
 
 
 def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Those of the frames below our last one that are in code that is neither ours nor a library's.
+    """The frames below our last one that are neither ours nor a library's.
 
-    An exception is the user's if it rose in a function of theirs that we had called, whatever that called in turn.
+    An exception belongs to the user if it was raised below a function of theirs that we called.
     """
     frames = list(traceback.extract_tb(trace))
     ours = [place for place, frame in enumerate(frames) if _is_ours(frame.filename)]
@@ -109,7 +109,7 @@ def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSumm
 
 
 def in_file(error: BaseException, path: Path) -> Mistake:
-    """An exception that rose while the user's file was being loaded, shown from their file on."""
+    """The error for an exception raised while the user's file was loaded, with the frames from their file on."""
     frames = list(traceback.extract_tb(error.__traceback__))
     places = [place for place, frame in enumerate(frames) if Path(frame.filename) == path]
     if isinstance(error, FordstoneError):

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from fordstone.cli.errors import Misuse
-from fordstone.cli.help import TaughtCommand
-from fordstone.cli.loading import load_pipeline
-from fordstone.cli.memory import limit_polars
+from fordstone.cli.help import HelpCommand
+from fordstone.cli.loading import limit_polars, load_pipeline
 
 if TYPE_CHECKING:
     from fordstone.planner.explain_tiers import CenterWords
 
 
 @click.command(
-    cls=TaughtCommand,
+    cls=HelpCommand,
     examples=[
         "fordstone explain cold_chain.py",
         "fordstone explain cold_chain.py --format mermaid > cold_chain.mmd",
@@ -32,22 +31,22 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "mermaid", "json"]),
     default="text",
     show_default=True,
-    help="Text for people, a Mermaid flowchart for documents, or the plan itself.",
+    help="Text, a Mermaid flowchart, or the plan as JSON.",
 )
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
-    show_default="1; on Spark as many as it runs tasks",
-    help="For this many subtasks a keyed step; on Spark, shards.",
+    show_default="1; on Spark the number of tasks that run at once",
+    help="Number of subtasks per keyed step; on Spark, of shards.",
 )
 @click.option(
     "--on",
     "engine",
     type=click.Choice(["edge", "spark"]),
-    show_default="edge; of two tiers, the center on spark",
-    help="The engine that it, or its center part, would run on. Spark is not started.",
+    show_default="edge; for two tiers, the center on spark",
+    help="The engine of the pipeline, or of its center part. Spark is not started.",
 )
-@click.option("--bounded", is_flag=True, help="On Spark: as a batch job over what is there now.")
+@click.option("--bounded", is_flag=True, help="On Spark: as a batch job over the input that exists now.")
 def explain(
     file: str,
     form: str,
@@ -57,11 +56,11 @@ def explain(
 ) -> None:
     """Show what a pipeline would do, without running it.
 
-    Which steps run together as one task, what is shuffled by which key, what is kept in checkpoints, and what each path
-    from a source to a sink guarantees, with the reason.
+    Shows which steps run together as one task, what is shuffled by which key, what checkpoints contain, and what each path from a
+    source to a sink guarantees, with the reason.
 
-    Of a pipeline for two tiers: the edge part, what crosses to the center and what was pushed below the cut to make that
-    less, the center part, and the control tables.
+    For a pipeline of two tiers: the edge part, what crosses to the center and what was pushed below the cut to reduce it, the center
+    part, and the control tables.
     """
     limit_polars(1)
     plan = load_pipeline(file).plan()
@@ -78,19 +77,19 @@ def explain(
         return
     if engine == "spark":
         if form == "mermaid":
-            raise Misuse("a flowchart is drawn of tasks on the edge; on Spark there is --format text.")
+            raise Misuse("--format mermaid draws the tasks of the edge engine; with --on spark use --format text.")
         from fordstone.spark import explain as on_spark
 
         text = on_spark.explain(plan, bounded=bounded, shards=parallelism)
         click.echo(text, nl=False)
         return
-    from fordstone.planner import explain as wording
+    from fordstone.planner import explain as on_edge
 
-    click.echo(wording.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
+    click.echo(on_edge.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
 
 
 def _center(engine: str | None, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given
-    """How the center part is worded: as it runs on Spark, unless told otherwise."""
+    """The description of the center part: as it runs on Spark, unless the edge engine was chosen."""
     if engine == "edge":
         return None
     from fordstone.spark.explain import center_words

@@ -1,8 +1,8 @@
-"""Numbers, sizes, spans and times as people read them, and plain tables of them. Pure; imports nothing heavy."""
+"""Numbers, sizes, spans and times as people read them, and JSON lines as machines do. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -79,16 +79,12 @@ def share(part: float) -> str:
     return f"{percent:.2g} %" if abs(percent) < 10 else f"{percent:.0f} %"  # noqa: PLR2004 - two digits
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Columns under their names; those in `right` are aligned to the right. No trailing blanks."""
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(widths[place]) if place in right else cell.ljust(widths[place]) for place, cell in enumerate(row)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def print_json(body: object) -> None:
+    """Print one JSON line for machines to standard output."""
+    import msgspec
+
+    sys.stdout.write(f"{msgspec.json.encode(body).decode()}\n")
+    sys.stdout.flush()
 
 
 def _three_digits(value: float) -> str:

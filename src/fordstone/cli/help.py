@@ -1,14 +1,14 @@
-"""Help that teaches: commands whose `--help` ends with examples, and lists an engine's options apart."""
+"""Help pages: commands whose `--help` ends with examples, and lists the options of an engine and of two tiers apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import click
 
-EXIT_CODES = "Exit codes: 0 done or stopped cleanly, 1 failed, 2 the command was misused."
-FENCED_CODE = "3 with a hub: another holder has taken the pipeline over."
+EXIT_CODES = "Exit codes: 0 finished or stopped cleanly, 1 failed, 2 wrong usage."
+FENCED_CODE = "3 with a hub: another process has taken the pipeline over."
 TIERS_TITLE = "Options of two tiers"
 
 
@@ -16,7 +16,7 @@ class EngineOption(click.Option):
     """An option that only one engine has."""
 
     def __init__(self, *args: Any, engine: str, otherwise: str = "", **kwargs: Any) -> None:
-        """`otherwise`: what to do instead on the other engine, as a sentence."""
+        """`otherwise`: a sentence that says what to do instead on the other engine."""
         super().__init__(*args, **kwargs)
         self.engine = engine
         self.otherwise = otherwise
@@ -26,65 +26,50 @@ class TierOption(click.Option):
     """An option that only a pipeline of two tiers has."""
 
 
-class TaughtCommand(click.Command):
-    """A command with examples."""
+class _Examples(click.Command):
+    """A command whose help ends with examples and exit codes."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("epilog", EXIT_CODES)
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each example on one line, however long, so that it can be copied; then the epilog."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class HelpCommand(_Examples):
+    """A command with examples, and with sections of options."""
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Those that always hold, then those of each engine."""
+        """Write the options that always apply, then those of each engine and of two tiers."""
+        has_engines = any(one.name == "engine" for one in self.params)
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
-            if record is not None:
-                title = f"Options with --on {option.engine}" if _of_one_engine(option, self) else "Options"
-                title = TIERS_TITLE if isinstance(option, TierOption) and _can_choose(self) else title
-                sections.setdefault(title, []).append(record)
+            if record is None:
+                continue
+            title = "Options"
+            if has_engines and isinstance(option, EngineOption):
+                title = f"Options with --on {option.engine}"
+            elif has_engines and isinstance(option, TierOption):
+                title = TIERS_TITLE
+            sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, then the rest."""
-        write_examples(self.examples, formatter)
-        super().format_epilog(ctx, formatter)
 
+class HelpGroup(_Examples, click.Group):
+    """A group of commands with examples, listed in the order in which one needs them."""
 
-class TaughtGroup(click.Group):
-    """A group of commands with examples."""
-
-    command_class = TaughtCommand
+    command_class = HelpCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which one needs them, not by name."""
+        """Return the names in the order of definition."""
         del ctx
         return list(self.commands)
-
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        kwargs.setdefault("epilog", EXIT_CODES)
-        super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, then the rest."""
-        write_examples(self.examples, formatter)
-        super().format_epilog(ctx, formatter)
-
-
-def _of_one_engine(option: click.Parameter, command: click.Command) -> TypeGuard[EngineOption]:
-    """Whether the option holds for one engine only, in a command that can choose."""
-    return isinstance(option, EngineOption) and _can_choose(command)
-
-
-def _can_choose(command: click.Command) -> bool:
-    return any(one.name == "engine" for one in command.params)
-
-
-def write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
-    """Each on a line of its own, however long, so that it can be copied."""
-    with formatter.section("Examples"):
-        for example in examples:
-            formatter.write(f"{'':{formatter.current_indent}}{example}\n")

@@ -1,4 +1,4 @@
-"""`fordstone hub`: run the service between nodes and center, and make the tokens by which they are known."""
+"""`fordstone hub`: run the service between nodes and center, and manage its tokens."""
 
 from __future__ import annotations
 
@@ -10,36 +10,21 @@ from typing import Any, Final
 
 import click
 
-from fordstone.cli import format as wording
+from fordstone.cli import format as fmt
 from fordstone.cli.errors import Mistake, Misuse
-from fordstone.cli.help import TaughtGroup
-from fordstone.cli.logs import StderrHandler, configure_logging
+from fordstone.cli.help import HelpGroup
+from fordstone.cli.logs import configure_logging
+from fordstone.cli.options import json_option
+from fordstone.cli.table import Table
 from fordstone.errors import FordstoneError
 
 DATA: Final = "hub"
 _VERBOSITY: Final = {"warning": 0, "info": 1, "debug": 2}
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FILE = click.Path(path_type=Path)
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, event, then the fields of the event."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in it."""
-        body: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        body |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        if record.exc_info:
-            body["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(body, default=str, ensure_ascii=False)
-
-
 @click.group(
-    cls=TaughtGroup,
+    cls=HelpGroup,
     invoke_without_command=True,
     examples=[
         "fordstone hub                                           on this machine only: 127.0.0.1:7411",
@@ -54,24 +39,26 @@ class JsonFormatter(logging.Formatter):
     metavar="HOST:PORT",
     default="127.0.0.1:7411",
     show_default=True,
-    help="Where to listen; port 0 takes a free one. Beyond this machine, TLS and tokens are needed.",
+    help="Address to listen at; port 0 means any free port. Beyond this machine, TLS and tokens are required.",
 )
-@click.option("--data", metavar="DIR", default=DATA, show_default=True, help="Where log, blobs and tokens are kept.")
-@click.option("--blobs", metavar="URL", default=None, help="Where blobs go: any fsspec URL.  [default: below --data]")
+@click.option("--data", metavar="DIR", default=DATA, show_default=True, help="Directory for the log, blobs and tokens.")
+@click.option(
+    "--blobs", metavar="URL", default=None, help="Location of blobs: any fsspec URL.  [default: below --data]"
+)
 @click.option(
     "--blobs-direct/--no-blobs-direct",
     default=None,
-    help="Whether readers are told where blobs lie, to read them there if they can.  [default: unless the URL has a password]",
+    help="Whether readers get the location of blobs, to read them there if they can.  [default: yes, unless the URL has a password]",
 )
+@click.option("--tls-cert", metavar="FILE", type=_FILE, default=None, help="Certificate and its chain, as PEM.")
 @click.option(
-    "--tls-cert", metavar="FILE", type=_FILE, default=None, help="The certificate and its chain, in PEM form."
+    "--tls-key", metavar="FILE", type=_FILE, default=None, help="Private key of the certificate, without a password."
 )
-@click.option("--tls-key", metavar="FILE", type=_FILE, default=None, help="Its key, without a password.")
 @click.option(
     "--keep-unread",
     metavar="SPAN",
     default=None,
-    help="Let go of epochs after this time even if nobody has read them.  [default: never]",
+    help="Delete epochs after this time even if no consumer has read them.  [default: never]",
 )
 @click.option(
     "--rate",
@@ -79,7 +66,7 @@ class JsonFormatter(logging.Formatter):
     type=float,
     default=500.0,
     show_default=True,
-    help="Requests a second that one node's token may make; the center may make twenty times as many.",
+    help="Maximum requests per second with one node's token; the center may make twenty times as many.",
 )
 @click.option(
     "--blob-max",
@@ -87,7 +74,7 @@ class JsonFormatter(logging.Formatter):
     type=int,
     default=256 << 20,
     show_default=True,
-    help="The largest blob that is taken.",
+    help="Maximum size of a blob.",
 )
 @click.option(
     "--body-max",
@@ -95,38 +82,42 @@ class JsonFormatter(logging.Formatter):
     type=int,
     default=16 << 20,
     show_default=True,
-    help="The largest body of any other request.",
+    help="Maximum size of any other request body.",
 )
 @click.option(
-    "--ready-file", metavar="FILE", type=_FILE, default=None, help="Write the URL here once requests are answered."
+    "--ready-file",
+    metavar="FILE",
+    type=_FILE,
+    default=None,
+    help="Write the URL to this file once the hub answers requests.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(list(_VERBOSITY)),
     default="warning",
     show_default=True,
-    help="What is logged to stderr: refused requests are 'info', all others 'debug'.",
+    help="Level of log lines on stderr: rejected requests are 'info', all others 'debug'.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the URL, and log, as JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the URL and the log as JSON lines.")
 @click.pass_context
 def hub(context: click.Context, /, *, data: str, log_level: str, as_json: bool, **options: Any) -> None:
     """Run the hub: the service between nodes and center.
 
-    Nodes send it their epochs; it keeps them until the center has read them, and hands control tables back. It says that
-    it has an epoch once that is on disk: after a crash or a power cut, the same command goes on where it was.
+    Nodes send their epochs to it. It retains them until the center has read them, and serves control tables to the nodes. It
+    acknowledges an epoch when that is on disk: after a crash or a power failure, the same command resumes.
 
-    SIGINT (Ctrl-C) and SIGTERM end it cleanly; the second one ends it at once.
+    SIGINT (Ctrl-C) and SIGTERM stop it cleanly; a second signal stops it at once.
     """
     context.obj = data
     if context.invoked_subcommand is not None:
         return
-    configure_logging(_VERBOSITY[log_level])
-    _share_handlers(as_json=as_json)
+    configure_logging(_VERBOSITY[log_level], as_json=as_json)
+    _share_handlers()
     _serve(data, as_json=as_json, **options)
 
 
 @hub.group(
-    cls=TaughtGroup,
+    cls=HelpGroup,
     examples=[
         "fordstone hub token add truck-7 --node truck-7 --pipeline cold-chain --data /var/lib/hub",
         "fordstone hub token add center --center",
@@ -135,9 +126,9 @@ def hub(context: click.Context, /, *, data: str, log_level: str, as_json: bool, 
     ],
 )
 def token() -> None:
-    """Make, revoke and list the tokens by which the hub knows who asks.
+    """Make, revoke and list tokens.
 
-    A running hub notices within a second. As soon as there is a token, nobody gets in without one.
+    A running hub notices changes within a second. As soon as there is a token, every request needs one.
     """
 
 
@@ -154,11 +145,13 @@ _data_option = click.option("--data", metavar="DIR", default=None, help=f"The hu
     ],
 )
 @click.argument("name")
-@click.option("--node", metavar="ID", default=None, help="For this node, and for what a node does.")
-@click.option("--center", is_flag=True, help="For the center: reads streams and state, publishes control tables.")
-@click.option("--admin", is_flag=True, help="For everything.")
+@click.option("--node", metavar="ID", default=None, help="A token for this node.")
 @click.option(
-    "--pipeline", "pipelines", metavar="P", multiple=True, help="For this pipeline only; may be given several times."
+    "--center", is_flag=True, help="A token for the center: reads streams and state, publishes control tables."
+)
+@click.option("--admin", is_flag=True, help="A token for everything.")
+@click.option(
+    "--pipeline", "pipelines", metavar="P", multiple=True, help="Only for this pipeline; may be given several times."
 )
 @_data_option
 @click.pass_obj
@@ -175,13 +168,13 @@ def add_token(
 ) -> None:
     """Make a token and print it.
 
-    It is shown this once: only its hash is stored. Give it to the node in a file (--token-file) that only the node's user
-    can read, or as FORDSTONE_HUB_TOKEN.
+    It is shown only once: the hub stores its hash. Give it to the node in a file (--token-file) that only the node's user can read, or
+    as FORDSTONE_HUB_TOKEN.
     """
     if [node is not None, center, admin].count(True) != 1:
-        raise Misuse("say for whom the token is, with one of --node ID, --center and --admin.")
+        raise Misuse("give exactly one of --node ID, --center and --admin.")
     if admin and pipelines:
-        raise Misuse("an admin may do everything: --pipeline goes with --node and --center.")
+        raise Misuse("--pipeline goes with --node and --center; an admin token is for everything.")
     from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
@@ -196,7 +189,7 @@ def add_token(
     except FordstoneError as error:
         raise Misuse(str(error)) from error
     click.echo(text)
-    click.echo(f"Keep it: only its hash is in {file.path}.", err=True)
+    click.echo(f"Store it now: {file.path} has only its hash.", err=True)
 
 
 @token.command("revoke", examples=["fordstone hub token revoke truck-7 --data /var/lib/hub"])
@@ -204,7 +197,7 @@ def add_token(
 @_data_option
 @click.pass_obj
 def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
-    """Make a token worthless, at once and for good."""
+    """Revoke a token, at once and forever."""
     from fordstone.hub.server.auth import TokenFile
 
     try:
@@ -216,10 +209,10 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
 
 @token.command("ls", examples=["fordstone hub token ls", "fordstone hub token ls --data /var/lib/hub --json"])
 @_data_option
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@json_option
 @click.pass_obj
 def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
-    """List the tokens: for whom they are, and when they were last used."""
+    """List tokens: their role, and when they were last used."""
     from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
@@ -233,20 +226,20 @@ def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
             click.echo(json.dumps(body))
         return
     if not tokens:
-        click.echo(f"{file.path} has no tokens: the hub is open, and listens on this machine only.")
+        click.echo(f"{file.path} has no tokens: the hub accepts every request, and listens on this machine only.")
         return
     rows = [
         [
             one.name,
             f"node {one.node}" if one.role == "node" else one.role,
             ", ".join(one.pipelines) if one.pipelines is not None else "all",
-            wording.instant(one.created_us),
-            wording.instant(used_us[one.name]) if one.name in used_us else "never",
-            "yes" if one.revoked_us is None else f"revoked {wording.instant(one.revoked_us)}",
+            fmt.instant(one.created_us),
+            fmt.instant(used_us[one.name]) if one.name in used_us else "never",
+            "valid" if one.revoked_us is None else f"revoked {fmt.instant(one.revoked_us)}",
         ]
         for one in tokens
     ]
-    click.echo(wording.table(["name", "for", "pipelines", "made", "last used", "holds"], rows))
+    click.echo(Table(head=["name", "role", "pipelines", "created", "last used", "status"], rows=rows).text())
 
 
 def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any) -> None:
@@ -276,15 +269,11 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
         raise Misuse(str(error)) from error
 
 
-def _share_handlers(*, as_json: bool) -> None:
-    """What the web server has to say goes where our log goes."""
+def _share_handlers() -> None:
+    """Send the web server's log lines to our handlers."""
     ours = logging.getLogger("fordstone")
-    if as_json:
-        handler = StderrHandler()
-        handler.setFormatter(JsonFormatter())
-        ours.handlers[:] = [handler]
-    for name, level in (("uvicorn", logging.ERROR), ("asyncio", logging.ERROR)):
+    for name in ("uvicorn", "asyncio"):
         theirs = logging.getLogger(name)
         theirs.handlers[:] = ours.handlers
         theirs.propagate = False
-        theirs.setLevel(level)
+        theirs.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Logging for the command line: one line a record on standard error, the event first, then its fields; or JSON, for machines.
+"""Logging for the command line: one line per record on standard error, as text with the event first, or as JSON.
 
 12:00:01 WARNING checkpoint damaged epoch=41 problem="run 9f2c… is missing" using=40
 {"at":"2026-01-31T12:00:01.250Z","level":"WARNING","event":"checkpoint damaged","epoch":41,"using":40}
@@ -20,19 +20,19 @@ _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class LineFormatter(logging.Formatter):
-    """The event, then whatever came in `extra`, as `name=value`."""
+    """The event, then the fields in `extra` as `name=value`."""
 
     def __init__(self, *, tracebacks: bool) -> None:
-        """`tracebacks`: whether those of logged exceptions follow their line; else only what was raised is named."""
+        """`tracebacks`: whether the traceback of a logged exception follows its line; otherwise only the exception is named."""
         super().__init__(datefmt="%H:%M:%S")
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and below it a traceback if wanted."""
+        """Return one line, and below it the traceback if wanted."""
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._tracebacks:
-            fields["error"] = _told(error)
+            fields["error"] = describe_exception(error)
         words = [f"{name}={_value(value)}" for name, value in fields.items()]
         line = " ".join([self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *words])
         if error is not None and self._tracebacks and record.exc_info:
@@ -41,53 +41,53 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object: when, how grave, the event, then whatever came in `extra`."""
+    """A JSON object: time, level, event, then the fields in `extra`."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         """`tracebacks`: as for `LineFormatter`."""
         super().__init__()
         self._tracebacks = tracebacks
-        self.always: dict[str, object] = {}
-        """What every line says, unless it says otherwise itself."""
+        self.common: dict[str, object] = {}
+        """Fields of every line that does not set them itself."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in it."""
-        fields = self.always | {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        """Return one line."""
+        fields = self.common | {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            fields["error"] = _told(error)
+            fields["error"] = describe_exception(error)
             if self._tracebacks and record.exc_info:
                 fields["traceback"] = self.formatException(record.exc_info)
         return json_line(record.levelname, record.getMessage(), fields, at_s=record.created)
 
 
 def json_line(level: str, event: str, fields: Mapping[str, object], *, at_s: float) -> str:
-    """A line of a log, for machines. A field that is called as one of the first three are is left out."""
+    """A log line for machines. Fields named like one of the first three are omitted."""
     at = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head: dict[str, object] = {"at": at, "level": level, "event": event}
     return json.dumps({**head, **fields, **head}, ensure_ascii=False, default=str)
 
 
-def line_of(entry: Mapping[str, object]) -> str:
-    """A log line for machines as people read it."""
+def text_line(entry: Mapping[str, object]) -> str:
+    """A log line for machines, as text."""
     fields = {name: value for name, value in entry.items() if name not in {"at", "level", "event", "traceback"}}
     words = [f"{name}={_value(value)}" for name, value in fields.items()]
     return " ".join([str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *words])
 
 
 class StderrHandler(logging.Handler):
-    """Writes to whatever standard error is now: while a live view is shown, that puts the line above it."""
+    """Writes to the current standard error, which a live view replaces so that lines appear above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         try:
             print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:  # noqa: BLE001 - logging must not end what it reports on
+        except Exception:  # noqa: BLE001 - logging must not end the program
             self.handleError(record)
 
 
 def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
-    """Warnings; with 1 also what happens, with 2 everything. Called once by a command, before anything runs."""
+    """Log warnings; with verbosity 1 also info, with 2 everything. Called once by a command, before anything runs."""
     handler = StderrHandler()
     form = JsonFormatter if as_json else LineFormatter
     handler.setFormatter(form(tracebacks=verbosity > 0))
@@ -99,21 +99,21 @@ def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
 
 
-def speaks_json() -> bool:
-    """Whether standard error is for log lines that machines read."""
+def is_json() -> bool:
+    """Whether log lines on standard error are JSON."""
     handlers = logging.getLogger("fordstone").handlers
     return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
 
 
-def say_always(**fields: object) -> None:
-    """Let every line of a log for machines say this too: which pipeline it is about."""
+def add_log_fields(**fields: object) -> None:
+    """Add fields to every JSON log line."""
     for handler in logging.getLogger("fordstone").handlers:
         if isinstance(handler.formatter, JsonFormatter):
-            handler.formatter.always.update(fields)
+            handler.formatter.common.update(fields)
 
 
-def _told(error: BaseException) -> str:
-    """What was raised; of what Spark says, which goes over pages, the part that counts."""
+def describe_exception(error: BaseException) -> str:
+    """The exception in one line; of Spark's, which fill pages, the last message."""
     if not of_spark(error):
         return f"{type(error).__name__}: {error}"
     from fordstone.spark.session.failures import last_words

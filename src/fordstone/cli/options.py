@@ -1,26 +1,50 @@
-"""The options by which pipelines are run: those that both engines have, and those of one. Which command has which is here.
+"""The options of commands: how pipelines run, which options belong to one engine or to two tiers, and how to find a hub.
 
-Defaults are written out, because the configurations that have them too (`edge.config`, `spark.config`) take too long to
-import for `--help`; the tests compare them.
+Defaults are written out, because the configurations that have them too (`edge.config`, `spark.config`) take too long to import for
+`--help`; the tests compare them. A token is never given on the command line, where every user of the machine could read it: it is in
+a file or in a variable.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from fordstone.cli.errors import Misuse
-from fordstone.cli.help import EngineOption
+from fordstone.cli.help import EngineOption, TierOption
+from fordstone.errors import FordstoneError
 
+if TYPE_CHECKING:
+    from fordstone.hub.client.address import HubAddress
+
+HUB_VARIABLE: Final = "FORDSTONE_HUB"
+TOKEN_VARIABLE: Final = "FORDSTONE_HUB_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_FILE_VARIABLE: Final = "FORDSTONE_HUB_TOKEN_FILE"  # noqa: S105 - likewise
+LOCAL_HUB: Final = "http://127.0.0.1:7411"
+"""The default address of a hub."""
+TOKEN_BYTES_MAX: Final = 4096
+HUB: Final = frozenset({"hub_url", "token_file", "ca"})
+"""The parameters of `hub_options`."""
+OUTBOX: Final = frozenset({"outbox_max", "outbox_full", "hub_state", "take_over"})
+"""The parameters of `outbox_options`."""
+_GIVEN: Final = frozenset({ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.PROMPT})
+_UNITS: Final = {"": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kMGT", start=1)
+    for unit, base in (("B", 1000), ("iB", 1024))
+}
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Decorator = Callable[[_F], _F]
-_GIVEN: Final = frozenset({ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.PROMPT})
 
 
-def _all(*options: _Decorator[Any]) -> _Decorator[Any]:
+def options_of(*options: _Decorator[Any]) -> _Decorator[Any]:
     """Several options as one decorator, in the order in which the help lists them."""
 
     def decorate(command: _F) -> _F:
@@ -39,31 +63,33 @@ def _spark(*names: str, otherwise: str, **facts: Any) -> _Decorator[Any]:
     return click.option(*names, cls=EngineOption, engine="spark", otherwise=otherwise, **facts)
 
 
-bounded_option = click.option("--bounded", is_flag=True, help="Stop when everything that is there now has been read.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+verbose_option = click.option("-v", "--verbose", count=True, help="Log more; give it twice to log everything.")
+bounded_option = click.option("--bounded", is_flag=True, help="Stop when all input that exists now has been read.")
 
 _interval = click.option(
     "--interval",
     metavar="SPAN",
     default="1s",
     show_default=True,
-    help="Between two checkpoints; on the edge, 'auto' chooses it by their cost.",
+    help="Time between two checkpoints; on the edge, 'auto' chooses it by their cost.",
 )
 _allow_new_state = click.option(
-    "--allow-new-state", is_flag=True, help="Go on although stateful steps changed; the state of those is dropped."
+    "--allow-new-state", is_flag=True, help="Resume although stateful steps changed; the state of those is dropped."
 )
 _batch_rows = click.option(
     "--batch-rows", metavar="N", type=int, default=65_536, show_default=True, help="Rows read at a time."
 )
 
-shared_options = _all(
-    click.option("--state", metavar="DIR", default="state", show_default=True, help="Where checkpoints are kept."),
+shared_options = options_of(
+    click.option("--state", metavar="DIR", default="state", show_default=True, help="Directory for checkpoints."),
     click.option(
         "--node",
         metavar="ID",
         default="node",
         show_default=True,
-        help="The name of the edge machine in the state directory; with --part edge also at the hub, and this machine's own "
-        "unless given.",
+        help="Name of the edge machine in the state directory. With --part edge also its name at the hub, by default "
+        "this machine's name.",
     ),
     _interval,
     _allow_new_state,
@@ -74,49 +100,49 @@ shared_options = _all(
         is_flag=True,
         help="Print JSON lines to stdout: progress once a second, a report at the end.",
     ),
-    click.option("-v", "--verbose", count=True, help="Log more; twice for everything."),
+    verbose_option,
     click.option(
         "--logs",
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="How log lines look on stderr; with 'json' there is nothing else on it.",
+        help="Format of log lines on stderr. With 'json', stderr has nothing else.",
     ),
     click.option("--progress-every", metavar="SPAN", default="60s", hidden=True, help="With --logs json."),
 )
 
-edge_options = _all(
+edge_options = options_of(
     _edge(
         "--parallelism",
         metavar="N",
         type=int,
         default=1,
         show_default=True,
-        otherwise="On Spark, --master says how many tasks run at once, as in --master 'local[4]'.",
-        help="Subtasks a keyed step and source; may change between runs.",
+        otherwise="On Spark, --master sets how many tasks run at once, as in --master 'local[4]'.",
+        help="Subtasks per source and keyed step; may change between runs.",
     ),
     _edge(
         "--failure-every",
         metavar="SPAN",
         default="1d",
         show_default=True,
-        otherwise="On Spark the interval is what --interval says.",
+        otherwise="On Spark, --interval is a span.",
         help="For 'auto': the mean time between failures.",
     ),
     _edge(
         "--recovery-goal",
         metavar="SPAN",
         default=None,
-        otherwise="On Spark the interval is what --interval says.",
-        help="For 'auto': in what time after a failure all should be as before.",
+        otherwise="On Spark, --interval is a span.",
+        help="For 'auto': the maximum time to catch up after a failure.",
     ),
     _edge(
         "--checkpoint-timeout",
         metavar="SPAN",
         default="10m",
         show_default=True,
-        otherwise="On Spark a batch takes as long as it takes.",
-        help="After this a checkpoint is given up and tried anew.",
+        otherwise="On Spark a batch has no timeout.",
+        help="Time after which a checkpoint is given up and retried.",
     ),
     _edge(
         "--keep",
@@ -124,16 +150,16 @@ edge_options = _all(
         type=int,
         default=3,
         show_default=True,
-        otherwise="On Spark, --conf spark.sql.streaming.minBatchesToRetain=100 says how much of its state is kept.",
-        help="How many checkpoints are kept.",
+        otherwise="On Spark, --conf spark.sql.streaming.minBatchesToRetain=100 sets how much of its state is retained.",
+        help="Number of checkpoints to retain.",
     ),
     _edge(
         "--compression",
         type=click.Choice(["lz4", "zstd", "none"]),
         default="lz4",
         show_default=True,
-        otherwise="On Spark, --conf spark.io.compression.codec=zstd says how state is compressed.",
-        help="Of what is stored.",
+        otherwise="On Spark, --conf spark.io.compression.codec=zstd sets how state is compressed.",
+        help="Compression of checkpoints.",
     ),
     _edge(
         "--remote",
@@ -144,41 +170,41 @@ edge_options = _all(
     ),
 )
 
-pipeline_options = _all(_interval, _allow_new_state, _batch_rows, edge_options)
-"""How pipelines are run on the edge, for a command that starts others."""
+pipeline_options = options_of(_interval, _allow_new_state, _batch_rows, edge_options)
+"""The options of pipelines on the edge, for a command that starts others."""
 
-spark_options = _all(
+spark_options = options_of(
     _spark(
         "--master",
         metavar="URL",
         default=None,
-        otherwise="The edge runs in this process; --parallelism says how many tasks it has.",
-        help="Where Spark runs: local[4], spark://host:7077 ...  [default: what SPARK_CONF_DIR or spark-submit says, "
+        otherwise="The edge runs in this process; --parallelism sets how many tasks it has.",
+        help="Where Spark runs: local[4], spark://host:7077 ...  [default: as SPARK_CONF_DIR or spark-submit say, "
         "else this machine]",
     ),
     _spark(
         "--memory",
         metavar="SIZE",
         default=None,
-        otherwise="The edge takes what its state needs.",
-        help="Of Spark here, or on a cluster of each executor: 2g, 512m.",
+        otherwise="The edge has no such limit.",
+        help="Memory of Spark on this machine, or of each executor on a cluster: 2g, 512m.",
     ),
     _spark(
         "--conf",
         "settings",
         metavar="NAME=VALUE",
         multiple=True,
-        otherwise="Those are settings of Spark's.",
-        help="A setting of Spark's; may be given several times.",
+        otherwise="It sets a Spark property.",
+        help="A Spark property; may be given several times.",
     ),
     _spark(
         "--shards",
         metavar="N",
         type=int,
         default=None,
-        otherwise="On the edge, --parallelism says how many tasks share the keys.",
-        help="Into how many parts keys are divided, for as long as the state lives.  [default: as many as tasks run "
-        "at once]",
+        otherwise="On the edge, --parallelism sets how many tasks share the keys.",
+        help="Number of parts that keys are divided into; fixed for the lifetime of the state.  [default: the number of "
+        "tasks that run at once]",
     ),
     _spark(
         "--rows-max",
@@ -186,29 +212,182 @@ spark_options = _all(
         type=int,
         default=4_000_000,
         show_default=True,
-        otherwise="On the edge, --interval alone cuts epochs.",
-        help="About how many rows of each source an epoch has at most.",
+        otherwise="On the edge, only --interval ends an epoch.",
+        help="Approximate maximum of rows per source and epoch.",
     ),
     _spark(
         "--available-now",
         is_flag=True,
-        otherwise="On the edge, --bounded reads what is there.",
-        help="Read what is there now, keep the state, and stop: the next run goes on.",
+        otherwise="On the edge, use --bounded.",
+        help="Read all input that exists now, keep the state, and stop; the next run resumes.",
     ),
     _spark(
         "--from-checkpoint",
         metavar="DIR",
         default=None,
-        otherwise="The edge goes on from what is in its --state.",
-        help="Begin with the state that an edge has left in this state directory.",
+        otherwise="The edge resumes from its --state.",
+        help="Start with the state of an edge run, from its state directory.",
     ),
 )
 
 
-def refuse_others(context: click.Context, engine: str) -> None:
-    """Refuse options that were given and that the chosen engine does not have: they would be dropped silently."""
+def hub_options(command: _F, *, default: str | None = None, kind: type[click.Option] = click.Option) -> _F:
+    """Add `--hub`, `--token-file` and `--ca`; `address_of` makes an address of them."""
+    shown = f"  [default: {default}]" if default is not None else ""
+    options = options_of(
+        click.option(
+            "--hub", "hub_url", cls=kind, metavar="URL", envvar=HUB_VARIABLE, default=default,
+            help=f"Address of the hub, as in https://hub.example:7411; or the variable {HUB_VARIABLE}.{shown}",
+        ),
+        click.option(
+            "--token-file", cls=kind, metavar="FILE", envvar=TOKEN_FILE_VARIABLE, default=None,
+            help=f"File with the token that 'fordstone hub token add' printed; or the variable {TOKEN_VARIABLE}.",
+        ),
+        click.option(
+            "--ca", cls=kind, metavar="FILE", default=None,
+            help="Certificate authority of the hub, if it is not a public one.",
+        ),
+    )  # fmt: skip
+    decorated: _F = options(command)
+    return decorated
+
+
+def reader_options(command: _F) -> _F:
+    """For commands that only read from a hub: by default the one on this machine."""
+    return hub_options(command, default=LOCAL_HUB)
+
+
+def tier_hub_options(command: _F) -> _F:
+    """For commands that also run pipelines without a hub."""
+    return hub_options(command, kind=TierOption)
+
+
+outbox_options = options_of(
+    click.option(
+        "--outbox-max", cls=TierOption, metavar="SIZE", default="10GiB", show_default=True,
+        help="Maximum size of the epochs that wait on this disk for the hub: 500MB, 10GiB.",
+    ),
+    click.option(
+        "--outbox-full", cls=TierOption, type=click.Choice(["block", "drop-oldest"]), default="block", show_default=True,
+        help="What to do then: wait for the hub, or drop the oldest epochs, which at_most_once allows.",
+    ),
+    click.option(
+        "--hub-state/--no-hub-state", cls=TierOption, default=True, show_default=True,
+        help="Keep a copy of the newest checkpoint at the hub.",
+    ),
+    click.option(
+        "--take-over", cls=TierOption, is_flag=True,
+        help="Fence the process that ran this pipeline as this node before, and resume from its state: for a replacement machine.",
+    ),
+)  # fmt: skip
+
+
+def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, why: str = "this command") -> HubAddress:
+    """The hub's address. `why`: what needs a hub, for the error."""
+    if hub_url is None:
+        raise Misuse(f"{why} needs a hub: give --hub URL, or set {HUB_VARIABLE}. `fordstone hub` runs one.")
+    from fordstone.hub.client.address import HubAddress
+
+    if ca is not None and not Path(ca).is_file():
+        raise Misuse(f"--ca {ca}: there is no such file.")
+    try:
+        return HubAddress(url=hub_url, token=_token(token_file), ca=ca)
+    except FordstoneError as error:
+        raise Misuse(str(error)) from error
+
+
+def _token(token_file: str | None) -> str | None:
+    if token_file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        with Path(token_file).open("rb") as file:
+            text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misuse(f"--token-file {token_file}: cannot be read ({error}).") from error
+    if not text:
+        raise Misuse(
+            f"--token-file {token_file}: the file is empty. Put the output of `fordstone hub token add` there."
+        )
+    return text
+
+
+def outbox_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of the outbox from `options` and return them as `RunConfig` has them."""
+    return {
+        "outbox_bytes_max": size_of(options.pop("outbox_max"), "--outbox-max"),
+        "outbox_full": options.pop("outbox_full").replace("-", "_"),
+        "hub_state": options.pop("hub_state"),
+        "take_over": options.pop("take_over"),
+    }
+
+
+def size_of(text: str, what: str) -> int:
+    """Bytes, from `500MB` or `10GiB`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
+    unit = "" if found is None else found[2].replace("K", "k")
+    unit = unit if not unit or unit.endswith("B") else f"{unit}B"
+    unit = "" if unit == "B" else unit
+    if found is None or unit not in _UNITS or float(found[1]) <= 0:
+        raise Misuse(f"{what} {text}: this is not a size. Write a number with a unit, such as 500MB or 10GiB.")
+    return int(float(found[1]) * _UNITS[unit])
+
+
+def node_of(name: str | None) -> str:
+    """The node's name: the given one, or this machine's."""
+    from fordstone.plan.ids import checked_name
+
+    try:
+        return checked_name(name if name is not None else socket.gethostname(), "node")
+    except FordstoneError as error:
+        more = "" if name is not None else " This is the machine's name; give another one with --node."
+        raise Misuse(f"{error}{more}") from error
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether an option was given, on the command line or by a variable, rather than left at its default."""
+    return context.get_parameter_source(name) in _GIVEN
+
+
+def is_typed(context: click.Context, name: str) -> bool:
+    """Whether an option was given on the command line. A variable may be set for other commands."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def engine_options(context: click.Context, engine: str) -> dict[str, EngineOption]:
+    """The options of a command that only this engine has, by name."""
+    params = context.command.params
+    return {one.name or "": one for one in params if isinstance(one, EngineOption) and one.engine == engine}
+
+
+def reject_engine_options(context: click.Context, engine: str) -> None:
+    """Reject options that were given and that the chosen engine does not have: they would be ignored silently."""
+    other = "spark" if engine == "edge" else "edge"
+    for name, option in engine_options(context, other).items():
+        if is_given(context, name):
+            raise Misuse(f"{option.opts[0]} goes with --on {other}, not with --on {engine}. {option.otherwise}")
+
+
+def reject_tier_options(context: click.Context, allowed: frozenset[str], why: str) -> None:
+    """Reject options of two tiers that were typed and would be ignored silently."""
     for option in context.command.params:
-        if not isinstance(option, EngineOption) or option.engine == engine or option.name is None:
+        name = option.name or ""
+        if isinstance(option, TierOption) and name not in allowed and is_typed(context, name):
+            raise Misuse(f"{option.opts[0]}: {why}")
+
+
+def given_options(context: click.Context, names: frozenset[str]) -> list[str]:
+    """Those of the named options that were given, as arguments of another command of ours."""
+    words: list[str] = []
+    for option in context.command.params:
+        if not isinstance(option, click.Option) or option.name not in names or not is_given(context, option.name):
             continue
-        if context.get_parameter_source(option.name) in _GIVEN:
-            raise Misuse(f"{option.opts[0]} goes with --on {option.engine}, not with --on {engine}. {option.otherwise}")
+        value = context.params[option.name]
+        if option.is_flag:
+            words += [option.opts[0] if value else option.secondary_opts[0]]
+        elif option.count:
+            words += [option.opts[0]] * value
+        elif option.multiple:
+            words += [word for one in value for word in (option.opts[0], str(one))]
+        elif value is not None:
+            words += [option.opts[0], str(value)]
+    return words

@@ -1,46 +1,61 @@
-"""`fordstone run`: run a pipeline until its input ends or the process is told to stop. On the edge, that is this process.
+"""`fordstone run` and `fordstone center`: run a pipeline until its input ends or a signal stops it, on the edge engine or on Spark.
 
-A pipeline of two tiers runs as several processes (`cli.tiers`), unless `--part` says which of its halves to run here.
+A pipeline of two tiers runs as several processes (`cli.tiers`), unless `--part` or `center` selects one half. Spark takes some seconds
+to start, so what can be checked without it is checked first. Spark is started here and not by the engine: its settings are the
+command's, and it replaces the handler of SIGINT, which the engine then replaces by its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from fordstone.cli.errors import Misuse
-from fordstone.cli.help import EXIT_CODES, FENCED_CODE, EngineOption, TaughtCommand, TierOption
-from fordstone.cli.hub_options import node_of, outbox_of, outbox_options, tier_hub_options
-from fordstone.cli.loading import load_pipeline
-from fordstone.cli.logs import configure_logging, say_always
-from fordstone.cli.memory import give_back, limit_polars
-from fordstone.cli.options import bounded_option, edge_options, refuse_others, shared_options, spark_options
-from fordstone.cli.spark import run_on_spark
-from fordstone.cli.tier_options import (
-    CENTER_NODE,
+from fordstone.cli.help import EXIT_CODES, FENCED_CODE, HelpCommand, TierOption
+from fordstone.cli.loading import file_of, limit_polars, load_pipeline, trim_memory
+from fordstone.cli.logs import add_log_fields, configure_logging
+from fordstone.cli.options import (
     HUB,
     OUTBOX,
-    Part,
-    given,
-    half_of,
-    health_told,
-    hub_of,
-    refuse_tier_options,
+    address_of,
+    bounded_option,
+    edge_options,
+    engine_options,
+    is_given,
+    node_of,
+    outbox_of,
+    outbox_options,
+    reject_engine_options,
+    reject_tier_options,
+    shared_options,
+    spark_options,
+    tier_hub_options,
 )
-from fordstone.cli.view.showing import make_view, shown
+from fordstone.cli.view.view import Board, make_view, run_shown
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
+    from fordstone.edge.agent.health import HealthReporter
     from fordstone.edge.config import RunConfig
+    from fordstone.hub.client.address import HubAddress
     from fordstone.plan.plan import Plan
     from fordstone.runtime.progress import Progress, Report
+    from fordstone.spark.config import SparkConfig
+
+Part = Literal["edge", "center"]
+CENTER_NODE: Final = "center"
+HEALTH_TIMEOUT_S: Final = 5.0
+STARTING_SPARK: Final = "starting Spark ..."
+_SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
 
 
 @click.command(
-    cls=TaughtCommand,
+    cls=HelpCommand,
     epilog=f"{EXIT_CODES} {FENCED_CODE}",
     examples=[
         "fordstone run cold_chain.py --bounded",
@@ -59,7 +74,7 @@ if TYPE_CHECKING:
     type=click.Choice(["edge", "spark"]),
     default="edge",
     show_default=True,
-    help="Which engine: this process alone, or Spark. The results are the same.",
+    help="The engine: this process, or Spark. The results are the same.",
 )
 @bounded_option
 @shared_options
@@ -72,121 +87,155 @@ if TYPE_CHECKING:
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="With all on this machine: the center on Spark, or on the engine of the edge, without a JVM.",
+    help="The center's engine when everything runs on this machine: Spark, or the edge engine without a JVM.",
 )
 @click.option(
     "--part",
     cls=TierOption,
     type=click.Choice(["edge", "center"]),
     default=None,
-    help="Run this half alone, with the hub that --hub names.  [default: all on this machine]",
+    help="Run only this half, with the hub given by --hub.  [default: everything on this machine]",
 )
 @tier_hub_options
 @outbox_options
 @click.pass_context
-def run(
-    context: click.Context,
-    /,
-    file: str,
-    *,
-    engine: str,
-    part: Part | None,
-    verbose: int,
-    as_json: bool,
-    logs: str,
-    progress_every: str,
-    **options: Any,
-) -> None:
+def run(context: click.Context, /, file: str, *, engine: str, part: Part | None, **options: Any) -> None:
     """Run a pipeline, on this machine or on Spark.
 
-    FILE is a Python file that declares a pipeline; NAME the variable, if there are several. Checkpoints go to the state
-    directory: after a stop, a crash or a power cut, the same command goes on where the last checkpoint stands.
+    FILE is a Python file that declares a pipeline; NAME is the variable, if there are several. Checkpoints are written to the
+    state directory: after a stop, a crash or a power failure, the same command resumes from the last checkpoint.
 
     A pipeline of two tiers (one with to_center) runs as three processes: its edge half, a hub, and its center on Spark. They
-    start and stop together. With --part one half of it runs here.
+    start and stop together. With --part only one half runs.
 
-    SIGINT (Ctrl-C) and SIGTERM finish the epoch and stop cleanly; the second one stops at once. Progress goes to stderr,
+    SIGINT (Ctrl-C) and SIGTERM finish the epoch and stop cleanly; a second signal stops at once. Progress is printed to stderr,
     so that sinks may print to stdout.
     """
-    configure_logging(verbose, as_json=logs == "json")
-    if part != "edge" and engine == "spark":
-        limit_polars(1)
-    else:
-        limit_polars(options["parallelism"])
+    configure_logging(options["verbose"], as_json=options["logs"] == "json")
+    limit_polars(1 if part != "edge" and engine == "spark" else options["parallelism"])
     if part is not None:
-        _refuse_for_part(context, part, engine)
+        _check_part(context, part, engine)
     pipeline = load_pipeline(file)
     plan = pipeline.plan()
-    say_always(pipeline=plan.pipeline)
+    add_log_fields(pipeline=plan.pipeline)
     if part is None and plan.tiered:
         from fordstone.cli.tiers import run_tiers
 
-        run_tiers(context, file, plan, as_json=as_json)
+        run_tiers(context, file, plan)
         return
     if part is None:
-        why = f"pipeline {plan.pipeline} has one tier: nothing in it goes to_center(). Leave the option out."
-        refuse_tier_options(context, frozenset(), why)
-    refuse_others(context, engine)
-    strange = {one.name for one in context.command.params if isinstance(one, EngineOption) and one.engine != engine}
-    options = {name: value for name, value in options.items() if name not in strange}
-    run_part(
-        context,
-        file,
-        pipeline,
-        options,
-        part=part,
-        engine=engine,
-        as_json=as_json,
-        verbose=verbose,
-        logged_every=progress_every if logs == "json" else None,
-    )
+        why = f"pipeline {plan.pipeline} has one tier: it does not use to_center(). Omit the option."
+        reject_tier_options(context, frozenset(), why)
+    reject_engine_options(context, engine)
+    _run(context, file, pipeline, options, part=part, engine=engine)
 
 
-def run_part(
-    context: click.Context,
-    file: str,
-    pipeline: Pipeline,
-    options: dict[str, Any],
-    *,
-    part: Part | None,
-    engine: str,
-    as_json: bool,
-    verbose: int,
-    logged_every: str | None,
-) -> None:
-    """Run a pipeline of one tier, or one half of a pipeline of two. `options`: those of the engine, and those of two tiers."""
+@click.command(
+    cls=HelpCommand,
+    examples=[
+        "fordstone center cold_chain.py --hub https://hub.example:7411 --token-file token --state /srv/state",
+        "fordstone center cold_chain.py --hub http://127.0.0.1:7411 --on edge",
+        "fordstone center cold_chain.py --master spark://center:7077 --state /srv/state",
+        "fordstone center cold_chain.py --master 'local[4]' --memory 8g",
+        "fordstone center cold_chain.py --state /srv/state --from-checkpoint /var/lib/cold-chain",
+    ],
+)
+@click.argument("file", metavar="FILE[:NAME]")
+@click.option(
+    "--on",
+    "engine",
+    type=click.Choice(["spark", "edge"]),
+    default="spark",
+    show_default=True,
+    help="The engine: Spark, or the edge engine in this process, without a JVM. The results are the same.",
+)
+@shared_options
+@spark_options
+@edge_options
+@tier_hub_options
+@click.pass_context
+def center(context: click.Context, /, file: str, *, engine: str, **options: Any) -> None:
+    """Run the center of a pipeline, until stopped.
+
+    For a pipeline of two tiers this runs the steps after to_center(), over the rows of all nodes, which it reads from the hub. A
+    pipeline of one tier runs as a whole, on Spark. Without --master, the settings of spark-submit or SPARK_CONF_DIR apply; without
+    those, Spark runs on this machine with all its cores. On a cluster, every executor must reach --state and the paths of sources and
+    sinks by the same name.
+
+    SIGINT (Ctrl-C) and SIGTERM finish the epoch and stop cleanly; a second signal stops at once. The same command resumes.
+    """
+    reject_engine_options(context, engine)
+    configure_logging(options["verbose"], as_json=options["logs"] == "json")
+    limit_polars(1 if engine == "spark" else options["parallelism"])
+    pipeline = load_pipeline(file)
     plan = pipeline.plan()
-    hub = hub_of(options, part) if part is not None else None
+    add_log_fields(pipeline=plan.pipeline)
+    if not plan.tiered:
+        why = f"pipeline {plan.pipeline} has one tier: it does not use to_center() and reads no hub. Omit the option."
+        reject_tier_options(context, frozenset(), why)
+        if engine == "edge":
+            raise Misuse(
+                f"pipeline {plan.pipeline} has one tier, so it has no center. Run it with: fordstone run FILE."
+            )
+    _run(context, file, pipeline, options, part="center" if plan.tiered else None, engine=engine)
+
+
+def _check_part(context: click.Context, part: Part, engine: str) -> None:
+    if part == "edge" and engine == "spark":
+        raise Misuse("--part edge runs in this process; --on spark goes with --part center.")
+    if part == "edge":
+        reject_tier_options(context, HUB | OUTBOX | {"part"}, "with --part edge no center runs here.")
+    else:
+        reject_tier_options(context, HUB | {"part"}, "this goes with --part edge; the center has no outbox.")
+
+
+def _run(
+    context: click.Context, file: str, pipeline: Pipeline, options: dict[str, Any], *, part: Part | None, engine: str
+) -> None:
+    """Run a pipeline of one tier, or one half of a pipeline of two."""
+    plan = pipeline.plan()
+    as_json, verbose, logs, every = (options.pop(name) for name in ("as_json", "verbose", "logs", "progress_every"))
+    output: dict[str, Any] = {"as_json": as_json, "logged_every": every if logs == "json" else None}
+    for name in (*engine_options(context, "spark" if engine == "edge" else "edge"), "center_on"):
+        options.pop(name, None)
+    given = {name: options.pop(name, None) for name in HUB}
+    hub = None if part is None else address_of(**given, why=f"the {part} part of a pipeline")
     if hub is not None and part is not None:
         plan = half_of(plan, part, hub)
-        if not given(context, "node"):
+        if not is_given(context, "node"):
             options["node"] = node_of(None) if part == "edge" else CENTER_NODE
-    for name in (*HUB, "center_on"):
-        options.pop(name, None)
     outbox = outbox_of(options) if options.keys() >= OUTBOX else {}
     if engine == "spark":
-        run_on_spark(
-            plan, pipeline.functions, options, file=file, as_json=as_json, verbose=verbose, logged_every=logged_every
+        _run_on_spark(plan, pipeline, options, file=file, verbose=verbose, **output)
+    else:
+        _run_on_edge(plan, pipeline, config_of(options | ({"hub": hub} | outbox if part == "edge" else {})), **output)
+
+
+def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
+    """The half of a plan that runs at this tier, with the hub's address."""
+    from fordstone.planner.split import placed, split
+
+    tiers = split(plan)
+    half = tiers.edge if part == "edge" else tiers.center
+    if half is None:
+        raise Misuse(
+            f"pipeline {plan.pipeline} has no {part} part: it does not use to_center(). Run it with: fordstone run FILE."
         )
-        return
-    config = config_of(options | ({"hub": hub} | outbox if part == "edge" else {}))
-    _run_on_edge(plan, pipeline, config, as_json=as_json, logged_every=logged_every)
+    return placed(half, hub)
 
 
-def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, as_json: bool, logged_every: str | None) -> None:
+def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: Any) -> None:
     from fordstone.edge.run import run as run_plan
 
     dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
-    view = make_view(
-        plan, bounded=config.bounded, dead_letters=dead_letters, as_json=as_json, logged_every=logged_every
-    )
+    view = make_view(Board(pipeline=plan.pipeline, bounded=config.bounded, dead_letters=dead_letters), plan, **output)
     hub = config.hub
-    give_back()
+    trim_memory()
 
     def work() -> Report:
         if hub is None:
             return run_plan(plan, pipeline.functions, config, on_progress=view.show)
-        with health_told(plan, config.node, hub) as health:
+        with _health_reported(plan, config.node, hub) as health:
 
             def show(progress: Progress) -> None:
                 health.show(progress)
@@ -194,11 +243,30 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, as_json: 
 
             return run_plan(plan, pipeline.functions, config, on_progress=show)
 
-    shown(view, work)
+    run_shown(view, work)
+
+
+@contextmanager
+def _health_reported(plan: Plan, node: str, hub: HubAddress) -> Iterator[HealthReporter]:
+    """Report this node's health to the hub inside the block."""
+    import fordstone
+    from fordstone.edge.agent.health import HealthReporter
+    from fordstone.hub.client.client import HubClient
+    from fordstone.runtime.clock import SystemClock
+
+    client = HubClient(hub, timeout_s=HEALTH_TIMEOUT_S)
+    reporter = HealthReporter(
+        client, node=node, pipeline=plan.pipeline, clock=SystemClock(), version=fordstone.__version__
+    )
+    try:
+        with reporter:
+            yield reporter
+    finally:
+        client.close()
 
 
 def config_of(options: dict[str, Any]) -> RunConfig:
-    """How the edge engine is to run, from options."""
+    """The configuration of the edge engine, from options."""
     from fordstone.edge.config import RunConfig
 
     try:
@@ -207,12 +275,59 @@ def config_of(options: dict[str, Any]) -> RunConfig:
         raise Misuse(str(error)) from error
 
 
-def _refuse_for_part(context: click.Context, part: Part, engine: str) -> None:
-    if part == "edge" and engine == "spark":
-        raise Misuse("--part edge runs in this process; --on spark goes with --part center.")
-    if part == "edge":
-        refuse_tier_options(context, HUB | OUTBOX | {"part"}, "with --part edge there is no center here.")
-    else:
-        refuse_tier_options(
-            context, HUB | {"part"}, "that goes with --part edge; the center keeps nothing for the hub."
+def _run_on_spark(
+    plan: Plan, pipeline: Pipeline, options: dict[str, Any], *, file: str, verbose: int, **output: Any
+) -> None:
+    """A task on Spark is a process with its own Polars, so Polars was limited to one thread before it was loaded."""
+    master, memory, settings = (options.pop(name) for name in ("master", "memory", "settings"))
+    config = _spark_config(options)
+    spark_settings = read_settings(settings)
+    from fordstone.spark.hosted.query import dead_letters_of
+    from fordstone.spark.run import run_plan
+    from fordstone.spark.session.application import application
+
+    dead_letters = dead_letters_of(config, plan.pipeline)
+    board = Board(pipeline=plan.pipeline, bounded=config.bounded, batch_job=config.bounded, dead_letters=dead_letters)
+    view = make_view(board, plan, **output)
+
+    def work() -> Report:
+        view.note(STARTING_SPARK)
+        with application(
+            name=f"fordstone {plan.pipeline}",
+            master=master,
+            memory=memory,
+            log_level=_SPARK_LOG_LEVELS[min(verbose, len(_SPARK_LOG_LEVELS) - 1)],
+            config=spark_settings,
+            file=file_of(file),
+        ) as spark:
+            view.note("running as a batch job ..." if config.bounded else "starting the query ...")
+            return run_plan(plan, pipeline.functions, config, spark=spark, on_progress=view.show)
+
+    run_shown(view, work)
+
+
+def read_settings(given: Sequence[str]) -> dict[str, str]:
+    """Spark properties, from NAME=VALUE."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise Misuse(f"--conf {text!r}: write NAME=VALUE, as in --conf spark.executor.memory=4g.")
+        found[name] = value
+    return found
+
+
+def _spark_config(options: dict[str, Any]) -> SparkConfig:
+    if options["interval"] == "auto":
+        raise Misuse("--interval auto goes with --on edge. On Spark, write a span, as in --interval 10s.")
+    if options["allow_new_state"] and options["from_checkpoint"] is None:
+        raise Misuse(
+            "--allow-new-state needs --from-checkpoint on Spark, which can neither drop nor add state of a query that has started. "
+            "Start a new query from a checkpoint of the old one: fordstone checkpoints import-spark."
         )
+    from fordstone.spark.config import SparkConfig
+
+    try:
+        return SparkConfig(**options)
+    except FordstoneError as error:
+        raise Misuse(str(error)) from error

@@ -1,10 +1,8 @@
-"""`fordstone run` of a pipeline of two tiers: hub, edge half and center half as processes of their own, started and stopped together.
+"""`fordstone run` of a pipeline of two tiers: hub, edge half and center half as child processes that start and stop together.
 
-The order is what matters. The hub comes first and goes last. Told to stop, the edge goes first and sends what it has; then the
-center finishes its epoch; then the hub. A bounded run is the edge to its end, then the center over what the hub has.
-`Course` decides; it is handed the supervisor, and looks at no clock.
-
-Commands of our own as child processes: the words to start them by, and what they say, passed on.
+The hub starts first and stops last. On a signal the edge stops first and sends what it has; then the center finishes its epoch; then
+the hub stops. A bounded run is the edge to its end, then the center over what the hub has. `Schedule` decides this order; it is given the
+supervisor and reads no clock.
 """
 
 from __future__ import annotations
@@ -20,25 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
-from click.core import ParameterSource
 
 from fordstone.cli.errors import FAILURE, FENCED, MISUSED, Fenced, Mistake, Misuse
-from fordstone.cli.help import EngineOption
-from fordstone.cli.hub_options import GIVEN, given_options
-from fordstone.cli.logs import json_line, line_of
-from fordstone.cli.tier_options import OUTBOX, given, refuse_tier_options
-from fordstone.cli.view.showing import check_stdout
-from fordstone.cli.view.view import OVER, PREPARES, PROGRESS
+from fordstone.cli.logs import json_line, text_line
+from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
+from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, Board, View, make_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fordstone.cli.view.tiers_view import TiersView
     from fordstone.edge.agent.supervisor import Job, OnLine, Process, Spawn, Supervisor
     from fordstone.plan.plan import Plan
 
 
-# -P: the working directory is not to be searched for modules, as it is not when the script is called.
+# -P: do not search the working directory for modules, as the installed script does not either.
 _FORDSTONE: Final = ("-P", "-c", "from fordstone.cli.main import main; main()")
 
 
@@ -48,7 +41,7 @@ def command(*words: str) -> tuple[str, ...]:
 
 
 def spawning(on_line: OnLine, *, catch_out: bool) -> Spawn:
-    """How a supervisor starts children whose lines go to `on_line`."""
+    """The function by which a supervisor starts children whose lines are passed to `on_line`."""
     from fordstone.edge.agent.supervisor import ChildProcess
 
     def spawn(name: str, words: Sequence[str]) -> Process:
@@ -58,7 +51,7 @@ def spawning(on_line: OnLine, *, catch_out: bool) -> Spawn:
 
 
 def event_of(text: str) -> dict[str, Any] | None:
-    """The JSON object of a line; None if it is anything else."""
+    """The JSON object in a line; None if it is anything else."""
     if not text.startswith("{"):
         return None
     try:
@@ -68,12 +61,12 @@ def event_of(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def passed_on(name: str, text: str) -> str:
-    """A log line of a child's as one of ours. What is no log line, such as a traceback, becomes one."""
+def forwarded(name: str, text: str) -> str:
+    """A child's log line as one of ours. Any other line, such as one of a traceback, becomes the text of a log line."""
     found = event_of(text)
     if found is not None and "event" in found and "level" in found:
         return text if "pipeline" in found else json.dumps(found | {"pipeline": name}, ensure_ascii=False)
-    return json_line("ERROR", "said", {"pipeline": name, "text": text}, at_s=time.time())
+    return json_line("ERROR", "output", {"pipeline": name, "text": text}, at_s=time.time())
 
 
 HUB: Final = "hub"
@@ -83,21 +76,27 @@ LOOK_EVERY_S: Final = 0.05
 HUB_READY_WAIT_S: Final = 60.0
 EDGE_STOP_WAIT_US: Final = 60_000_000
 HUB_STOP_WAIT_US: Final = 15_000_000
-LAST_WORDS_MAX: Final = 200
-"""So many lines of what a process says as it fails are kept."""
 _SHARED: Final = frozenset({"interval", "allow_new_state", "batch_rows", "bounded", "verbose"})
-_SENSELESS: Final = {
-    "available_now": "--available-now: an edge has no such end. Use --bounded, or run the halves with --part.",
-    "from_checkpoint": "--from-checkpoint: which half is meant? Run the center alone: fordstone center FILE --hub URL.",
+_UNSUPPORTED: Final = {
+    "available_now": "--available-now: the edge does not have it. Use --bounded, or run the halves with --part.",
+    "from_checkpoint": "--from-checkpoint: it is for one half only. Run the center alone: fordstone center FILE --hub URL.",
 }
-_SHOWN: Final = frozenset({PREPARES, PROGRESS, OVER})
 _PROGRESS_EVERY: Final = "1s"
 Phase = Literal["hub", "running", "center", "stopping edge", "stopping center", "stopping hub", "over"]
 _STOPS: Final[dict[Phase, str]] = {"stopping edge": EDGE, "stopping center": CENTER, "stopping hub": HUB}
+PHASE_TEXT: Final[dict[Phase, str]] = {
+    "hub": "starting the hub ...",
+    "running": "",
+    "center": "the edge has ended; the center is running",
+    "stopping edge": "stopping: the edge finishes its epoch and sends what it has (again to stop at once)",
+    "stopping center": "stopping: the center finishes its epoch (again to stop at once)",
+    "stopping hub": "stopping the hub",
+    "over": "",
+}
 
 
-class Course:
-    """What runs when. Call `step` until `phase` is "over"; `stop` may be called at any time."""
+class Schedule:
+    """Decides what runs when. Call `step` until `phase` is "over"; `stop` may be called at any time."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class Course:
         ready: Callable[[], str | None],
         bounded: bool,
     ) -> None:
-        """`hub`: the hub's job, for a place to listen at; `halves`: those of edge and center, for the hub's URL; `ready`: that URL, once."""
+        """`hub`: the hub's job, given an address; `halves`: the jobs of edge and center, given the hub's URL; `ready`: that URL."""
         self._jobs = jobs
         self._hub = hub
         self._halves = halves
@@ -119,11 +118,11 @@ class Course:
         self.phase: Phase = "hub"
         self.url: str | None = None
         self.failed: str | None = None
-        """The part that failed, for whose sake the others were stopped."""
+        """The part that failed, which is why the others were stopped."""
         jobs.add(hub("127.0.0.1:0"))
 
     def step(self) -> None:
-        """Do what is next, if it is time for that."""
+        """Do what is due."""
         self._jobs.step()
         if self.failed is None and self._jobs.given_up:
             self.failed = next(iter(self._jobs.given_up))
@@ -134,7 +133,7 @@ class Course:
                 if self.url is not None:
                     self._begin(self.url)
             case "running" if self._bounded and self._jobs.has_ended(EDGE):
-                self._go_on_behind_the_edge()
+                self._after_edge()
             case "center" if self._jobs.has_ended(CENTER):
                 self._stop_next()
             case "stopping edge" | "stopping center" | "stopping hub":
@@ -148,13 +147,8 @@ class Course:
             self._waiting.clear()
             self._stop_next()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether it is on its way out."""
-        return self.phase.startswith("stopping")
-
     def _begin(self, url: str) -> None:
-        # A hub that is killed comes back where everybody looks for it.
+        # A hub that is killed restarts at the same address.
         self._jobs.renew(HUB, self._hub(url.rpartition("//")[2]).command)
         self._waiting = self._halves(url)
         self._start(EDGE)
@@ -162,7 +156,7 @@ class Course:
             self._start(CENTER)
         self.phase = "running"
 
-    def _go_on_behind_the_edge(self) -> None:
+    def _after_edge(self) -> None:
         if CENTER in self._waiting:
             self._start(CENTER)
             self.phase = "center"
@@ -174,7 +168,7 @@ class Course:
         self._begun.append(name)
 
     def _stop_next(self) -> None:
-        """Stop the first that still runs. A later one is not told before it is gone."""
+        """Stop the first part that still runs. The next one is stopped only after it has ended."""
         for phase, name in _STOPS.items():
             if name in self._begun and not self._jobs.has_ended(name):
                 self.phase = phase
@@ -183,34 +177,32 @@ class Course:
         self.phase = "over"
 
 
-def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -> None:
+def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
     """Run a pipeline of two tiers on this machine. `context` is that of `fordstone run`."""
     options = context.params
-    _refuse(context)
-    if as_json:
-        check_stdout(plan)
-    from fordstone.cli.view.tiers_view import make_tiers_view
+    _reject_options(context)
     from fordstone.edge.agent.supervisor import Supervisor
     from fordstone.protocol.restart import AT_A_TERMINAL
     from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
     state = Path(options["state"])
-    view = make_tiers_view(plan.pipeline, as_json=as_json)
-    talk = Talk(view, verbose=options["verbose"] > 0)
+    board = Board(pipeline=plan.pipeline, names=TWO, bounded=options["bounded"])
+    view = make_view(board, plan, as_json=options["as_json"])
+    router = LineRouter(view, verbose=options["verbose"] > 0)
     ready_file = state / HUB / "ready"
     try:
         ready_file.parent.mkdir(parents=True, exist_ok=True)
         ready_file.unlink(missing_ok=True)
     except OSError as error:
-        raise Mistake(f"--state {state}: nothing can be kept there ({error}).") from error
+        raise Mistake(f"--state {state}: the directory cannot be written ({error}).") from error
     supervisor = Supervisor(
-        spawn=spawning(talk.heard, catch_out=True),
+        spawn=spawning(router.on_line, catch_out=True),
         monotonic_us=SystemClock().monotonic_us,
         policy=AT_A_TERMINAL,
         given_up_level=logging.INFO,
     )
-    course = Course(
+    schedule = Schedule(
         supervisor,
         hub=lambda listen: _hub_job(state, listen, ready_file),
         halves=lambda url: _halves(context, file, plan, state, url),
@@ -219,103 +211,115 @@ def run_tiers(context: click.Context, file: str, plan: Plan, *, as_json: bool) -
     )
     try:
         with view, Signals() as signals:
-            _follow(course, view, lambda: signals.stop_requested or talk.nobody_reads)
+            _follow(schedule, view, lambda: signals.stop_requested or router.stdout_closed)
     finally:
         supervisor.kill()
-    if course.failed is not None:
-        code = supervisor.code_of(course.failed)
-        raise _failure(course.failed, talk.last_words(course.failed), supervisor.given_up.get(course.failed, ""), code)
-    if talk.nobody_reads:
-        raise Mistake("stdout: whoever read the output has gone. Stopped.")
-    view.report(bounded=options["bounded"], told=signals.stop_requested)
+    if schedule.failed is not None:
+        part = schedule.failed
+        raise _failure(part, router.error_of(part), supervisor.given_up.get(part, ""), supervisor.code_of(part))
+    if router.stdout_closed:
+        raise Mistake("stdout: the reader of the output has closed it. Stopped.")
+    view.finish(stopped=signals.stop_requested)
 
 
-def _follow(course: Course, view: TiersView, told: Callable[[], bool]) -> None:
-    """Go through the course to its end."""
+def _follow(schedule: Schedule, view: View, stop_requested: Callable[[], bool]) -> None:
+    """Step through the schedule to its end."""
     give_up_at = time.monotonic() + HUB_READY_WAIT_S
-    while course.phase != "over":
-        course.step()
-        if told():
-            course.stop()
-        if course.phase == "hub" and time.monotonic() > give_up_at:
-            course.stop()
-            course.failed = HUB
-        view.phase(course.phase, course.url)
+    while schedule.phase != "over":
+        schedule.step()
+        if stop_requested():
+            schedule.stop()
+        if schedule.phase == "hub" and time.monotonic() > give_up_at:
+            schedule.stop()
+            schedule.failed = HUB
+        view.phase(PHASE_TEXT[schedule.phase], schedule.url)
         time.sleep(LOOK_EVERY_S)
 
 
-class Talk:
-    """What the children say: progress to the view, rows to standard output, log lines to the person, last words kept.
+class LineRouter:
+    """Routes the lines of children: progress to the view, rows to standard output, log lines to standard error.
 
-    Called from the children's threads, a line at a time.
+    Called from the children's threads, one line at a time.
     """
 
-    def __init__(self, view: TiersView, *, verbose: bool) -> None:
+    def __init__(self, view: View, *, verbose: bool) -> None:
         self._view = view
         self._verbose = verbose
-        self._last: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._lock = threading.Lock()
-        self.nobody_reads = False
-        """Whoever read our standard output has gone."""
+        self.stdout_closed = False
+        """Whether the reader of our standard output has closed it."""
 
-    def heard(self, name: str, stream: str, text: str) -> None:
-        """One line. Whatever becomes of it, the next one is read: a child whose lines nobody takes would wait for ever."""
+    def on_line(self, name: str, stream: str, text: str) -> None:
+        """Take one line. Errors do not stop the reading: a child whose output is not read would block."""
         try:
-            self._pass_on(name, stream, text)
+            with self._lock:
+                self._route(name, stream, text)
         except OSError:
-            self.nobody_reads = True
+            self.stdout_closed = True
 
-    def _pass_on(self, name: str, stream: str, text: str) -> None:
+    def _route(self, name: str, stream: str, text: str) -> None:
+        if stream == "out":
+            if name != HUB:
+                print(text, flush=True)
+            return
+        event = event_of(text)
+        if event is None or "event" not in event:
+            self._print(name, text)
+        elif event["event"] in {PREPARES, PROGRESS, OVER} and name in TWO:
+            self._show(name, event)
+        elif event["event"] == FAILURE:
+            self._errors[name] = str(event.get("problem", ""))
+        elif self._verbose or event.get("level") not in {"INFO", "DEBUG"}:
+            self._print(name, text_line(event))
+
+    def _show(self, name: str, event: dict[str, Any]) -> None:
+        import msgspec
+
+        from fordstone.runtime.progress import Progress, Report
+
+        if event["event"] == PREPARES:
+            self._view.note(str(event.get("doing", "")), name)
+            return
+        try:
+            if event["event"] == PROGRESS:
+                self._view.show(msgspec.convert(event, Progress), name)
+            else:
+                self._view.end(msgspec.convert(event | {"progress": event}, Report), name)
+        except msgspec.ValidationError:
+            # Not ours: the code of the pipeline printed a line that looks like it.
+            self._print(name, text_line(event))
+
+    def error_of(self, name: str) -> str:
+        """The error with which a part failed."""
         with self._lock:
-            if stream == "out":
-                if name != HUB:
-                    print(text, flush=True)
-                return
-            event = event_of(text)
-            if event is None or "event" not in event:
-                self._say(name, text)
-            elif event["event"] in _SHOWN:
-                self._view.heard(name, event)
-            elif event["event"] == FAILURE:
-                self._last[name] = str(event.get("problem", ""))
-            elif self._verbose or event.get("level") not in {"INFO", "DEBUG"}:
-                self._say(name, line_of(event))
+            return self._errors.get(name, "").strip()
 
-    def last_words(self, name: str) -> str:
-        """What a part said as it failed."""
-        with self._lock:
-            return self._last.get(name, "").strip()
-
-    def _say(self, name: str, text: str) -> None:
-        # Somebody who no longer reads standard error is no reason to stop.
+    def _print(self, name: str, text: str) -> None:
+        # A closed standard error does not stop a pipeline.
         with contextlib.suppress(OSError):
             if text.strip():
                 print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
-def _refuse(context: click.Context) -> None:
-    """What makes no sense with all on one machine."""
-    if context.get_parameter_source("engine") in GIVEN:
+def _reject_options(context: click.Context) -> None:
+    """Reject options that do not apply when everything runs on one machine."""
+    if is_given(context, "engine"):
         raise Misuse(
-            "--on: this pipeline has two tiers, the edge's and the center's. Choose the center's engine: --center spark|local."
+            "--on: this pipeline has two tiers, edge and center. Choose the center's engine with --center spark|local."
         )
-    allowed = (OUTBOX - {"take_over"}) | {"center_on"}
-    refuse_tier_options(
+    reject_tier_options(
         context,
-        allowed,
-        "that goes with --part edge or --part center. Without --part all runs here, with a hub of its own.",
+        (OUTBOX - {"take_over"}) | {"center_on"},
+        "this goes with --part edge or --part center. Without --part everything runs here, with its own hub.",
     )
-    for name, words in _SENSELESS.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise Misuse(words)
+    for name, why in _UNSUPPORTED.items():
+        if is_typed(context, name):
+            raise Misuse(why)
     if context.params["center_on"] == "spark":
         return
-    for option in context.command.params:
-        if (
-            isinstance(option, EngineOption)
-            and option.engine == "spark"
-            and context.get_parameter_source(option.name or "") in GIVEN
-        ):
+    for name, option in engine_options(context, "spark").items():
+        if is_given(context, name):
             raise Misuse(f"{option.opts[0]} goes with --center spark, not with --center local.")
 
 
@@ -327,27 +331,22 @@ def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
 
 
 def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str) -> dict[str, Job]:
-    """The jobs of edge and center, by name; those that the pipeline has."""
+    """The jobs of the halves that the pipeline has, by name."""
     from fordstone.edge.agent.supervisor import Job
     from fordstone.planner.split import split
 
-    def of(engine: str) -> frozenset[str]:
-        return frozenset(
-            one.name or "" for one in context.command.params if isinstance(one, EngineOption) and one.engine == engine
-        )
-
-    node = context.params["node"] if given(context, "node") else EDGE
+    node = context.params["node"] if is_given(context, "node") else EDGE
     common = ("--hub", url, "--logs", "json", "--progress-every", _PROGRESS_EVERY)
     edge = command(
         "run", file, "--part", "edge", *common, "--node", node, "--state", str(state / EDGE),
-        *given_options(context, _SHARED | of("edge") | OUTBOX),
+        *given_options(context, _SHARED | engine_options(context, "edge").keys() | OUTBOX),
     )  # fmt: skip
     jobs = {EDGE: Job(name=EDGE, command=edge, stop_timeout_us=EDGE_STOP_WAIT_US)}
     if split(plan).center is None:
         return jobs
     engine = "spark" if context.params["center_on"] == "spark" else "edge"
-    # The edge's options are about the edge; a center on the same engine runs with the defaults.
-    own = of("spark") if engine == "spark" else frozenset[str]()
+    # The options of the edge engine are for the edge half; a center on the same engine runs with the defaults.
+    own = frozenset(engine_options(context, "spark")) if engine == "spark" else frozenset[str]()
     center = command(
         "run", file, "--part", "center", "--on", engine, *common, "--state", str(state / CENTER),
         *given_options(context, _SHARED | own),
@@ -356,7 +355,7 @@ def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str
 
 
 def _url_in(ready_file: Path) -> str | None:
-    """The address that the hub has written down, once it listens. The file appears whole."""
+    """The address that the hub writes once it listens. The file appears whole."""
     try:
         text = ready_file.read_text().strip()
     except FileNotFoundError:
@@ -364,8 +363,8 @@ def _url_in(ready_file: Path) -> str | None:
     return text or None
 
 
-def _failure(part: str, last_words: str, why: str, code: int | None) -> Mistake:
-    whose = {HUB: "the hub", EDGE: "the edge part", CENTER: "the center"}[part]
-    told = last_words or f"{why}. What it said is above." if last_words or why else "it did not come up in time."
+def _failure(part: str, error: str, why: str, code: int | None) -> Mistake:
+    name = {HUB: "the hub", EDGE: "the edge part", CENTER: "the center"}[part]
+    text = error or (f"{why}. Its output is above." if why else "it did not start in time.")
     kind = {MISUSED: Misuse, FENCED: Fenced}.get(code or 0, Mistake)
-    return kind(f"{whose} failed, and the rest was stopped: {told}")
+    return kind(f"{name} failed, and the rest was stopped: {text}")

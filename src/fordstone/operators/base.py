@@ -1,29 +1,28 @@
-"""What beside a step itself decides how its operator is made.
+"""The seams of operators: `Operator` runs one step on one subtask, `Family` is all that is known about one kind of step.
 
-The seam of operators: columnar functions of batches, watermarks and their own state.
+An operator is a columnar function of batches, watermarks and its own state. It has no access to tasks, threads, files or
+engines: the same object runs in an edge task and inside Spark.
 
-An operator knows nothing of tasks, threads, files or engines: the same object runs in an edge task and inside Spark.
-One family is one file, with one contract suite.
-
-Invariants that every operator keeps: the rows given out up to a barrier are a function of the rows taken in up to it
-(as a multiset, whatever the batches), and of the watermark; state frozen at a barrier and loaded into a fresh operator
-makes it go on as if nothing had happened.
+Invariants that every operator keeps: the rows emitted up to a barrier are a function of the rows received up to it (as a
+multiset, whatever the batches), and of the watermark; an operator that loads the state frozen at a barrier continues as if
+nothing had happened.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
+import msgspec
 import polars as pl
 
 from fordstone.errors import PlanError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import StreamType
+from fordstone.plan.stream_type import Derived, StreamType, Types
 from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
 from fordstone.state.memory import IN_MEMORY
@@ -69,7 +68,10 @@ class Moment:
 
 
 class Operator(ABC):
-    """One step on one subtask. Called by one thread at a time, in the order of the stream. Never called after `on_end`."""
+    """One step on one subtask. Called by one thread at a time, in the order of the stream.
+
+    The end of the input is no call of its own: the last watermark, `TIME_MAX_US`, and the last barrier come as any other.
+    """
 
     @abstractmethod
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
@@ -136,6 +138,96 @@ class OperatorContext:
     """Makes the states of operators."""
     with_ids: frozenset[str] = frozenset()
     """Steps whose rows must carry ids, because a sink releases them at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The step may run below the cut. `rows`: whether it makes as many rows as it reads, fewer, or more."""
+
+    rows: Literal["same", "fewer", "more"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combines:
+    """Partial rows of the step may be made below the cut, with these columns; the step itself merges them at the center."""
+
+    step: p.Aggregate
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stays:
+    """The step runs where it was written. `reason`: why, as a clause."""
+
+    reason: str
+
+
+S = TypeVar("S", bound=p.AnyStep)
+
+
+class Family(ABC, Generic[S]):
+    """All that is known about one kind of plan step: check, make, describe, digest and push-down.
+
+    One instance serves all steps of its kinds, in every pipeline; it has no state of its own. `registry.FAMILIES` lists the
+    families, and `planner`, the edge engine and the Spark host ask `registry.family_of`: none of them names a step.
+    """
+
+    steps: ClassVar[tuple[type[p.AnyStep], ...]]
+    """The classes of steps that this family serves."""
+
+    @abstractmethod
+    def check(self, step: S, types: Types) -> Derived:
+        """Return the streams of the step by port; raise `PipelineError` or `SchemaError` if it cannot read its inputs.
+
+        Called for every step when the pipeline is built and when a plan is read, after the steps that it reads from.
+        """
+
+    def check_plan(self, step: S, plan: p.Plan, types: Types) -> None:
+        """Raise `PipelineError` for what depends on more than the inputs: mode, guarantee, other steps."""
+
+    @abstractmethod
+    def make(self, step: S, context: OperatorContext) -> Operator:
+        """Make a fresh operator for one subtask of a checked step."""
+
+    def has_feeder(self, step: S, plan: p.Plan) -> bool:  # noqa: ARG002 - as most steps
+        """Whether an operator runs before the shuffle into the step."""
+        return False
+
+    def make_feeder(self, step: S, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - as most steps
+        """Make the stateless operator that runs before the shuffle into input `index`; None: rows are sent as they are."""
+        return None
+
+    @abstractmethod
+    def title(self, step: S) -> str:
+        """Describe in a few words what the step does, for `explain`."""
+
+    @abstractmethod
+    def describe(self, step: S, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
+        """Describe the step for `explain`: labels and texts. `operators.describe.stream_details` has what all have in common."""
+
+    def digest(self, step: S, types: Types) -> object:
+        """Return what the state of the step depends on, as plain values; None: it keeps none.
+
+        Stored state is refused if this changes. By default it is all of a keyed step but names, and the columns it reads:
+        rows that wait have all columns, and their order decides which of equal time comes first.
+        """
+        if step.shuffles is None:
+            return None
+        read = [(list(types[at].schema.to_dict().items()), types[at].time) for at in step.inputs]
+        fields = {name: getattr(step, name) for name in step.__struct_fields__ if name != "name"}
+        own = {name: msgspec.to_builtins(value) for name, value in fields.items() if not isinstance(value, p.Input)}
+        return [{"op": step.__struct_config__.tag, **own}, read]
+
+    @abstractmethod
+    def push_down(self, step: S, plan: p.Plan, types: Types) -> Moves | Combines | Stays:
+        """Judge whether the step, written right above the cut between edge and center, may run below it (rule 9)."""
+
+    def columns_read(self, step: S, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:  # noqa: ARG002 - as most steps
+        """Return the columns of its input that the step needs: the others need not cross. By default all.
+
+        `needed` returns the columns of the step's output that are read. A step that keeps whole rows needs all columns.
+        """
+        return frozenset(schema)
 
 
 def resolve_function(path: str, known: Functions) -> Callable[..., Any]:

@@ -16,17 +16,18 @@ What a deduplication gives: its input, with fewer rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.errors import PipelineError, PlanError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.errors import PipelineError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
+from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
+from fordstone.operators.describe import stream_details
 from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -43,38 +44,53 @@ from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
 from fordstone.state.key_index import KeyIndex
 
-
-def derive_deduplicate(step: p.Deduplicate, types: Types) -> Derived:
-    """The streams of such a step, by port."""
-    stream = types[step.input]
-    append_only(step, stream, "deduplicate")
-    time = needs_time(step, stream, "deduplicate")
-    if not step.keys:
-        raise PipelineError(
-            f"step {step.name}: deduplicate needs at least one column to tell rows apart by, such as deduplicate('id', ...)."
-        )
-    if not 0 < step.within_us <= TIME_MAX_US:
-        raise PipelineError(
-            f"step {step.name}: within={step.within_us}us must be longer than zero, and at most {TIME_MAX_US}us. "
-            "It is how long after a row another of its key counts as the same."
-        )
-    plain_keys(step.keys, stream.schema, what="deduplicate")
-    kept = StreamType(schema=stream.schema, time=time, row_wise=False)
-    return {p.Input(step.name): kept, **late_rows(step, stream)}
-
-
 UNTIL: Final = "__until"
 """When the span of a key that was opened last ends."""
 PAST_KEYS_MIN: Final = 4096
 """Fewer keys of the past than this are left in the index."""
 
 
-def make_deduplicate(step: p.Deduplicate, context: OperatorContext) -> Operator:
-    """The operator of a deduplication."""
-    stream = context.types[step.input]
-    if stream.time is None:
-        raise PlanError(f"step {step.name}: deduplicate needs event time, and {step.input} has none.")
-    return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=stream.time, state=context.state)
+class DeduplicateFamily(Family[p.Deduplicate]):
+    """Rows without those that follow another of their key too soon."""
+
+    steps = (p.Deduplicate,)
+
+    def check(self, step: p.Deduplicate, types: Types) -> Derived:
+        """The input's columns, and the late rows."""
+        stream = types[step.input]
+        append_only(step, stream, "deduplicate")
+        time = needs_time(step, stream, "deduplicate")
+        if not step.keys:
+            raise PipelineError(
+                f"step {step.name}: deduplicate needs at least one column to tell rows apart by, such as deduplicate('id', ...)."
+            )
+        if not 0 < step.within_us <= TIME_MAX_US:
+            raise PipelineError(
+                f"step {step.name}: within={step.within_us}us must be longer than zero, and at most {TIME_MAX_US}us. "
+                "It is how long after a row another of its key counts as the same."
+            )
+        plain_keys(step.keys, stream.schema, what="deduplicate")
+        kept = StreamType(schema=stream.schema, time=time, row_wise=False)
+        return {p.Input(step.name): kept, **late_rows(step, stream)}
+
+    def make(self, step: p.Deduplicate, context: OperatorContext) -> Operator:
+        """Keeps the first row of each key within a span."""
+        stream = context.types[step.input]
+        time = needs_time(step, stream, "deduplicate")
+        return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=time, state=context.state)
+
+    def title(self, step: p.Deduplicate) -> str:
+        """Keys and span."""
+        return f"first of each {', '.join(step.keys)} within {human_us(step.within_us)}"
+
+    def describe(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """What is kept."""
+        yield from stream_details(step, types)
+        yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
+
+    def push_down(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} drops what another node may have sent before")
 
 
 class Deduplicate(Operator):

@@ -31,7 +31,7 @@ What an ewma step gives: its input's rows with means beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -40,11 +40,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.errors import PipelineError, PlanError, SchemaError
+from fordstone.errors import PipelineError, SchemaError
+from fordstone.lang.duration import human_us
 from fordstone.lang.expression import Expression, parse_double
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
+from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
+from fordstone.operators.describe import keys_text, stream_details
 from fordstone.operators.row_order import KeyedRows, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -59,12 +61,6 @@ from fordstone.plan.stream_type import (
 )
 from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
-
-
-def derive_ewma(step: p.Ewma, types: Types) -> Derived:
-    """The streams of an ewma step, by port."""
-    stream = types[step.input]
-    return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
 
 
 def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
@@ -268,21 +264,44 @@ def _starts(counts: Rows) -> Rows:
     return starts
 
 
-def make_ewma(step: p.Ewma, context: OperatorContext) -> Operator:
-    """The operator of an ewma step."""
-    stream = context.types[step.input]
-    if stream.time is None:
-        raise PlanError(f"step {step.name}: ewma needs event time, and {step.input} has none.")
-    columns = smoothed(step, stream.schema)
-    return Ewma(
-        step.keys,
-        columns,
-        stream.schema,
-        alpha=step.alpha,
-        half_life_us=step.half_life_us,
-        time=stream.time,
-        state=context.state,
-    )
+class EwmaFamily(Family[p.Ewma]):
+    """Rows with exponentially weighted means beside them."""
+
+    steps = (p.Ewma,)
+
+    def check(self, step: p.Ewma, types: Types) -> Derived:
+        """The input's columns and the means, and the late rows."""
+        stream = types[step.input]
+        return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
+
+    def make(self, step: p.Ewma, context: OperatorContext) -> Operator:
+        """Smooths columns of rows by key."""
+        stream = context.types[step.input]
+        return Ewma(
+            step.keys,
+            smoothed(step, stream.schema),
+            stream.schema,
+            alpha=step.alpha,
+            half_life_us=step.half_life_us,
+            time=needs_time(step, stream, "ewma"),
+            state=context.state,
+        )
+
+    def title(self, step: p.Ewma) -> str:
+        """Keys and weight."""
+        weight = f"alpha {step.alpha}" if step.half_life_us is None else f"half-life {human_us(step.half_life_us)}"
+        return f"exponentially weighted mean {keys_text(step.keys)}, {weight}"
+
+    def describe(self, step: p.Ewma, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Columns, and what is kept."""
+        yield "smooths", ", ".join(step.columns)
+        yield from stream_details(step, types)
+        each = "one number" if step.half_life_us is None else "three numbers"
+        yield "keeps", f"the rows that wait for time, and {each} per key and column"
+
+    def push_down(self, step: p.Ewma, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} takes rows in order of time, over all nodes")
 
 
 class Ewma(Operator):

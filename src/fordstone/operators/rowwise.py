@@ -1,23 +1,36 @@
-"""The last step below the cut: rows on their way to the center, each with the edge's word on whether it is late.
+"""Row-wise steps: filter, projections, flat_map, user functions of rows and batches, and unions. None of them has state.
 
-Stateless steps: filter, projections, flat_map, user functions, and steps that only pass rows on.
-
-Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it on the way; a row that becomes several gets an ordinal.
+Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it; if a row becomes several, each gets an ordinal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
-from fordstone.errors import SchemaError, TaskError
-from fordstone.lang.expression import Expression, expand, parse
+from fordstone.errors import PipelineError, SchemaError, TaskError
+from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Emit, Emits, Stateless
+from fordstone.operators.base import (
+    DELETE,
+    OP,
+    ROW_ID,
+    UPSERT,
+    Family,
+    Moves,
+    Operator,
+    OperatorContext,
+    Stateless,
+    Stays,
+    resolve_function,
+)
+from fordstone.operators.describe import function_text, stream_details
 from fordstone.plan import plan as p
+from fordstone.plan.stream_type import TIMESTAMP, WINDOW_END, Derived, StreamType, Types, append_only, shown
 
 Record = dict[str, Any]
 
@@ -62,17 +75,6 @@ class TagBranch(Stateless):
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows, with ids that no other branch gives."""
         return frame.with_columns(self._id) if ROW_ID in frame.columns else frame
-
-
-class ToSink(Stateless):
-    """The last step before a sink: the declared columns in order, and of the hidden ones those that the sink is to see."""
-
-    def __init__(self, schema: Schema, *, hidden: Sequence[str]) -> None:
-        self._columns = [*schema, *hidden]
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows as the sink takes them."""
-        return frame.select(self._columns)
 
 
 class FilterRows(Stateless):
@@ -209,24 +211,220 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
         ) from error
 
 
-LATE_MARK: Final = "__late"
-"""A Boolean column beside the declared ones."""
+class FilterFamily(Family[p.Filter]):
+    """Keeps the rows for which a condition is true."""
+
+    steps = (p.Filter,)
+
+    def check(self, step: p.Filter, types: Types) -> Derived:
+        """The input's stream."""
+        parse_predicate(step.predicate, types[step.input].schema)
+        return {p.Input(step.name): types[step.input]}
+
+    def make(self, step: p.Filter, context: OperatorContext) -> Operator:
+        """Rows that replace each other are filtered by deleting."""
+        stream = context.types[step.input]
+        predicate = parse_predicate(step.predicate, stream.schema)
+        return (FilterRows if stream.upsert_key is None else FilterUpserts)(predicate, stream.schema)
+
+    def title(self, step: p.Filter) -> str:
+        """The condition."""
+        return f"keep rows where {step.predicate}"
+
+    def describe(self, step: p.Filter, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """Nothing changes."""
+        return stream_details(step, types)
+
+    def push_down(self, step: p.Filter, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
+        """If the condition is deterministic."""
+        return _moves(step, [parse_predicate(step.predicate, types[step.input].schema)], Moves(rows="fewer"))
+
+    def columns_read(self, step: p.Filter, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
+        """Those of the condition, and those read later."""
+        return needed() | set(parse_predicate(step.predicate, schema).columns)
 
 
-class ToHub(Stateless):
-    """The declared columns in order, and whether the row is late. Partial rows have no such mark: none of them is."""
+class ProjectFamily(Family[p.Select | p.WithColumns]):
+    """New columns in place of the old, or beside them."""
 
-    def __init__(self, schema: Schema, *, hidden: Sequence[str], partial: bool) -> None:
-        self._columns = [*schema, *hidden]
-        self._partial = partial
+    steps = (p.Select, p.WithColumns)
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Mark, and drop what is empty."""
-        out = self.apply(frame)
-        if not self._partial:
-            out = out.with_columns(pl.lit(late).alias(LATE_MARK))
-        return [Emit(out, late=late)] if out.height else []
+    def check(self, step: p.Select | p.WithColumns, types: Types) -> Derived:
+        """Time and the key of upserts survive if their columns are passed on unchanged."""
+        stream = types[step.input]
+        columns = projection(step, stream.schema)
+        passed = {column.columns[0]: column.name for column in reversed(columns) if column.is_column}
+        time = stream.time
+        if time is not None:
+            time = replace(time, column=passed[time.column]) if time.column in passed else None
+        deterministic = all(column.deterministic for column in columns)
+        found = replace(
+            stream,
+            schema=Schema.of({column.name: column.type for column in columns}),
+            time=time,
+            upsert_key=_passed_key(step, stream, passed),
+            row_wise=stream.row_wise and deterministic,
+            windowed=stream.windowed and deterministic,
+        )
+        return {p.Input(step.name): found}
 
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows as they are declared."""
-        return frame.select(self._columns)
+    def make(self, step: p.Select | p.WithColumns, context: OperatorContext) -> Operator:
+        """One projection."""
+        schema = context.types[step.input].schema
+        return Project(projection(step, schema), schema)
+
+    def title(self, step: p.Select | p.WithColumns) -> str:
+        """The columns."""
+        return f"{'select' if isinstance(step, p.Select) else 'add'} {', '.join(step.columns)}"
+
+    def describe(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """The new columns."""
+        return stream_details(step, types)
+
+    def push_down(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
+        """If every column is deterministic."""
+        return _moves(step, projection(step, types[step.input].schema), Moves(rows="same"))
+
+    def columns_read(
+        self, step: p.Select | p.WithColumns, schema: Schema, needed: Callable[[], frozenset[str]]
+    ) -> frozenset[str]:
+        """Those that expressions read; beside them `with_columns` passes on what is read later."""
+        columns = projection(step, schema)
+        if isinstance(step, p.Select):
+            return frozenset(name for column in columns for name in column.columns)
+        computed = [column for column in columns if column.columns != (column.name,) or not column.is_column]
+        passed = (needed() - {column.name for column in computed}) & frozenset(schema)
+        return passed | {name for column in computed for name in column.columns}
+
+
+class ExplodeFamily(Family[p.Explode]):
+    """One row per element of an array."""
+
+    steps = (p.Explode,)
+
+    def check(self, step: p.Explode, types: Types) -> Derived:
+        """The array's column holds its elements."""
+        stream = types[step.input]
+        append_only(step, stream, "flat_map")
+        array, schema = exploded_columns(step, stream.schema)
+        time = stream.time if stream.time is None or stream.time.column != array.name else None
+        return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False)}
+
+    def make(self, step: p.Explode, context: OperatorContext) -> Operator:
+        """Takes arrays apart."""
+        schema = context.types[step.input].schema
+        array, out = exploded_columns(step, schema)
+        return ExplodeRows(array, schema, out)
+
+    def title(self, step: p.Explode) -> str:
+        """The array."""
+        return f"a row for each element of {step.expression}"
+
+    def describe(self, step: p.Explode, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """The new columns."""
+        return stream_details(step, types)
+
+    def push_down(self, step: p.Explode, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
+        """If the array is deterministic; alone it makes more rows cross."""
+        return _moves(step, [exploded_columns(step, types[step.input].schema)[0]], Moves(rows="more"))
+
+    def columns_read(self, step: p.Explode, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
+        """Those of the array, and those read later."""
+        array, _ = exploded_columns(step, schema)
+        return (needed() - {array.name}) & frozenset(schema) | set(array.columns)
+
+
+class FunctionFamily(Family[p.Function]):
+    """A user's function of records or of batches."""
+
+    steps = (p.Function,)
+
+    def check(self, step: p.Function, types: Types) -> Derived:
+        """The declared columns; time survives in a column of its name."""
+        stream = types[step.input]
+        append_only(step, stream, step.kind)
+        schema = Schema.of(step.schema)
+        time = stream.time if stream.time is not None and schema.get(stream.time.column) == TIMESTAMP else None
+        row_wise = stream.row_wise and step.kind != "map_batches"
+        return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False, row_wise=row_wise)}
+
+    def make(self, step: p.Function, context: OperatorContext) -> Operator:
+        """Calls the function for each record, or each batch."""
+        function = resolve_function(step.path, context.functions)
+        out = Schema.of(step.schema)
+        if step.kind == "map_batches":
+            return MapBatches(step.name, function, out)
+        return MapRecords(step.name, function, out, many=step.kind == "flat_map")
+
+    def title(self, step: p.Function) -> str:
+        """The function."""
+        return f"{step.kind} {function_text(step.path)}"
+
+    def describe(self, step: p.Function, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """The new columns."""
+        return stream_details(step, types)
+
+    def push_down(self, step: p.Function, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
+        """Never."""
+        return Stays(reason=f"{step.name} is a function of yours, which may depend on where it runs")
+
+
+class UnionFamily(Family[p.Union]):
+    """The rows of several streams of one schema."""
+
+    steps = (p.Union,)
+
+    def check(self, step: p.Union, types: Types) -> Derived:
+        """All schemas are equal; time survives if it is the same everywhere."""
+        streams = [types[stream] for stream in step.streams]
+        first = streams[0]
+        for stream, given in zip(streams, step.streams, strict=True):
+            append_only(step, stream, "a union")
+            if dict(stream.schema) != dict(first.schema):
+                raise SchemaError(
+                    "a union needs streams of one schema.\n"
+                    f"  {step.streams[0]}: {shown(first.schema)}\n  {given}: {shown(stream.schema)}"
+                )
+        united = StreamType(
+            schema=first.schema,
+            time=first.time if all(stream.time == first.time for stream in streams) else None,
+            row_wise=all(stream.row_wise for stream in streams),
+            looped=any(stream.looped for stream in streams),
+        )
+        return {p.Input(step.name): united}
+
+    def make(self, step: p.Union, context: OperatorContext) -> Operator:  # noqa: ARG002
+        """The engine brings the streams together."""
+        return PassOn()
+
+    def title(self, step: p.Union) -> str:
+        """The streams."""
+        return f"union of {', '.join(map(str, step.streams))}"
+
+    def describe(self, step: p.Union, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """What differs from the first stream."""
+        return stream_details(step, types)
+
+    def push_down(self, step: p.Union, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
+        """Never: the other streams are at the center."""
+        return Stays(reason=f"{step.name} unites it with other streams")
+
+
+def _moves(step: p.AnyStep, columns: Sequence[Expression], moves: Moves) -> Moves | Stays:
+    """A step moves if it returns the same for the same row: an epoch that is computed again must be the same."""
+    if all(column.deterministic for column in columns):
+        return moves
+    return Stays(reason=f"{step.name} may give something else for the same row")
+
+
+def _passed_key(step: p.Select | p.WithColumns, stream: StreamType, passed: dict[str, str]) -> tuple[str, ...] | None:
+    if stream.upsert_key is None:
+        return None
+    lost = [name for name in stream.upsert_key if name not in passed]
+    if lost:
+        raise PipelineError(
+            f"step {step.name}: rows of {step.input} replace each other by key ({', '.join(stream.upsert_key)}); "
+            f"a select must keep {', '.join(lost)} unchanged."
+            + (" After a window, .final() gives the last result of each." if WINDOW_END in lost else "")
+        )
+    return tuple(passed[name] for name in stream.upsert_key)

@@ -69,9 +69,19 @@ class AnyStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
         """For each input the columns by which its rows are brought together; None: this step takes rows where they are.
 
-        Where a feeder stands before the shuffle (`operators.factory.make_feeder`), these are columns that it gives.
+        Where a feeder runs before the shuffle (`operators.registry.make_feeder`), these are columns that it makes.
         """
         return None
+
+    @property
+    def keyed_by(self) -> tuple[tuple[str, ...], ...]:
+        """For each input the columns by which its rows are brought together, as the user named them."""
+        return self.shuffles or ((),) * len(self.inputs)
+
+    @property
+    def table_inputs(self) -> tuple[Input, ...]:
+        """The inputs that may be control tables."""
+        return ()
 
 
 class KeyedByColumns(AnyStep, frozen=True, kw_only=True):
@@ -334,8 +344,13 @@ class Join(AnyStep, frozen=True, tag="join", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders give."""
+        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.left_keys)),) * 2
+
+    @property
+    def keyed_by(self) -> tuple[tuple[str, ...], ...]:
+        """By the keys of each side."""
+        return (self.left_keys, self.right_keys)
 
 
 class Lookup(AnyStep, frozen=True, tag="lookup", kw_only=True):
@@ -371,8 +386,18 @@ class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders give."""
+        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.keys)),) * 2
+
+    @property
+    def keyed_by(self) -> tuple[tuple[str, ...], ...]:
+        """By the keys of each side."""
+        return (self.keys, self.control_keys)
+
+    @property
+    def table_inputs(self) -> tuple[Input, ...]:
+        """The control stream."""
+        return (self.control,)
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -502,6 +527,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             for index, stream in enumerate(step.inputs)
             if stream.step == name
         )
+
+    def upstream(self, name: str) -> tuple[Step, ...]:
+        """The steps that the rows of a step come through, in plan order; feedback left out."""
+        seen: set[str] = set()
+        todo = [stream.step for stream in self.step(name).inputs]
+        while todo:
+            if (at := todo.pop()) not in seen:
+                seen.add(at)
+                todo += [stream.step for stream in self.step(at).inputs]
+        return tuple(step for step in self.steps if step.name in seen)
+
+    def has_late_reader(self, name: str) -> bool:
+        """Whether a step reads the late rows of this one."""
+        return any(stream.port == "late" for _, stream in self.consumers(name))
 
     def to_json(self) -> bytes:
         """JSON; the order of columns is part of what a plan says, so equal plans give equal bytes."""

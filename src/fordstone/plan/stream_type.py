@@ -11,6 +11,9 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
 
 TIMESTAMP: Final = DataType("timestamp")
+WINDOW_START: Final = "window_start"
+WINDOW_END: Final = "window_end"
+"""Columns that windows add to their results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

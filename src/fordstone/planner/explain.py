@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.errors import ConfigError
+from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Types
 from fordstone.planner.check import stream_types
-from fordstone.planner.describe import PORT_WORDS, details, has_late_reader, port_lead, shuffled_by, title
 from fordstone.planner.graph import Edge, Graph, Vertex, build_graph
 from fordstone.planner.guarantee import path_guarantees
 
+PORT_WORDS: Final = {
+    "main": "rows",
+    "late": "late rows",
+    "timeout": "what ran out of time",
+    "final": "final results",
+}
 BARRIERS: Final = {
     "aligned": "aligned: a task waits for the barrier on every input",
     "unaligned": "unaligned: barriers overtake rows, which become part of the checkpoint",
@@ -35,6 +41,21 @@ def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:
     raise ConfigError(f"format={format!r}: a plan is explained as 'text' or 'mermaid'.")
 
 
+def title(step: p.Step) -> str:
+    """What a step does, in one line."""
+    return family_of(step).title(step)
+
+
+def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
+    """What more there is to say of a step: labels and texts."""
+    return family_of(step).describe(step, plan, types)
+
+
+def port_lead(stream: p.Input) -> str:
+    """Begins the line of a step that reads another port than the main one."""
+    return "" if stream.port == "main" else f"{PORT_WORDS[stream.port]}: "
+
+
 def crossing(plan: p.Plan, edge: Edge) -> str:
     """What travels along an edge between tasks."""
     target = plan.step(edge.target)
@@ -45,11 +66,11 @@ def crossing(plan: p.Plan, edge: Edge) -> str:
         return f"{what}, back to the loop's head"
     if edge.keys is None:
         return what
-    keys = shuffled_by(target, edge.index)
+    keys = target.keyed_by[edge.index]
     text = f"{what}, shuffled by {', '.join(keys)}" if keys else f"{what}, all to one subtask"
     if combined:
         return f"{text} (combined first)"
-    late_wanted = isinstance(target, p.Aggregate) and has_late_reader(plan, target)
+    late_wanted = isinstance(target, p.Aggregate) and plan.has_late_reader(target.name)
     return f"{text} (not combined first: late rows are wanted as they came)" if late_wanted else text
 
 

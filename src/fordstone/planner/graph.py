@@ -110,8 +110,8 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
                 begin(step, VertexKind.STREAM, counts.pop() if len(counts) == 1 and step.name not in looped else 1)
                 for stream in step.streams:
                     connect(stream, step.name)
-            case _ if isinstance(step, p.KeyedStep):
-                keys = step.shuffles or ()
+            case _ if step.shuffles is not None:
+                keys = step.shuffles
                 begin(step, VertexKind.STREAM, 1 if not all(keys) or step.name in looped else parallelism)
                 fed = has_feeder(step, plan)
                 for index, stream in enumerate(step.inputs):

@@ -1,11 +1,11 @@
-"""What each path from a source to a sink guarantees: as much as its weakest part.
+"""What each path from a source to a sink guarantees, with or without a hub between: as much as its weakest part.
 
-Pure: looks at the plan and at what connectors say of themselves.
+Pure: it reads the plan and the deliveries that connectors declare.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fordstone.connectors.base import Delivery
 from fordstone.connectors.registry import sink_delivery, source_delivery
@@ -34,21 +34,6 @@ def path_guarantees(plan: p.Plan) -> list[PathGuarantee]:
     ]
 
 
-def _sources(plan: p.Plan, sink: p.Sink) -> list[p.Source]:
-    steps = {step.name: step for step in plan.steps}
-    found, seen, todo = [], set(), [sink.input.step]
-    while todo:
-        name = todo.pop()
-        if name in seen or name not in steps:
-            continue
-        seen.add(name)
-        step = steps[name]
-        if isinstance(step, p.Source):
-            found.append(step)
-        todo += [stream.step for stream in step.inputs]
-    return sorted(found, key=lambda step: step.name)
-
-
 def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
     parts = [
         (Delivery(plan.guarantee), f"the pipeline is {plan.guarantee}"),
@@ -71,3 +56,34 @@ def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
         else "replay and one commit per epoch"
     )
     return PathGuarantee(source=source.name, sink=sink.name, gives=weakest[0], why=why)
+
+
+def end_to_end(plan: p.Plan) -> list[PathGuarantee]:
+    """Every source, with every sink and control table that its rows come to."""
+    found = [_through_the_hub(plan, path) for path in path_guarantees(plan)]
+    for step in plan.steps:
+        if isinstance(step, p.ToEdges):
+            found += [_to_table(plan, source, step) for source in _sources(plan, step)]
+    return found
+
+
+def _through_the_hub(plan: p.Plan, path: PathGuarantee) -> PathGuarantee:
+    crosses = any(isinstance(step, p.ToCenter) for step in plan.upstream(path.sink))
+    if not crosses or path.gives != Delivery.EXACTLY_ONCE:
+        return path
+    return replace(path, why="replay, one commit per epoch, and the hub takes each epoch of a node once")
+
+
+def _to_table(plan: p.Plan, source: p.Source, step: p.ToEdges) -> PathGuarantee:
+    own, given = Delivery(plan.guarantee), source_delivery(source.connector)
+    gives = min(own, given, key=_STRENGTH.__getitem__)
+    why = "the hub takes each epoch and each version of the table once; nodes take versions over at barriers"
+    if gives != Delivery.EXACTLY_ONCE:
+        weak = gives == own
+        why = f"the pipeline is {own}" if weak else f"source {source.name} ({source.connector.kind}) gives no more"
+    return PathGuarantee(source=source.name, sink=f"control {step.control}", gives=gives, why=why)
+
+
+def _sources(plan: p.Plan, step: p.Step) -> list[p.Source]:
+    found = [other for other in plan.upstream(step.name) if isinstance(other, p.Source)]
+    return sorted(found, key=lambda source: source.name)

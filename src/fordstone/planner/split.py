@@ -24,10 +24,8 @@ from fordstone.connectors.base import Capability
 from fordstone.connectors.registry import capabilities
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.dialect import quoted_name
-from fordstone.lang.expression import parse_predicate
 from fordstone.lang.schema import Schema
-from fordstone.operators.aggregate.check import aggregates
-from fordstone.operators.rowwise import exploded_columns, projection
+from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType, Types
 from fordstone.planner.check import stream_types
@@ -52,35 +50,10 @@ def _needed(plan: p.Plan, types: Types, stream: p.Input) -> frozenset[str]:
 
 
 def _read(plan: p.Plan, types: Types, step: p.Step, stream: StreamType, every: frozenset[str]) -> frozenset[str]:
-    """What one step needs of its input, for itself and for what stands behind it."""
-    schema = stream.schema
-    match step:
-        case p.Filter():
-            return _needed(plan, types, p.Input(step.name)) | set(parse_predicate(step.predicate, schema).columns)
-        case p.Select():
-            return frozenset(name for column in projection(step, schema) for name in column.columns)
-        case p.WithColumns():
-            behind = _needed(plan, types, p.Input(step.name))
-            # The others are the columns of before, as they were.
-            computed = [
-                column
-                for column in projection(step, schema)
-                if column.columns != (column.name,) or not column.is_column
-            ]
-            replaced = {column.name for column in computed}
-            return (behind - replaced) & every | {name for column in computed for name in column.columns}
-        case p.Explode():
-            array, _ = exploded_columns(step, schema)
-            return (_needed(plan, types, p.Input(step.name)) - {array.name}) & every | set(array.columns)
-        case p.Aggregate() if not any(read.port == "late" for _, read in plan.consumers(step.name)):
-            return _aggregated(step, schema)
-        case _:
-            return every
-
-
-def _aggregated(step: p.Aggregate, schema: Schema) -> frozenset[str]:
-    found = {name for aggregate in aggregates(step, schema) for name in aggregate.columns}
-    return frozenset(found | set(step.keys))
+    """The columns that one step needs of its input, for itself and for the steps after it."""
+    if plan.has_late_reader(step.name):
+        return every
+    return family_of(step).columns_read(step, stream.schema, lambda: _needed(plan, types, p.Input(step.name)))
 
 
 STEM_MAX: Final = 80

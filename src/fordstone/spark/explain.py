@@ -14,8 +14,7 @@ from fordstone.operators.registry import has_feeder
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Types
 from fordstone.planner.check import stream_types
-from fordstone.planner.describe import details, port_lead, title
-from fordstone.planner.explain import Node, crossing, drawn, guarantees
+from fordstone.planner.explain import Node, crossing, details, drawn, guarantees, port_lead, title
 from fordstone.planner.graph import Edge
 from fordstone.spark.hosted.stages import Host, Stages, build_stages
 

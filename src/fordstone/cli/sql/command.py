@@ -1,4 +1,4 @@
-"""`fordstone sql`: answer a query over files, in the terminal."""
+"""`fordstone sql`: run a query over files and print its result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fordstone.cli import format as wording
+from fordstone.cli import format as fmt
 from fordstone.cli.errors import Misuse
-from fordstone.cli.help import TaughtCommand
+from fordstone.cli.help import HelpCommand
+from fordstone.cli.loading import limit_polars
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.memory import limit_polars
+from fordstone.cli.options import verbose_option
+from fordstone.cli.run import STARTING_SPARK
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
@@ -29,12 +31,11 @@ if TYPE_CHECKING:
 PIPELINE: Final = "sql"
 RESULT: Final = "result"
 INTERVAL: Final = "250ms"
-"""Results come out with each epoch; a person who watches should not wait for them."""
-STARTING: Final = "starting Spark ..."
+"""Results are printed with each epoch, so a terminal needs short ones."""
 
 
 @click.command(
-    cls=TaughtCommand,
+    cls=HelpCommand,
     examples=[
         "fordstone sql \"SELECT device, temp FROM readings WHERE temp > 30\" --source readings='in/*.jsonl'",
         'fordstone sql "SELECT device, window_start, count(*) AS n, avg(temp) AS mean FROM readings',
@@ -53,44 +54,44 @@ STARTING: Final = "starting Spark ..."
     "sources",
     metavar="NAME=PATTERN",
     multiple=True,
-    help="What a name in FROM means: files, by a pattern. May be given several times.",
+    help="The files that a name in FROM stands for. May be given several times.",
 )
 @click.option(
     "--schema",
     "schemas",
     metavar="[NAME=]COLUMNS",
     multiple=True,
-    help="Types of columns, instead of those found in a sample: 'ts timestamp, temp double'.",
+    help="Types of columns that replace those found in a sample: 'ts timestamp, temp double'.",
 )
 @click.option(
     "--time",
     "times",
     metavar="[NAME=]COLUMN",
     multiple=True,
-    help="The event time.  [default: the only timestamp column]",
+    help="The event time column.  [default: the only timestamp column]",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(["jsonl", "csv", "parquet", "arrow"]),
-    help="Of the files.  [default: by their endings]",
+    help="Format of the files.  [default: by their suffixes]",
 )
-@click.option("--delimiter", metavar="CHAR", help="Of CSV files.  [default: a comma; a tab for .tsv]")
+@click.option("--delimiter", metavar="CHAR", help="Delimiter of CSV files.  [default: a comma; a tab for .tsv]")
 @click.option(
     "--time-unit",
     type=click.Choice(["s", "ms", "us"]),
     default="us",
     show_default=True,
-    help="What numbers in timestamp columns of text files count.",
+    help="Unit of numbers in timestamp columns of text files.",
 )
 @click.option(
     "--lateness",
     metavar="SPAN",
     show_default="1d; with --follow 5s",
-    help="How far rows of a file may be out of order. Later ones are left out and counted.",
+    help="How far rows of a file may be out of order. Later rows are dropped and counted.",
 )
-@click.option("--follow", is_flag=True, help="Go on as files grow and come, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one for each row.")
+@click.option("--follow", is_flag=True, help="Continue with new rows and files, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 @click.option(
     "--rows",
     "rows_max",
@@ -98,28 +99,28 @@ STARTING: Final = "starting Spark ..."
     type=click.IntRange(1, 100_000),
     default=20,
     show_default=True,
-    help="How many rows a terminal shows. Pipes and --json get all.",
+    help="Number of rows in a terminal. Pipes and --json get all rows.",
 )
-@click.option("--explain", "only_explain", is_flag=True, help="Show what would run, and run nothing.")
-@click.option("--state", metavar="DIR", help="Keep checkpoints there, and go on from them.  [default: nothing is kept]")
+@click.option("--explain", "only_explain", is_flag=True, help="Show what would run, without running it.")
+@click.option("--state", metavar="DIR", help="Directory for checkpoints, to resume the query.  [default: none]")
 @click.option(
     "--on",
     "engine",
     type=click.Choice(["edge", "spark"]),
     default="edge",
     show_default=True,
-    help="Which engine: this process alone, or Spark.",
+    help="The engine: this process, or Spark.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Do not say what was found in the files, nor how long it took.")
-@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the columns found, nor the summary.")
+@verbose_option
 def sql(query: str | None, *, file: str | None, verbose: int, **options: Any) -> None:
-    """Answer a query over files.
+    """Run a query over files.
 
-    The columns of the files are found out from a sample of them, and so is the event time, if only one column can be it.
-    The query is over what is there now; with --follow it goes on. docs/reference/sql.md says what queries may hold.
+    The columns of the files, and the event time if only one column can be it, are inferred from a sample. The query reads the input
+    that exists now; with --follow it continues. docs/reference/sql.md lists the supported SQL.
 
-    The result goes to standard output: a table that lives while the query runs, or in a pipe a plain one. What was found in
-    the files goes to standard error.
+    The result is printed to standard output: a live table in a terminal, a plain one in a pipe. The columns found are printed to
+    standard error.
     """
     configure_logging(verbose)
     text = _query_text(query, file)
@@ -144,13 +145,13 @@ def sql(query: str | None, *, file: str | None, verbose: int, **options: Any) ->
 
 
 def _abandon_stdout() -> None:
-    """What is still in the buffer must not be tried again when the process ends."""
+    """Discard what is still in the buffer, so that it is not written again when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None:
-    """Run the query, and say what happened."""
+    """Run the query and print the summary."""
     with _state(options["state"]) as state:
         with output:
             report = _run(pipeline, output, state, options)
@@ -177,12 +178,12 @@ def _query_text(query: str | None, file: str | None) -> str:
 
 def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
     from fordstone.api.pipeline import Pipeline
-    from fordstone.cli.sql.sources import SourceOptionsGiven, add_sources
+    from fordstone.cli.sql.sources import SourceArguments, add_sources
 
     pipeline = Pipeline(PIPELINE)
     lines = add_sources(
         pipeline,
-        SourceOptionsGiven(
+        SourceArguments(
             sources=options["sources"],
             schemas=options["schemas"],
             times=options["times"],
@@ -206,7 +207,9 @@ def _make_output(stream: Stream, options: dict[str, Any]) -> Output:
     from fordstone.cli.sql.output import JsonOutput, LiveOutput, Order, PlainOutput
 
     if sys.stdout is None:
-        raise Misuse("standard output is closed, and the result goes there. Send it to /dev/null if nobody wants it.")
+        raise Misuse(
+            "standard output is closed, so the result cannot be printed. Redirect it to /dev/null if you do not need it."
+        )
     order = Order.of(stream._type)  # noqa: SLF001 - our own class
     if options["as_json"]:
         return JsonOutput(order=order, follow=options["follow"])
@@ -244,14 +247,14 @@ def _run_on_spark(pipeline: Pipeline, output: Output, state: str, options: dict[
     from fordstone.spark.session.application import application
 
     config = SparkConfig(state=state, bounded=not options["follow"])
-    output.note(PIPELINE, STARTING)
+    output.note(STARTING_SPARK)
     with application(name=f"fordstone {PIPELINE}") as spark:
         return run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, on_progress=output.show)
 
 
 @contextlib.contextmanager
 def _state(given: str | None) -> Iterator[str]:
-    """The state directory: the one given, or one that is gone afterwards."""
+    """The given state directory, or a temporary one."""
     if given is not None:
         yield given
         return
@@ -264,30 +267,30 @@ def _state(given: str | None) -> Iterator[str]:
 
 def _summary(report: Report, output: Output, *, follow: bool) -> str:
     if report.outcome == "already_ended":
-        return "this query had ended already: its state directory has all input. Use another --state, or none."
+        return "this query had ended already: all input was read with this --state. Use another one, or none."
     progress: Progress = report.progress
     stopped = "stopped before the end: " if report.outcome == "stopped" and not follow else ""
-    return f"{stopped}{wording.count(output.result.count(), 'row')} from {wording.count(progress.rows_in)} read in {wording.span(progress.elapsed_us)}"
+    return f"{stopped}{fmt.count(output.result.count(), 'row')} from {fmt.count(progress.rows_in, 'input row')} in {fmt.span(progress.elapsed_us)}"
 
 
 def _lateness(options: dict[str, Any]) -> str:
-    """Who asks about what is there wants all of it; who follows wants results soon."""
+    """A query over existing files should drop nothing; one that follows should print results soon."""
     given: str | None = options["lateness"]
     return given if given is not None else "5s" if options["follow"] else "1d"
 
 
 def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, Any]) -> list[str]:
-    """What the person should know about the rows that are not in the result."""
+    """Notes about rows that are not in the result."""
     progress, found = report.progress, []
     if progress.rows_late:
         found.append(
-            f"{wording.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order and "
+            f"{fmt.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order and "
             f"{'is' if progress.rows_late == 1 else 'are'} not in the result. Allow more with --lateness, as in --lateness 30d."
         )
     if progress.rows_rejected:
         found.append(
-            f"{wording.count(progress.rows_rejected, 'row')} could not be read{_first_rejected(pipeline, state)} "
-            "If a column's type was guessed wrong, say it with --schema."
+            f"{fmt.count(progress.rows_rejected, 'row')} could not be read{_first_rejected(pipeline, state)} "
+            "If a column's type was inferred wrong, give it with --schema."
         )
     return found
 

@@ -1,8 +1,7 @@
-"""The sources of `fordstone sql`: what `--source`, `--schema`, `--time` and the files themselves say.
+"""The sources of `fordstone sql`: from `--source`, `--schema`, `--time`, and from the files themselves.
 
-Find out which columns files have: from a sample of text, or from what the file says of itself.
-
-A guess, which the command says aloud. Rows that do not fit it are rejected and counted, as always.
+The columns of files are inferred from a sample of text, or read from the file's own schema. What was inferred is printed. Rows that
+do not fit are rejected and counted, as always.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import polars as pl
 
-from fordstone.cli import format as wording
+from fordstone.cli import format as fmt
 from fordstone.cli.errors import Misuse
 from fordstone.connectors.files.bytes import open_bytes
 from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
@@ -27,13 +26,11 @@ from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fordstone.api.pipeline import Pipeline
 
 
 SAMPLE_BYTES: Final = 1 << 18
-"""So much is read of the beginning of a text file."""
+"""Size of the sample at the beginning of a text file."""
 SAMPLE_FILES: Final = 5
 SAMPLE_ROWS: Final = 2_000
 _BIGINT: Final = range(-(1 << 63), 1 << 63)
@@ -50,23 +47,23 @@ _UNSIGNED: Final[dict[type[pl.DataType], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
-    """The columns found, and those that cannot be read, with the reason."""
+    """The columns found, and those that cannot be read with the reason."""
 
     columns: dict[str, str]
     left_out: dict[str, str]
 
 
 def infer(paths: Sequence[Path], settings: FileSettings) -> Inferred:
-    """The columns of files: the first few of them are looked at."""
+    """Infer the columns of files from the first few of them."""
     columns: dict[str, list[Any]] = {}
     typed: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    telling = [path for path in paths if path.stat().st_size] or list(paths)
-    for path in telling[:SAMPLE_FILES]:
+    nonempty = [path for path in paths if path.stat().st_size] or list(paths)
+    for path in nonempty[:SAMPLE_FILES]:
         kind = settings.format_of(path)
         if kind is None:
             raise SourceError(
-                f"{path}: its ending does not tell the format. Say --format jsonl, csv, parquet or arrow."
+                f"{path}: the format cannot be inferred from the suffix. Give --format jsonl, csv, parquet or arrow."
             )
         if kind in {"parquet", "arrow"}:
             for name, dtype in _own_schema(path, kind).items():
@@ -80,12 +77,12 @@ def infer(paths: Sequence[Path], settings: FileSettings) -> Inferred:
     for name, values in columns.items():
         guess = _type_of(values)
         if guess is None:
-            left_out[name] = "holds objects"
+            left_out[name] = "contains objects"
         else:
             typed[name] = guess
     for name in [name for name in typed if name.startswith(RESERVED_PREFIX) or not name]:
         del typed[name]
-        left_out[name] = f"names that begin with {RESERVED_PREFIX} are reserved"
+        left_out[name] = f"has a reserved name (names that begin with {RESERVED_PREFIX})"
     return Inferred(columns=typed, left_out=left_out)
 
 
@@ -94,7 +91,7 @@ def _own_schema(path: Path, kind: str) -> pl.Schema:
         return pl.Schema(pl.read_parquet_schema(path) if kind == "parquet" else pl.read_ipc_schema(path))
     except (pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException) as error:
         raise SourceError(
-            f"{path} cannot be read as {kind}: {str(error).partition(chr(10))[0]}. Get the file again, or say --format."
+            f"{path} cannot be read as {kind}: {str(error).partition(chr(10))[0]}. Is the file damaged? If it has another format, give --format."
         ) from error
 
 
@@ -113,7 +110,7 @@ def _take_typed(name: str, dtype: pl.DataType, typed: dict[str, str], left_out: 
 
 
 def _head(path: Path) -> bytes:
-    """Whole lines from the beginning of a text file."""
+    """Return whole lines from the beginning of a text file."""
     data = open_bytes(path)
     try:
         head = data.at(0, SAMPLE_BYTES)
@@ -125,7 +122,7 @@ def _head(path: Path) -> bytes:
 
 
 def _json_rows(head: bytes) -> Iterable[dict[str, Any]]:
-    """The objects of the lines; others are none of a guess's business."""
+    """Yield the JSON objects; other lines are ignored."""
     for line in head.splitlines()[:SAMPLE_ROWS]:
         try:
             row = msgspec.json.decode(line)
@@ -136,7 +133,7 @@ def _json_rows(head: bytes) -> Iterable[dict[str, Any]]:
 
 
 def _csv_rows(head: bytes, delimiter: str) -> Iterable[dict[str, Any]]:
-    """Rows by the names in the first line, nulls for nothing, and values as Python's where all of them are."""
+    """Yield rows by the names in the first line, with empty fields as nulls and typed values where a whole column fits the type."""
     reader = csv.reader(io.StringIO(head.decode(errors="replace"), newline=""), delimiter=delimiter)
     try:
         names = next(reader, [])
@@ -154,7 +151,7 @@ def _valued(texts: list[str]) -> list[Any]:
     given = [text for text in texts if text]
     if given and all(text.lower() in {"true", "false"} for text in given):
         return [text.lower() == "true" if text else None for text in texts]
-    # 007 is a name, not a number.
+    # 007 is an identifier, not a number.
     if given and not any(_LEADING_ZERO.match(text) for text in given):
         for shape, kind in ((_WHOLE, int), (_REAL, float)):
             if all(shape.fullmatch(text) for text in given):
@@ -163,7 +160,7 @@ def _valued(texts: list[str]) -> list[Any]:
 
 
 def _type_of(values: Sequence[Any]) -> str | None:
-    """The type that holds all the values; None: there is none."""
+    """The type of all the values; None if no type fits."""
     kinds = {type(value) for value in values if value is not None}
     if dict in kinds:
         return None
@@ -193,8 +190,8 @@ _CLOSED: Final = ">)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptionsGiven:
-    """What the command was given."""
+class SourceArguments:
+    """The options of the command that describe sources."""
 
     sources: Sequence[str]
     schemas: Sequence[str]
@@ -206,8 +203,8 @@ class SourceOptionsGiven:
     follow: bool
 
 
-def add_sources(pipeline: Pipeline, given: SourceOptionsGiven) -> list[str]:
-    """Declare the sources; gives a line about each, for the person to see what was guessed."""
+def add_sources(pipeline: Pipeline, given: SourceArguments) -> list[str]:
+    """Declare the sources; return a line about each that shows what was inferred."""
     patterns = _by_name(given.sources)
     schemas = {name: _columns(text) for name, text in _for_each(given.schemas, patterns, "--schema").items()}
     times = _for_each(given.times, patterns, "--time")
@@ -223,7 +220,7 @@ def _add(
     pattern: str,
     declared: dict[str, str],
     time: str | None,
-    given: SourceOptionsGiven,
+    given: SourceArguments,
 ) -> str:
     from fordstone.connectors import files
     from fordstone.connectors.base import SourceOptions
@@ -237,7 +234,7 @@ def _add(
     paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:
         raise Misuse(
-            f"no file matches {pattern!r} yet, so its columns cannot be found out. Say them: --schema "
+            f"no file matches {pattern!r} yet, so its columns cannot be inferred. Give them: --schema "
             f"'{name}=device string, ts timestamp, temp double'."
         )
     found = infer(paths, settings) if paths else Inferred(columns={}, left_out={})
@@ -245,17 +242,17 @@ def _add(
     columns |= {column: kind for column, kind in declared.items() if column not in columns}
     if not columns:
         raise Misuse(
-            f"no columns were found in {paths[0]}. Is it empty? Say them: --schema '{name}=device string, temp double'."
+            f"no columns were found in {paths[0]}. If it is empty, give them: --schema '{name}=device string, temp double'."
         )
     moments = [column for column, kind in columns.items() if Schema.of({column: kind})[column].name == "timestamp"]
     if time is None and len(moments) == 1:
         time = moments[0]
     pipeline.source(name, spec, schema=columns, time=time, lateness=given.lateness)
     left_out = {column: why for column, why in found.left_out.items() if column not in declared}
-    return _told(name, paths, columns, time, moments, left_out)
+    return _describe(name, paths, columns, time, moments, left_out)
 
 
-def _told(
+def _describe(
     name: str,
     paths: Sequence[Path],
     columns: dict[str, str],
@@ -266,17 +263,17 @@ def _told(
     listed = ", ".join(
         f"{column} {kind}{' (event time)' if column == time else ''}" for column, kind in columns.items()
     )
-    line = f"{name}: {wording.count(len(paths), 'file')}: {listed}"
+    line = f"{name}: {fmt.count(len(paths), 'file')}: {listed}"
     if time is None and len(moments) > 1:
-        line += f"\n  Several columns are times; say which is the event time: --time {moments[0]}"
+        line += f"\n  Several columns are timestamps; choose the event time: --time {moments[0]}"
     for column, why in left_out.items():
-        line += f"\n  {column!r} is left out: it {why}."
+        line += f"\n  {column!r} is ignored: it {why}."
     return line
 
 
 def _by_name(sources: Sequence[str]) -> dict[str, str]:
     if not sources:
-        raise Misuse(f"no source was given. Say which files a name in FROM means: {EXAMPLE}")
+        raise Misuse(f"no source was given. Give the files that a name in FROM stands for: {EXAMPLE}")
     found: dict[str, str] = {}
     for text in sources:
         name, equals, pattern = text.partition("=")
@@ -289,7 +286,7 @@ def _by_name(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _for_each(texts: Sequence[str], patterns: dict[str, str], option: str) -> dict[str, str]:
-    """NAME=VALUE for one source, or VALUE for the only one."""
+    """Parse NAME=VALUE for one source, or VALUE for the only one."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -303,13 +300,13 @@ def _for_each(texts: Sequence[str], patterns: dict[str, str], option: str) -> di
             found |= {name: text.strip() for name in patterns if name not in found}
         else:
             raise Misuse(
-                f"{option} {text!r}: there are several sources, so say whose: {option} '{next(iter(patterns))}={text}'."
+                f"{option} {text!r}: there are several sources, so name one: {option} '{next(iter(patterns))}={text}'."
             )
     return found
 
 
 def _columns(text: str) -> dict[str, str]:
-    """Columns as they are written: `device string, price decimal(10,2)`; names with blanks stand in backticks."""
+    """Parse `device string, price decimal(10,2)`; names with blanks are in backticks."""
     from fordstone.errors import SchemaError
     from fordstone.lang.schema import DataType
 
@@ -332,7 +329,7 @@ def _columns(text: str) -> dict[str, str]:
 
 
 def _parts(text: str) -> list[str]:
-    """What commas separate, outside of brackets and backticks."""
+    """Split at commas outside of brackets and backticks."""
     found, depth, quoted = [""], 0, False
     for char in text:
         quoted ^= char == "`"

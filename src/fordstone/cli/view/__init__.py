@@ -1,1 +1,1 @@
-"""What a running pipeline shows in a terminal."""
+"""What a run shows of itself while it runs and when it is over."""

@@ -1,7 +1,6 @@
-"""The view for terminals: a progress bar for bounded input, a live line for input without end. The only one with Rich.
+"""The view for terminals: a progress bar for bounded input, a live line for unbounded input, a table for two tiers. Uses Rich.
 
-Drawn from the main thread when progress comes, a few times a second, on standard error; log lines and rows printed
-meanwhile go above it.
+Drawn on standard error a few times a second, from the main thread. Log lines and rows printed at the same time appear above it.
 """
 
 from __future__ import annotations
@@ -10,48 +9,47 @@ import contextlib
 import io
 import sys
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from fordstone.cli import format as wording
-from fordstone.cli.view.view import LineView, notices_of, words_of
+from fordstone.cli import format as fmt
+from fordstone.cli.view.view import Board, LineView, notices_of, words_of
 
 if TYPE_CHECKING:
-    from fordstone.runtime.progress import Progress, Report
+    from fordstone.runtime.progress import Progress
 
 DRAW_EVERY_US: Final = 200_000
 BAR_CHARS: Final = 30
 MINUTE: Final = 60
 _SHARE_MIN: Final = 0.01
-"""Below this, what is left cannot be guessed."""
+"""Below this, the time left cannot be estimated."""
 
 
 class Drawing:
-    """The bottom of a terminal, drawn anew when told to, for the time of a block; what is printed meanwhile goes above it."""
+    """The bottom of a terminal, redrawn by `update` inside a block. What is printed at the same time appears above it."""
 
-    def __init__(self, console: Console | None) -> None:
-        """`console`: standard error if left out."""
-        self._console = console or Console(file=sys.stderr, highlight=False)
+    def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
+        """`console`: standard error if omitted. `transient`: erase the drawing at the end."""
+        self.console = console or Console(file=sys.stderr, highlight=False)
         self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            console=self.console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False
         )
         self._replaced: tuple[TextIO, TextIO] | None = None
 
     def __enter__(self) -> Self:
         self._replaced = sys.stdout, sys.stderr
         self._live.start()
-        # A second signal ends the process on the spot, and nobody would bring a hidden cursor back.
-        self._console.show_cursor(show=True)
+        # A second signal ends the process on the spot, and nothing would bring a hidden cursor back.
+        self.console.show_cursor(show=True)
         # Rows of a sink that prints elsewhere than to this terminal must not be caught.
         if sys.stdout.isatty():
-            sys.stdout = cast("TextIO", _Above(self._console))
-        sys.stderr = cast("TextIO", _Above(self._console))
+            sys.stdout = cast("TextIO", _Above(self.console))
+        sys.stderr = cast("TextIO", _Above(self.console))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,61 +57,76 @@ class Drawing:
             sys.stdout, sys.stderr = self._replaced
         self._live.stop()
 
+    def update(self, drawn: RenderableType) -> None:
+        """Draw. A terminal that was closed does not stop a pipeline."""
+        with contextlib.suppress(OSError):
+            self._live.update(drawn, refresh=True)
 
-class LiveView(Drawing):
-    """Draws; what it says is `view.words_of`."""
 
-    def __init__(self, plain: LineView, *, console: Console | None = None) -> None:
-        """`plain` prints the summary, and knows the clock."""
-        self._plain = plain
-        super().__init__(console)
-        self._next_us = 0
-        self._began_us = plain.monotonic_us()
+class LiveView(LineView):
+    """Draws the board; the summary at the end is that of `LineView`."""
+
+    def __init__(self, board: Board, *, console: Console | None = None) -> None:
+        super().__init__(board)
+        self._drawing = Drawing(console)
+        self._draw_us = 0
         self._first: tuple[int, float] | None = None
 
-    def note(self, pipeline: str, words: str) -> None:
-        """Where progress will stand."""
-        self._plain.begin_anew()
-        with contextlib.suppress(OSError):
-            self._live.update(_line(pipeline, [words]), refresh=True)
+    def __enter__(self) -> Self:
+        self._drawing.__enter__()
+        return self
 
-    def show(self, progress: Progress) -> None:
-        """Draw anew if it is time."""
-        now_us = self._plain.monotonic_us()
-        rate = self._plain.rate(progress.rows_in, now_us)
-        if now_us < self._next_us:
-            return
-        self._next_us = now_us + DRAW_EVERY_US
-        style = "bold red" if progress.stalled else "bold yellow"
-        parts: list[RenderableType] = [Text(notice, style=style) for notice in notices_of(progress)]
-        if self._plain.bounded and progress.share is not None:
-            parts.append(self._bar(progress.share, progress, now_us))
-        # A terminal that was closed is no reason to stop a pipeline.
-        with contextlib.suppress(OSError):
-            self._live.update(Group(*parts, self._line(progress, rate)), refresh=True)
+    def __exit__(self, *error: object) -> None:
+        self._drawing.__exit__(*error)
 
-    def report(self, report: Report) -> None:
-        """Print the summary below."""
-        self._plain.report(report)
+    def note(self, text: str, part: str = "") -> None:
+        """Draw it where progress will be. In a run of two tiers it is in the table, which only the main thread draws."""
+        self.board.note(text, part)
+        self._restart_clock()
+        if not self.board.tiered:
+            self._drawing.update(_line(self.board.pipeline, [text]))
 
-    def failed(self, error: Exception) -> None:
-        """Whoever shows errors does it."""
+    def _say(self, text: str) -> None:
+        """Nothing: the drawing has it."""
 
-    def _line(self, progress: Progress, rate: float) -> Text:
-        return _line(progress.pipeline, words_of(progress, rate, self._plain.wall_us(), bounded=self._plain.bounded))
+    def _refresh(self) -> None:
+        now_us = self.board.monotonic_us()
+        if now_us >= self._draw_us:
+            self._draw_us = now_us + DRAW_EVERY_US
+            self._drawing.update(self.drawn())
 
-    def _bar(self, share: float, progress: Progress, now_us: int) -> Table:
-        grid = Table.grid(padding=(0, 1))
-        words = [f"{share:4.0%}", wording.count(progress.rows_in, "row")]
+    def drawn(self) -> RenderableType:
+        """What is drawn now."""
+        board = self.board
+        if board.tiered:
+            title = Text(no_wrap=True, overflow="ellipsis").append(board.pipeline, style="bold")
+            title.append(f"  hub {board.hub_url}" if board.hub_url is not None else "", style="dim")
+            notices = [Text(problem, style="bold red") for problem in board.problems()]
+            notices += [Text(board.phase, style="bold yellow")] if board.phase else []
+            table = board.table()
+            return Group(*notices, title, *([table.styled(self._drawing.console.width)] if table.rows else []))
+        parts: list[RenderableType] = []
+        for _, progress, rate in board.running():
+            style = "bold red" if progress.stalled else "bold yellow"
+            parts += [Text(notice, style=style) for notice in notices_of(progress)]
+            if board.bounded and progress.share is not None:
+                parts.append(self._bar(progress.share, progress))
+            parts.append(_line(board.pipeline, words_of(progress, rate, board.wall_us(), bounded=board.bounded)))
+        return Group(*parts)
+
+    def _bar(self, share: float, progress: Progress) -> Grid:
+        grid = Grid.grid(padding=(0, 1))
+        words = [f"{share:4.0%}", fmt.count(progress.rows_in, "row")]
         if progress.read_bytes is not None and progress.total_bytes is not None:
-            words.append(f"{wording.size(progress.read_bytes)} of {wording.size(progress.total_bytes)}")
-        if (left := self._left(share, now_us)) is not None:
+            words.append(f"{fmt.size(progress.read_bytes)} of {fmt.size(progress.total_bytes)}")
+        if (left := self._left(share)) is not None:
             words.append(left)
         grid.add_row(ProgressBar(total=1.0, completed=share, width=BAR_CHARS), Text(" · ".join(words), no_wrap=True))
         return grid
 
-    def _left(self, share: float, now_us: int) -> str | None:
-        """How long it will take at the pace since the first look; a run that was resumed did not begin at nothing."""
+    def _left(self, share: float) -> str | None:
+        """The time left at the pace since the first drawing; a resumed run did not start at zero."""
+        now_us = self.board.monotonic_us()
         if self._first is None or share < self._first[1]:
             self._first = (now_us, share)
         since_us, began = self._first
@@ -121,10 +134,10 @@ class LiveView(Drawing):
         if done < _SHARE_MIN or share >= 1.0:
             return None
         seconds = round((now_us - since_us) * (1 - share) / done / 1e6)
-        return f"{seconds} s left" if seconds < MINUTE else f"{wording.span(seconds * 1e6)} left"
+        return f"{seconds} s left" if seconds < MINUTE else f"{fmt.span(seconds * 1e6)} left"
 
 
-def _line(pipeline: str, words: Sequence[str]) -> Text:
+def _line(pipeline: str, words: list[str]) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(pipeline, style="bold")
     for place, word in enumerate(words):
@@ -133,7 +146,7 @@ def _line(pipeline: str, words: Sequence[str]) -> Text:
 
 
 class _Above(io.TextIOBase):
-    """Prints whole lines above what is drawn, as they are: not wrapped, so that they can be copied."""
+    """Prints whole lines above the drawing, as they are: not wrapped, so that they can be copied."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -141,7 +154,7 @@ class _Above(io.TextIOBase):
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        """Keep what has no end of line yet."""
+        """Print whole lines and keep the rest."""
         with self._lock:
             lines, newline, self._rest = (self._rest + text).rpartition("\n")
         if newline:

@@ -1,7 +1,8 @@
-"""What a run shows of itself: JSON lines for machines, plain lines for log files. `cli.live` draws for terminals.
+"""What a run prints: plain lines for log files, JSON lines for machines, log lines for a supervisor. `live` draws on terminals.
 
-A view is handed every `Progress` and decides how often it speaks. People read standard error and machines standard
-output, so that a pipeline whose sink is standard output can be piped.
+A `Board` holds the newest progress of each part of a run: one part in a run of one tier, edge and center in a run of two. A view prints
+what is on the board and decides how often. People read standard error and machines standard output, so a pipeline whose sink is
+standard output can be piped.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from fordstone.cli import format as wording
+from fordstone.cli import format as fmt
+from fordstone.cli.errors import Misuse
 from fordstone.cli.logs import json_line
+from fordstone.cli.table import GAP, Table
 from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
+    from fordstone.plan.plan import Plan
+    from fordstone.protocol.progress import Counters
     from fordstone.runtime.progress import Progress, Report
 
 JSON_EVERY_US: Final = 1_000_000
@@ -29,35 +36,33 @@ LOG_EVERY_US: Final = 60_000_000
 PREPARES: Final = "pipeline prepares"
 PROGRESS: Final = "pipeline progress"
 OVER: Final = "pipeline over"
-SMOOTHED_OVER_US: Final = 2_000_000
-"""A rate follows a change to two thirds within this time."""
+ONE: Final = ("",)
+"""The parts of a run of one tier."""
+TWO: Final = ("edge", "center")
+RATE_SPAN_US: Final = 2_000_000
+"""A smoothed rate follows a change to two thirds within this time."""
 TIME_END_US: Final = 2**62
 """Watermarks beyond this mean that the input has ended."""
+HEAD: Final = ("part", "rows/s", "rows in", "rows out", "late", "epoch", "outbox", "lag", "")
+_RIGHT: Final = (1, 2, 3, 4, 5)
+_AT_THE_END: Final = (0, 2, 3, 4, 5, 6, 8)
+"""The columns that still mean something when the run is over."""
+_OUTCOMES: Final = {
+    "ended": "ended: all input was read",
+    "stopped": "stopped; the next run resumes from here",
+    "caught_up": "read everything there is; the next run resumes from here",
+    "already_ended": "had ended already: there is nothing left to read. To read everything again, use another state directory and "
+    "other sinks",
+}
+_BATCH_JOB_DONE: Final = (
+    "had ended already: the batch job of this state directory is done. To run it again, use another state directory and other "
+    "sinks. To read on whenever there is more, use --available-now instead of --bounded"
+)
 ClockUs = Callable[[], int]
 
 
-class View(Protocol):
-    """Entered before the pipeline starts, left when it is over, however it ended."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def note(self, pipeline: str, words: str) -> None:
-        """Called before there is progress to show, when something begins that takes a person's patience."""
-
-    def show(self, progress: Progress) -> None:
-        """Called about 20 times a second from the main thread; must be quick."""
-
-    def report(self, report: Report) -> None:
-        """Called once after the end, outside of the context."""
-
-    def failed(self, error: Exception) -> None:
-        """Called instead of `report` when the run raised something, before it is shown to people."""
-
-
 class Rate:
-    """Rows a second, smoothed. A count that goes back belongs to a new start."""
+    """Rows per second, smoothed. A count that decreases belongs to a restart."""
 
     def __init__(self) -> None:
         self._rows: int | None = None
@@ -65,238 +70,446 @@ class Rate:
         self._rate: float | None = None
 
     def __call__(self, rows: int, at_us: int) -> float:
-        """Take in a count and give the rate."""
+        """Take a count and return the rate."""
         if self._rows is None or rows < self._rows:
             self._rows, self._at_us = rows, at_us
         elif at_us > self._at_us:
-            over_us = at_us - self._at_us
-            now = (rows - self._rows) * 1e6 / over_us
-            weight = 1.0 if self._rate is None else 1 - math.exp(-over_us / SMOOTHED_OVER_US)
+            span_us = at_us - self._at_us
+            now = (rows - self._rows) * 1e6 / span_us
+            weight = 1 - math.exp(-span_us / RATE_SPAN_US)
             self._rate = now if self._rate is None else self._rate + weight * (now - self._rate)
             self._rows, self._at_us = rows, at_us
         return self._rate or 0.0
 
 
+@dataclass(slots=True)
+class Part:
+    """The newest that is known of one part of a run."""
+
+    rate: Rate = field(default_factory=Rate)
+    rows_per_s: float = 0.0
+    doing: str = ""
+    """What it does before there is progress."""
+    progress: Progress | None = None
+    report: Report | None = None
+
+
+@dataclass(kw_only=True)
+class Board:
+    """The state of a run, as text. Safe to use from several threads."""
+
+    pipeline: str
+    names: Sequence[str] = ONE
+    bounded: bool = False
+    batch_job: bool = False
+    """Whether it is a batch job on Spark, which runs once."""
+    dead_letters: Path | None = None
+    monotonic_us: ClockUs = field(default=lambda: time.monotonic_ns() // 1_000)
+    wall_us: ClockUs = field(default=lambda: time.time_ns() // 1_000)
+
+    def __post_init__(self) -> None:
+        self.parts = {name: Part() for name in self.names}
+        self.lock = threading.Lock()
+        self.phase = ""
+        self.hub_url: str | None = None
+
+    @property
+    def tiered(self) -> bool:
+        """Whether the run has two tiers."""
+        return len(self.names) > 1
+
+    def note(self, text: str, part: str) -> None:
+        """Set what a part does before there is progress."""
+        with self.lock:
+            self.parts[part].doing = text
+
+    def update(self, progress: Progress, part: str) -> None:
+        """Set the newest progress of a part."""
+        with self.lock:
+            found = self.parts[part]
+            found.doing, found.progress = "", progress
+            found.rows_per_s = found.rate(progress.rows_in, self.monotonic_us())
+
+    def end(self, report: Report, part: str) -> None:
+        """Set how a part ended."""
+        self.update(report.progress, part)
+        with self.lock:
+            self.parts[part].report = report
+
+    def running(self) -> list[tuple[str, Progress, float]]:
+        """The parts that have progress and have not ended: name, progress, rows per second."""
+        with self.lock:
+            return [
+                (name, part.progress, part.rows_per_s)
+                for name, part in self.parts.items()
+                if part.progress is not None and part.report is None
+            ]
+
+    def lines(self) -> list[str]:
+        """One line per running part: its notices, or what it does."""
+        found = []
+        for name, progress, rate in self.running():
+            words = notices_of(progress) or words_of(progress, rate, self.wall_us(), bounded=self.bounded)
+            if progress.share is not None:
+                words.insert(0, f"{progress.share:.0%}")
+            found.append(f"{name}: {' · '.join(words)}" if name else " · ".join(words))
+        return found
+
+    def problems(self) -> list[str]:
+        """What a person must see before anything else, of a run of two tiers."""
+        return [
+            f"{name}: {' '.join(problem.split())}"
+            for name, progress, _ in self.running()
+            for problem in (progress.stalled, progress.hub_problem)
+            if problem
+        ]
+
+    def table(self, columns: Sequence[int] = range(len(HEAD))) -> Table:
+        """One row per part of two tiers."""
+        wall_us = self.wall_us()
+        with self.lock:
+            rows = [_row(name, part, wall_us) for name, part in self.parts.items() if part.progress or part.doing]
+        return Table(
+            head=[HEAD[at] for at in columns],
+            rows=[[row[at] for at in columns] for row in rows],
+            right=[place for place, at in enumerate(columns) if at in _RIGHT],
+        )
+
+    def outcome(self, *, stopped: bool) -> str:
+        """How a run of two tiers ended."""
+        if stopped or not self.bounded:
+            return "stopped"
+        reports = [part.report for part in self.parts.values() if part.report is not None]
+        return "already_ended" if reports and all(one.outcome == "already_ended" for one in reports) else "ended"
+
+    def summary(self, *, took_us: int, stopped: bool = False) -> str:
+        """What is printed when the run is over."""
+        report = self.parts[self.names[0]].report
+        if self.tiered:
+            how = _OUTCOMES[self.outcome(stopped=stopped)]
+            return f"{self.pipeline} {how}.\n{self.table(_AT_THE_END).text(GAP)}\n{GAP}took {fmt.span(took_us)}"
+        if report is None:
+            raise AssertionError("a run of one tier that is over has a report")
+        return self._summary(report, took_us)
+
+    def _summary(self, report: Report, took_us: int) -> str:
+        progress = report.progress
+        how: str = report.outcome
+        if how == "stopped" and not progress.stopping:
+            how = "caught_up"
+        if how == "already_ended":
+            return f"{report.pipeline} {_BATCH_JOB_DONE if self.batch_job else _OUTCOMES[how]}."
+        rate = fmt.rate(progress.rows_in * 1e6 / took_us) if progress.rows_in and took_us else ""
+        rows = [
+            ("rows in", fmt.count(progress.rows_in), rate),
+            ("rows out", fmt.count(progress.rows_out), ""),
+            ("late", fmt.count(progress.rows_late), ""),
+            (
+                "rejected",
+                fmt.count(progress.rows_rejected),
+                f"in {self.dead_letters}" if progress.rows_rejected else "",
+            ),
+            ("epoch", fmt.count(progress.epoch), _checkpoints(progress)),
+            ("restarts", fmt.count(progress.restarts), ""),
+        ]
+        table = Table(head=("", "", ""), rows=rows, right=(1,)).text(GAP)
+        origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
+        return f"{report.pipeline} {_OUTCOMES[how]}.\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}"
+
+
 def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
-    """What the live line says, the most important first. `now_us` is the wall clock."""
-    words = [wording.rate(rate)]
-    mark_us = progress.watermark_us
-    if not bounded and mark_us is not None and mark_us < TIME_END_US:
-        words.append(f"lag {wording.span(max(now_us - mark_us, 0))}")
+    """The progress of one part in a few words, the most important first. `now_us` is the wall clock."""
+    words = [fmt.rate(rate)]
+    watermark_us = progress.watermark_us
+    if not bounded and watermark_us is not None and watermark_us < TIME_END_US:
+        words.append(f"lag {fmt.span(max(now_us - watermark_us, 0))}")
     words.append(f"epoch {progress.epoch}")
     if progress.checkpoint_us is not None:
-        words.append(
-            f"checkpoint {wording.span(progress.checkpoint_us)}, {wording.size(progress.checkpoint_bytes or 0)}"
-        )
-    words.append(f"state {wording.size(progress.state_bytes)}")
+        words.append(f"checkpoint {fmt.span(progress.checkpoint_us)}, {fmt.size(progress.checkpoint_bytes or 0)}")
+    words.append(f"state {fmt.size(progress.state_bytes)}")
     if progress.outbox_epochs:
-        words.append(f"outbox {wording.count(progress.outbox_epochs, 'epoch')}, {wording.size(progress.outbox_bytes)}")
+        words.append(f"outbox {outbox_text(progress)}")
     if progress.hub_problem is not None:
         words.append(" ".join(progress.hub_problem.split()))
-    for number, word in (
+    for number, noun in (
         (progress.rows_late, "late"),
         (progress.rows_rejected, "rejected"),
-        (progress.restarts, "restarts"),
+        (progress.restarts, "restart" if progress.restarts == 1 else "restarts"),
         (progress.given_up, "checkpoints given up"),
     ):
         if number:
-            words.append(f"{wording.count(number)} {word}")
+            words.append(f"{fmt.count(number)} {noun}")
     return words
 
 
 def notices_of(progress: Progress) -> list[str]:
-    """What the person should see before anything else."""
+    """What a person must see before anything else."""
     found = []
     if progress.stalled is not None:
         found.append(f"STALLED: {' '.join(progress.stalled.split())}")
     if progress.stopping:
-        found.append("stopping: finishing the epoch (once more to stop at once)")
+        found.append("stopping: finishing the epoch (again to stop at once)")
     return found
 
 
-def summary(report: Report, *, took_us: int, dead_letters: Path, batch_job: bool = False) -> str:
-    """The table at the end of a run. `batch_job`: it was one of Spark's, which is done once."""
-    progress = report.progress
-    how = {
-        "ended": "ended: all input was read",
-        "stopped": "stopped: the epoch was finished, and running again goes on from here"
-        if progress.stopping
-        else "has read what was there, and running again goes on from here",
-        "already_ended": "had ended already: there is nothing left to read",
-    }[report.outcome]
-    origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
-    if report.outcome == "already_ended" and batch_job:
-        return (
-            f"{report.pipeline} had ended already: the batch job of this state directory is done. To run it again, use another state "
-            "directory and other sinks. To read on whenever more has come, use --available-now instead of --bounded."
-        )
-    if report.outcome == "already_ended":
-        return (
-            f"{report.pipeline} {how} (at {origin}). To read it all again, use another state directory and other sinks."
-        )
-    rows = [
-        ("rows in", wording.count(progress.rows_in)),
-        ("rows out", wording.count(progress.rows_out)),
-        ("late", wording.count(progress.rows_late)),
-        ("rejected", wording.count(progress.rows_rejected)),
-        ("epoch", wording.count(progress.epoch)),
-        ("restarts", wording.count(progress.restarts)),
+def outbox_text(progress: Counters) -> str:
+    """The epochs that wait for the hub."""
+    if not progress.outbox_epochs:
+        return "empty"
+    return f"{fmt.count(progress.outbox_epochs, 'epoch')}, {fmt.size(progress.outbox_bytes)}"
+
+
+def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
+    progress, over = part.progress, part.report is not None
+    if progress is None:
+        return (name, *[""] * (len(HEAD) - 2), part.doing)
+    watermark_us = progress.watermark_us
+    timed = not over and watermark_us is not None and watermark_us < TIME_END_US
+    notes = [
+        part.doing or ("" if part.report is None else part.report.outcome.replace("_", " ")),
+        fmt.count(progress.restarts, "restart") if progress.restarts else "",
+        f"{fmt.count(progress.rows_rejected)} rejected" if progress.rows_rejected else "",
     ]
-    notes = {
-        "rows in": f"{wording.rate(progress.rows_in * 1e6 / took_us)}" if progress.rows_in and took_us else "",
-        "rejected": f"in {dead_letters}" if progress.rows_rejected else "",
-        "epoch": _checkpoints(progress),
-    }
-    width = max(len(value) for _, value in rows)
-    lines = [f"  {name:<9} {value:>{width}}  {notes.get(name, '')}".rstrip() for name, value in rows]
-    return "\n".join([f"{report.pipeline} {how}.", *lines, f"  began at {origin}, took {wording.span(took_us)}"])
+    return (
+        name,
+        "" if over else f"{part.rows_per_s:,.0f}",
+        *(fmt.count(one) for one in (progress.rows_in, progress.rows_out, progress.rows_late, progress.epoch)),
+        outbox_text(progress) if name == "edge" else "",
+        fmt.span(max(wall_us - (watermark_us or 0), 0)) if timed else "",
+        ", ".join(note for note in notes if note),
+    )
 
 
 def _checkpoints(progress: Progress) -> str:
     if not progress.checkpoints:
         return ""
-    last = f", the last in {wording.span(progress.checkpoint_us)}" if progress.checkpoint_us is not None else ""
-    return f"{wording.count(progress.checkpoints, 'checkpoint')} by this run{last}"
+    last = f", the last in {fmt.span(progress.checkpoint_us)}" if progress.checkpoint_us is not None else ""
+    return f"{fmt.count(progress.checkpoints, 'checkpoint')} in this run{last}"
 
 
-class LineView:
-    """For standard error that is not a terminal: a line now and then, and the summary."""
+class View:
+    """Entered before the run starts and left when it is over, however it ended. This base prints nothing."""
 
-    def __init__(
-        self, *, bounded: bool, dead_letters: Path, monotonic_us: ClockUs, wall_us: ClockUs, batch_job: bool = False
-    ) -> None:
-        self.bounded = bounded
-        self._batch_job = batch_job
-        self.wall_us = wall_us
-        self.monotonic_us = monotonic_us
-        self.rate = Rate()
-        self._dead_letters = dead_letters
-        self._began_us = monotonic_us()
-        self._next_us = self._began_us + LINE_EVERY_US
-        self._noticed = (False, False)
+    def __init__(self, board: Board) -> None:
+        self.board = board
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def note(self, pipeline: str, words: str) -> None:
-        """A line of its own. The summary counts from the last one on: what a run took is not what starting Spark took."""
-        self.begin_anew()
-        with contextlib.suppress(OSError):
-            click.echo(f"{pipeline}: {words}", err=True)
+    def note(self, text: str, part: str = "") -> None:
+        """Called before there is progress, when something starts that takes a while."""
+        self.board.note(text, part)
 
-    def begin_anew(self) -> None:
-        """Count the time from now on."""
-        self._began_us = self.monotonic_us()
-        self._next_us = self._began_us + LINE_EVERY_US
+    def show(self, progress: Progress, part: str = "") -> None:
+        """Called about 20 times a second; must be quick. Only in a run of one tier is it called from the main thread."""
+        self.board.update(progress, part)
 
-    def show(self, progress: Progress) -> None:
-        """Print a line if it is time, or if something happened that should be seen."""
-        now_us = self.monotonic_us()
-        rate = self.rate(progress.rows_in, now_us)
-        notice = (progress.stalled is not None, progress.stopping)
-        news = any(notice) and notice != self._noticed
-        self._noticed = notice
-        if now_us < self._next_us and not news:
-            return
-        self._next_us = now_us + LINE_EVERY_US
-        words = notices_of(progress) or words_of(progress, rate, self.wall_us(), bounded=self.bounded)
-        if progress.share is not None:
-            words.insert(0, f"{progress.share:.0%}")
-        # Somebody who no longer reads standard error is no reason to stop a pipeline.
-        with contextlib.suppress(OSError):
-            click.echo(f"{progress.pipeline}: {' · '.join(words)}", err=True)
+    def end(self, report: Report, part: str = "") -> None:
+        """Called when a part has ended."""
+        self.board.end(report, part)
 
-    def report(self, report: Report) -> None:
-        """Print the summary."""
-        took_us = self.monotonic_us() - self._began_us
-        text = summary(report, took_us=took_us, dead_letters=self._dead_letters, batch_job=self._batch_job)
-        click.echo(text, err=True)
+    def phase(self, text: str, hub_url: str | None) -> None:
+        """Called about 20 times a second from the main thread of a run of two tiers. `text`: what is being started or stopped."""
+        self.board.phase, self.board.hub_url = text, hub_url
+
+    def finish(self, *, stopped: bool = False) -> None:
+        """Called once after the end, outside of the context. `stopped`: a signal ended the run."""
 
     def failed(self, error: Exception) -> None:
-        """Whoever shows errors does it."""
+        """Called instead of `finish` when the run raised something. The command prints the error."""
 
 
-class LogView:
-    """For standard error that machines read: a log line now and then, whatever is logged besides."""
+class LineView(View):
+    """For standard error that is not a terminal: a line every ten seconds and when something happens, and the summary."""
 
-    def __init__(self, *, monotonic_us: ClockUs, every_us: int = LOG_EVERY_US) -> None:
-        self._monotonic_us = monotonic_us
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        self._began_us = board.monotonic_us()
+        self._next_us = self._began_us + LINE_EVERY_US
+        self._noticed: list[tuple[bool, bool]] = []
+
+    def note(self, text: str, part: str = "") -> None:
+        """Print a line. The time of a run of one tier is counted from the last note on, so it excludes the start of Spark."""
+        super().note(text, part)
+        self._restart_clock()
+        self._say(f"{part}: {text}" if part else text)
+
+    def show(self, progress: Progress, part: str = "") -> None:
+        """Print a line if it is due."""
+        super().show(progress, part)
+        if not self.board.tiered:
+            self._refresh()
+
+    def phase(self, text: str, hub_url: str | None) -> None:
+        """Print what is new, and the lines of all parts if they are due."""
+        if hub_url is not None and self.board.hub_url is None:
+            self._say(f"the hub listens at {hub_url}")
+        if text and text != self.board.phase:
+            self._say(text)
+        super().phase(text, hub_url)
+        self._refresh()
+
+    def finish(self, *, stopped: bool = False) -> None:
+        """Print the summary."""
+        took_us = self.board.monotonic_us() - self._began_us
+        click.echo(self.board.summary(took_us=took_us, stopped=stopped), err=True)
+
+    def _restart_clock(self) -> None:
+        if not self.board.tiered:
+            self._began_us = self.board.monotonic_us()
+            self._next_us = self._began_us + LINE_EVERY_US
+
+    def _refresh(self) -> None:
+        now_us = self.board.monotonic_us()
+        noticed = [(progress.stalled is not None, progress.stopping) for _, progress, _ in self.board.running()]
+        news = noticed != self._noticed and any(any(one) for one in noticed)
+        self._noticed = noticed
+        if now_us >= self._next_us or news:
+            self._next_us = now_us + LINE_EVERY_US
+            for line in self.board.lines():
+                self._say(line)
+
+    def _say(self, text: str) -> None:
+        # A closed standard error does not stop a pipeline.
+        with contextlib.suppress(OSError):
+            click.echo(f"{self.board.pipeline}: {text}", err=True)
+
+
+class LogView(View):
+    """For standard error that machines read: a log line at an interval."""
+
+    def __init__(self, board: Board, *, every_us: int = LOG_EVERY_US) -> None:
+        super().__init__(board)
         self._every_us = every_us
-        self._next_us = monotonic_us()
+        self._next_us = board.monotonic_us()
 
-    def __enter__(self) -> Self:
-        return self
+    def note(self, text: str, part: str = "") -> None:
+        """Log it."""
+        super().note(text, part)
+        self._log(PREPARES, {"pipeline": self.board.pipeline, "doing": text})
 
-    def __exit__(self, *_: object) -> None: ...
-
-    def note(self, pipeline: str, words: str) -> None:
-        """Something begins that takes a while."""
-        self._say(PREPARES, {"pipeline": pipeline, "doing": words})
-
-    def show(self, progress: Progress) -> None:
-        """A line if it is time."""
-        now_us = self._monotonic_us()
+    def show(self, progress: Progress, part: str = "") -> None:
+        """Log a line if it is due."""
+        super().show(progress, part)
+        now_us = self.board.monotonic_us()
         if now_us >= self._next_us:
             self._next_us = now_us + self._every_us
-            self._say(PROGRESS, _facts(progress))
+            self._log(PROGRESS, _facts(progress))
 
-    def report(self, report: Report) -> None:
-        """The last line."""
-        self._say(OVER, _facts(report.progress) | {"outcome": report.outcome, "resumed_from": report.resumed_from})
+    def end(self, report: Report, part: str = "") -> None:
+        """Log the last line."""
+        super().end(report, part)
+        self._log(OVER, _facts(report.progress) | {"outcome": report.outcome, "resumed_from": report.resumed_from})
 
-    def failed(self, error: Exception) -> None:
-        """Whoever shows errors does it."""
-
-    def _say(self, event: str, fields: dict[str, Any]) -> None:
+    def _log(self, event: str, fields: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             print(json_line("INFO", event, fields, at_s=time.time()), file=sys.stderr, flush=True)
 
 
-def _facts(progress: Progress) -> dict[str, Any]:
-    import msgspec
+class JsonView(View):
+    """One JSON object per line on standard output: `progress` about once a second, at the end `report` or `error`."""
 
-    return {name: value for name, value in msgspec.to_builtins(progress).items() if value is not None}
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        self._next_us = dict.fromkeys(board.names, board.monotonic_us() + JSON_EVERY_US)
 
+    def show(self, progress: Progress, part: str = "") -> None:
+        """Print a line if it is due."""
+        super().show(progress, part)
+        now_us = self.board.monotonic_us()
+        if now_us >= self._next_us[part]:
+            self._next_us[part] = max(self._next_us[part] + JSON_EVERY_US, now_us)
+            self._print("progress", ({"part": part} if part else {}) | _builtins(progress))
 
-class JsonView:
-    """One object a line on standard output: `progress` about once a second, at the end `report` or `error`."""
+    def phase(self, text: str, hub_url: str | None) -> None:
+        """Print the hub's address once."""
+        if hub_url is not None and self.board.hub_url is None:
+            self._print("hub", {"url": hub_url})
+        super().phase(text, hub_url)
 
-    def __init__(self, *, monotonic_us: ClockUs) -> None:
-        self._monotonic_us = monotonic_us
-        self._next_us = monotonic_us() + JSON_EVERY_US
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def note(self, pipeline: str, words: str) -> None:
-        """For people only."""
-
-    def show(self, progress: Progress) -> None:
-        """Print a line if it is time."""
-        now_us = self._monotonic_us()
-        if now_us >= self._next_us:
-            self._next_us = max(self._next_us + JSON_EVERY_US, now_us)
-            self._print("progress", progress)
-
-    def report(self, report: Report) -> None:
-        """The last line."""
-        self._print("report", report)
+    def finish(self, *, stopped: bool = False) -> None:
+        """Print the last line."""
+        reports = {name: part.report for name, part in self.board.parts.items()}
+        if not self.board.tiered:
+            self._print("report", _builtins(reports[""]))
+            return
+        parts = {
+            name: _facts(part.progress) | ({} if part.report is None else {"outcome": part.report.outcome})
+            for name, part in self.board.parts.items()
+            if part.progress is not None
+        }
+        outcome = self.board.outcome(stopped=stopped)
+        self._print("report", {"pipeline": self.board.pipeline, "outcome": outcome, "parts": parts})
 
     def failed(self, error: Exception) -> None:
-        """The last line of a run that failed."""
+        """Print the last line of a run that failed."""
         with contextlib.suppress(SinkError):
             self._print("error", {"error": type(error).__name__, "message": str(error)})
 
-    def _print(self, event: str, body: Any) -> None:
-        import msgspec
-
-        line = msgspec.json.encode({"event": event} | msgspec.to_builtins(body)).decode() + "\n"
+    def _print(self, event: str, body: dict[str, Any]) -> None:
         try:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            fmt.print_json({"event": event} | body)
         except BrokenPipeError as error:
-            raise SinkError("stdout: whoever read the progress has gone. Stopping.") from error
+            raise SinkError("stdout: the reader of the progress has closed it. Stopping.") from error
+
+
+def _builtins(body: object) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(body)
+    return found
+
+
+def _facts(progress: Progress) -> dict[str, Any]:
+    return {name: value for name, value in _builtins(progress).items() if value is not None}
+
+
+def make_view(board: Board, plan: Plan, *, as_json: bool, logged_every: str | None = None) -> View:
+    """JSON lines if they were asked for, else a drawing for a terminal and plain lines for anything else.
+
+    `logged_every`: standard error is for log lines only, with progress at this interval.
+    """
+    if as_json:
+        _check_stdout(plan)
+        return JsonView(board)
+    if logged_every is not None:
+        from fordstone.lang.duration import positive_us
+
+        return LogView(board, every_us=positive_us(logged_every, what="--progress-every"))
+    if not sys.stderr.isatty():
+        return LineView(board)
+    from fordstone.cli.view.live import LiveView
+
+    return LiveView(board)
+
+
+def run_shown(view: View, work: Callable[[], Report]) -> None:
+    """Run a pipeline of one tier while the view shows it; then print its report, or raise what it raised."""
+    try:
+        with view:
+            view.end(work())
+    except Exception as error:
+        view.failed(error)
+        raise
+    view.finish()
+
+
+def _check_stdout(plan: Plan) -> None:
+    """With --json, standard output is for the machine that reads it."""
+    from fordstone.connectors.base import Capability, live_of
+    from fordstone.connectors.registry import capabilities
+    from fordstone.plan import plan as p
+
+    printing = [
+        step.name
+        for step in plan.steps
+        if isinstance(step, p.Sink)
+        and Capability.PRINTS in capabilities(step.connector)
+        and live_of(step.connector) is None
+    ]
+    if printing:
+        raise Misuse(
+            f"--json needs stdout for itself, but sink {', '.join(printing)} prints there. Write to files instead, or omit --json."
+        )

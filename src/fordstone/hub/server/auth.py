@@ -25,6 +25,7 @@ import msgspec
 
 from fordstone.errors import ConfigError, FordstoneError, StorageError
 from fordstone.plan.ids import checked_name
+from fordstone.storage.atomic import write_file
 
 if TYPE_CHECKING:
     from fordstone.hub.server.routes import Matched
@@ -66,7 +67,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TokenFile:
-    """The tokens of a data directory, for whoever changes or lists them. Safe beside a running hub and other commands."""
+    """The tokens of a data directory, to change and list. Safe beside a running hub and other commands."""
 
     def __init__(self, data: str | Path) -> None:
         self._data = Path(data)
@@ -96,7 +97,7 @@ class TokenFile:
             ) from error
 
     def used_us(self) -> dict[str, int]:
-        """When each token was last used, as far as the hub has written it down: about a minute behind."""
+        """When each token was last used, as far as the hub has written it: up to a minute old."""
         try:
             return msgspec.json.decode((self._data / _USED).read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -105,7 +106,7 @@ class TokenFile:
     def add(
         self, name: str, *, role: Role, now_us: int, node: str | None = None, pipelines: tuple[str, ...] | None = None
     ) -> str:
-        """Make a token and give its text, which is not kept anywhere. `ConfigError` if the name is taken."""
+        """Make a token and return its text, which is not stored. `ConfigError` if the name is taken."""
         checked_name(name, "token")
         if (role == "node") != (node is not None):
             raise ConfigError("a token is for one node (--node ID), or for the center or an admin, which are no nodes.")
@@ -145,13 +146,12 @@ class TokenFile:
         return revoked
 
     def write_used(self, used_us: dict[str, int]) -> None:
-        """Note when tokens were last used. Called by the hub, now and then; a crash may lose the last minute of it."""
-        _replace(
-            self._data / _USED, msgspec.json.format(msgspec.json.encode(used_us, order="deterministic")), sync=False
-        )
+        """Write when tokens were last used. Called by the hub about once a minute; a crash may lose the last minute."""
+        data = msgspec.json.format(msgspec.json.encode(used_us, order="deterministic"))
+        write_file(self._data / _USED, data, mode=0o600, durable=False)
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        _replace(self.path, msgspec.json.format(msgspec.json.encode(_Stored(tokens=tokens))) + b"\n", sync=True)
+        write_file(self.path, msgspec.json.format(msgspec.json.encode(_Stored(tokens=tokens))) + b"\n", mode=0o600)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -192,7 +192,7 @@ class Tokens:
 
     @property
     def holding(self) -> int:
-        """How many tokens are not revoked."""
+        """The number of tokens that are not revoked."""
         self._refresh()
         return sum(one.revoked_us is None for several in self._by_index.values() for one in several)
 
@@ -209,7 +209,7 @@ class Tokens:
         return found
 
     def used(self, token: Token) -> None:
-        """Note that a token was used now."""
+        """Remember that a token was used now."""
         self._used_us[token.name] = self._clock_us()
         self._unwritten = True
 
@@ -218,7 +218,7 @@ class Tokens:
         return self._unwritten and self._clock_s() - self._written_s >= WRITE_USED_EVERY_S
 
     def write_used(self) -> None:
-        """Write down when tokens were used. Blocks on the disk, so not on the event loop; trouble is logged."""
+        """Write when tokens were used. Blocks on the disk: not for the event loop. Errors are logged."""
         if not self._unwritten:
             return
         self._written_s, self._unwritten = self._clock_s(), False
@@ -279,26 +279,3 @@ def why_forbidden(token: Token, matched: Matched) -> str | None:
 
 def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _replace(path: Path, data: bytes, *, sync: bool) -> None:
-    """Put a file in the place of another, readable by its owner only."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        fresh.replace(path)
-        if sync:
-            directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -16,6 +16,8 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     TIMESTAMP,
+    WINDOW_END,
+    WINDOW_START,
     Derived,
     EventTime,
     StreamType,
@@ -98,8 +100,6 @@ def check_count(step: str, window: Count) -> None:
             )
 
 
-WINDOW_START: Final = "window_start"
-WINDOW_END: Final = "window_end"
 PARTIAL_ROWS: Final = "__rows"
 """Of a partial row: how many rows it stands for. On its way to the center, what it says stands behind the name."""
 

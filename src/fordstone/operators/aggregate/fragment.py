@@ -19,11 +19,10 @@ import polars as pl
 
 from fordstone.lang.aggregates import Aggregate
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
 from fordstone.operators.aggregate.partial import ONE, Partials, normalised_key, spelt_key
 from fordstone.operators.base import ROW_ID, Functions
 from fordstone.operators.row_order import Numbers
-from fordstone.plan.stream_type import EventTime
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
 
 FRAGMENT: Final = "__fragment"
 """Which fragment a row or partial row is of: numbers from 0 on that mean nothing outside of one call."""

@@ -17,14 +17,14 @@ from typing import Final
 import polars as pl
 
 from fordstone.lang.aggregates import Aggregate, AggregateCall
-from fordstone.lang.polars.instant import microseconds
 from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import PARTIAL_ROWS, WINDOW_END, WINDOW_START
+from fordstone.operators.aggregate.check import PARTIAL_ROWS
 from fordstone.operators.aggregate.kinds import kind_of
 from fordstone.operators.aggregate.part import Part, Values
 from fordstone.operators.base import ROW_ID, Functions
-from fordstone.plan.stream_type import EventTime
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
 from fordstone.plan.windows import Tumbling
 
 END: Final = "__end"

@@ -7,21 +7,21 @@ where the left has its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fordstone.errors import PipelineError, SchemaError
-from fordstone.lang.duration import UNIT_US, human_us
+from fordstone.lang.duration import UNIT_US
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import Derived, EventTime, StreamType, Types, append_only, needs_time, plain_keys
+from fordstone.plan.stream_type import EventTime, StreamType, plain_keys
 
 BOUND_MAX_US: Final = 1_000_000 * UNIT_US["d"]
 """Bounds of a join lie within so much of zero, about 2,700 years: what is added to a time must stay a time."""
 _WIDTHS: Final = ("tinyint", "smallint", "int", "bigint")
-_HOWS: Final = ("inner", "left", "right", "full")
-_LOOKUP_HOWS: Final = ("inner", "left")
+HOWS: Final = ("inner", "left", "right", "full")
+LOOKUP_HOWS: Final = ("inner", "left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +85,6 @@ def holds_us(step: p.Join) -> tuple[int, int]:
     return max(step.to_us, 0), max(-step.from_us, 0)
 
 
-def derive_join(step: p.Join, types: Types) -> Derived:
-    """The streams of an interval join, by port."""
-    left, right = types[step.left], types[step.right]
-    _check_how(step, _HOWS)
-    for given, stream in ((step.left, left), (step.right, right)):
-        append_only(step, stream, "a join")
-        needs_time(step, stream, "a join", given=given)
-    if step.from_us > step.to_us:
-        raise PipelineError(
-            f"step {step.name}: between=({human_us(step.from_us)!r}, {human_us(step.to_us)!r}) begins after it ends. "
-            "The first is the least that may be added to the left time, the second the most."
-        )
-    if max(abs(step.from_us), abs(step.to_us)) > BOUND_MAX_US:
-        raise PipelineError(
-            f"step {step.name}: between reaches beyond {human_us(BOUND_MAX_US)}, further than times go. Use less."
-        )
-    columns = join_columns(left.schema, right.schema, step.left_keys, step.right_keys, suffix=step.suffix)
-    main = StreamType(schema=columns.schema, time=pair_time(step, columns, left, right), row_wise=False)
-    late = StreamType(schema=columns.schema, row_wise=False)
-    return {p.Input(step.name): main, p.Input(step.name, "late"): late}
-
-
 def pair_time(step: p.Join, columns: JoinColumns, left: StreamType, right: StreamType) -> EventTime | None:
     """The time of what a join gives: never below the watermark at which it is given out.
 
@@ -123,49 +101,18 @@ def pair_time(step: p.Join, columns: JoinColumns, left: StreamType, right: Strea
     return EventTime(column=left.time.column, shift_us=left.time.shift_us + left_hold_us)
 
 
-def derive_lookup(step: p.Lookup | p.LookupLatest, types: Types) -> Derived:
-    """The streams of a lookup, by port."""
-    stream = types[step.input]
-    _check_how(step, _LOOKUP_HOWS)
-    append_only(step, stream, "a lookup")
-    if isinstance(step, p.Lookup):
-        return {p.Input(step.name): _looked_up(step, stream)}
-    control = types[step.control]
-    if not control.table:
-        append_only(step, control, "the control stream of join_latest")
-    if stream.looped or control.looped:
-        raise PipelineError(f"step {step.name}: join_latest cannot stand inside or below a loop.")
-    columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
-    # Rows that wait for a barrier may be passed by the watermark meanwhile; and without a time of its own the control
-    # stream holds the watermark back until it ends.
-    # A control table has none either, but holds nobody back: a row of it counts from the barrier on at which it came.
-    timed = not step.waits and (control.time is not None or control.table)
-    return {
-        p.Input(step.name): StreamType(
-            schema=columns.schema,
-            time=stream.time if timed else None,
-            row_wise=control.table and stream.row_wise,
-            looped=False,
-        )
-    }
-
-
 def lookup_columns(step: p.Lookup, schema: Schema) -> JoinColumns:
     """The columns of a lookup in a table."""
     return join_columns(schema, Schema.of(step.schema), step.keys, step.table_keys, suffix=step.suffix)
 
 
-def _looked_up(step: p.Lookup, stream: StreamType) -> StreamType:
-    return StreamType(
-        schema=lookup_columns(step, stream.schema).schema,
-        time=stream.time,
-        row_wise=stream.row_wise,
-        windowed=stream.windowed,
-        id_step=stream.id_step,
-        looped=stream.looped,
-    )
-
-
-def _check_how(step: p.Join | p.Lookup | p.LookupLatest, known: Sequence[str]) -> None:
+def check_how(step: p.Join | p.Lookup | p.LookupLatest, known: Sequence[str]) -> None:
+    """Reject other ways to join than these."""
     if step.how not in known:
         raise PipelineError(f"step {step.name}: how={step.how!r}: it is {', '.join(map(repr, known))}.")
+
+
+def keys_details(left: Sequence[str], right: Sequence[str], unmatched: str) -> Iterator[tuple[str, str]]:
+    """Describe which columns must be equal, and what becomes of rows without a partner."""
+    yield "on", ", ".join(one if one == other else f"{one} = {other}" for one, other in zip(left, right, strict=True))
+    yield "unmet rows", unmatched

@@ -13,19 +13,29 @@ has a time (`model.joining.pair_time`) below the watermark of that moment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.errors import PlanError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator, OperatorContext
-from fordstone.operators.join.check import holds_us, join_columns
+from fordstone.errors import PipelineError, PlanError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
+from fordstone.operators.base import LATE, Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
+from fordstone.operators.describe import stream_details
+from fordstone.operators.join.check import (
+    BOUND_MAX_US,
+    HOWS,
+    check_how,
+    holds_us,
+    join_columns,
+    keys_details,
+    pair_time,
+)
 from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side, filled
 from fordstone.plan import plan as p
+from fordstone.plan.stream_type import Derived, StreamType, Types, append_only, needs_time
 from fordstone.state.backend import Asked, StateBackend
 from fordstone.state.base import State
 
@@ -140,16 +150,66 @@ class IntervalJoin(Operator):
         return [Emit(filled(columns, self._out, found.asked.size))]
 
 
-def make_join(step: p.Join, context: OperatorContext) -> Operator:
-    """The operator of an interval join."""
-    left, right = _sides(step, context)
-    out = context.types[p.Input(step.name)].schema.polars
-    return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
+class JoinFamily(Family[p.Join]):
+    """Pairs of rows of two streams with equal keys and times near each other."""
 
+    steps = (p.Join,)
 
-def make_join_side(step: p.Join, index: int, context: OperatorContext) -> Operator:
-    """What brings the rows of one side into the form that the join takes."""
-    return Carry(_sides(step, context)[index])
+    def check(self, step: p.Join, types: Types) -> Derived:
+        """The columns of both sides, and late rows of either as rows of the result."""
+        left, right = types[step.left], types[step.right]
+        check_how(step, HOWS)
+        for given, stream in ((step.left, left), (step.right, right)):
+            append_only(step, stream, "a join")
+            needs_time(step, stream, "a join", given=given)
+        if step.from_us > step.to_us:
+            raise PipelineError(
+                f"step {step.name}: between=({human_us(step.from_us)!r}, {human_us(step.to_us)!r}) begins after it ends. "
+                "The first is the least that may be added to the left time, the second the most."
+            )
+        if max(abs(step.from_us), abs(step.to_us)) > BOUND_MAX_US:
+            raise PipelineError(
+                f"step {step.name}: between reaches beyond {human_us(BOUND_MAX_US)}, further than times go. Use less."
+            )
+        columns = join_columns(left.schema, right.schema, step.left_keys, step.right_keys, suffix=step.suffix)
+        main = StreamType(schema=columns.schema, time=pair_time(step, columns, left, right), row_wise=False)
+        late = StreamType(schema=columns.schema, row_wise=False)
+        return {p.Input(step.name): main, p.Input(step.name, "late"): late}
+
+    def make(self, step: p.Join, context: OperatorContext) -> Operator:
+        """Joins what both feeders send."""
+        left, right = _sides(step, context)
+        out = context.types[p.Input(step.name)].schema.polars
+        return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
+
+    def has_feeder(self, step: p.Join, plan: p.Plan) -> bool:  # noqa: ARG002 - always
+        """Rows are brought into the form that the join takes."""
+        return True
+
+    def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
+        """One side."""
+        return Carry(_sides(step, context)[index])
+
+    def title(self, step: p.Join) -> str:
+        """Sides and bounds."""
+        between = f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"
+        if step.from_us == step.to_us == 0:
+            between = "of one time"
+        return f"{step.how} join of {step.left} and {step.right}, {between}"
+
+    def describe(self, step: p.Join, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Keys, rows without a partner, and what is kept."""
+        alone = {"inner": "are dropped", "full": "come alone, when time has passed them"}
+        unmatched = alone.get(step.how, f"of the {step.how} side come alone, when time has passed them")
+        yield from keys_details(step.left_keys, step.right_keys, unmatched)
+        timed = types[p.Input(step.name)].time is not None
+        yield from stream_details(step, types, time=None if timed else "none: rows may lack that of either side")
+        met = "" if step.how == "inner" else ", and which keys and times have met"
+        yield "keeps", f"rows of both sides, as long as a partner may come{met}"
+
+    def push_down(self, step: p.Join, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} joins rows that other nodes may have")
 
 
 def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:

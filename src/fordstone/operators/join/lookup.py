@@ -10,26 +10,49 @@ Keys are compared as in a join (`join_side`): a null finds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import polars as pl
 
-from fordstone.errors import FordstoneError, SourceError
+from fordstone.errors import FordstoneError, PipelineError, SourceError
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import DELETE, OP, ROW_ID, Emit, Emits, Moment, Operator, OperatorContext, Stateless
-from fordstone.operators.join.check import JoinColumns, join_columns, lookup_columns
+from fordstone.operators.base import (
+    DELETE,
+    OP,
+    ROW_ID,
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    Stateless,
+    Stays,
+)
+from fordstone.operators.describe import connector_text, stream_details
+from fordstone.operators.join.check import (
+    LOOKUP_HOWS,
+    JoinColumns,
+    check_how,
+    join_columns,
+    keys_details,
+    lookup_columns,
+)
 from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side
 from fordstone.operators.row_order import total_order
 from fordstone.plan import plan as p
+from fordstone.plan.stream_type import Derived, StreamType, Types, append_only
 from fordstone.state.backend import FOUND, StateBackend, Table
 from fordstone.state.base import State
 
+_UNMATCHED: Final = {"inner": "are dropped", "left": "get nulls"}
 VERSION: Final = "__version"
 """Of rows of a control table: which version brought them. Of one version, each key has one row."""
 
 
-class Beside:
+class LookupJoin:
     """Puts the columns of a table's rows beside rows. The table has its rows as their side carries them."""
 
     def __init__(self, columns: JoinColumns, left: Side, right: Side, *, inner: bool) -> None:
@@ -64,11 +87,17 @@ class Lookup(Stateless):
     """Looks rows up in a static table."""
 
     def __init__(
-        self, step: str, beside: Beside, left: Side, right: Side, read: Callable[[], pl.DataFrame], state: StateBackend
+        self,
+        step: str,
+        lookup: LookupJoin,
+        left: Side,
+        right: Side,
+        read: Callable[[], pl.DataFrame],
+        state: StateBackend,
     ) -> None:
         """`read` gives the table's rows; called once, when the first rows come."""
         self._step = step
-        self._beside = beside
+        self._lookup = lookup
         self._left, self._right = left, right
         self._read = read
         self._state = state
@@ -79,7 +108,7 @@ class Lookup(Stateless):
         if self._table is None:
             self._table = self._filled()
         rows = self._left.carried(frame)
-        return self._beside.join(
+        return self._lookup.join(
             rows if ROW_ID not in frame.columns else rows.with_columns(frame.get_column(ROW_ID)), self._table
         )
 
@@ -97,7 +126,7 @@ class Lookup(Stateless):
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "
                 "Leave one row a key in it, or add a column to on= that tells them apart."
             )
-        table = self._beside.table(self._state)
+        table = self._lookup.table(self._state)
         table.put(rows)
         return table
 
@@ -105,13 +134,15 @@ class Lookup(Stateless):
 class LookupLatest(Operator):
     """Looks rows up in the newest rows of a control stream. Takes both as their feeders give them."""
 
-    def __init__(self, beside: Beside, right: Side, order: list[pl.Expr], *, waits: bool, state: StateBackend) -> None:
+    def __init__(
+        self, lookup: LookupJoin, right: Side, order: list[pl.Expr], *, waits: bool, state: StateBackend
+    ) -> None:
         """`order`: by what control rows of one key, epoch and time are ordered."""
-        self._beside = beside
+        self._lookup = lookup
         self._keys = list(right.keys)
         self._order = order
         self._waits = waits
-        self._table = beside.table(state)
+        self._table = lookup.table(state)
         self._control: list[pl.DataFrame] = []
         """Of this epoch. Neither these nor `_waiting` outlive a barrier: so they are no state."""
         self._waiting: list[pl.DataFrame] = []
@@ -143,7 +174,7 @@ class LookupLatest(Operator):
         return {"latest": self._table}
 
     def _joined(self, rows: pl.DataFrame, *, late: bool) -> Emits:
-        out = self._beside.join(rows, self._table)
+        out = self._lookup.join(rows, self._table)
         return [Emit(out, late=late)] if out.height else []
 
     def _take_control(self) -> None:
@@ -161,37 +192,10 @@ class LookupLatest(Operator):
                 newest = newest.filter(~goes)
         before = self._table.get(newest.select(self._keys)).get_column(RIGHT)
         newer = (newest.get_column(RIGHT) >= before).fill_null(value=False) | before.is_null()
-        self._table.put(newest.filter(newer).select([*self._beside.table_schema, RIGHT]))
+        self._table.put(newest.filter(newer).select([*self._lookup.table_schema, RIGHT]))
 
 
-def make_lookup(step: p.Lookup, context: OperatorContext) -> Operator:
-    """The operator of a lookup in a static table."""
-    stream, schema = context.types[step.input], Schema.of(step.schema)
-    columns = lookup_columns(step, stream.schema)
-    left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
-    right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
-    beside = Beside(columns, left, right, inner=step.how == "inner")
-    return Lookup(step.name, beside, left, right, lambda: context.read_table(step.table, schema), context.state)
-
-
-def make_lookup_latest(step: p.LookupLatest, context: OperatorContext) -> Operator:
-    """The operator of a lookup in a control stream."""
-    columns, left, right = _latest_sides(step, context)
-    beside = Beside(columns, left, right, inner=step.how == "inner")
-    payload = {name: columns.schema[name] for name in columns.right.values() if name in beside.table_schema}
-    order = total_order((), Schema.of(payload)) if payload else []
-    return LookupLatest(beside, right, order, waits=step.waits, state=context.state)
-
-
-def make_lookup_side(step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
-    """What brings the rows of one side into the form that the lookup takes."""
-    _, left, right = _latest_sides(step, context)
-    if index == 0:
-        return _CarryBeside(left, ROW_ID) if step.name in context.with_ids else Carry(left)
-    return _CarryVersions(right) if context.types[step.control].table else Carry(right)
-
-
-class _CarryBeside(Stateless):
+class _KeepColumn(Stateless):
     """As `Carry`, with a column more."""
 
     def __init__(self, side: Side, column: str) -> None:
@@ -222,3 +226,107 @@ def _latest_sides(step: p.LookupLatest, context: OperatorContext) -> tuple[JoinC
         Side(columns, stream.schema, step.keys, mark=LEFT, time=None),
         Side(columns, control.schema, step.control_keys, mark=RIGHT, time=control.time),
     )
+
+
+class LookupFamily(Family[p.Lookup]):
+    """Rows with the columns of a static table's row beside them."""
+
+    steps = (p.Lookup,)
+
+    def check(self, step: p.Lookup, types: Types) -> Derived:
+        """The columns of both; else the input's stream."""
+        stream = types[step.input]
+        check_how(step, LOOKUP_HOWS)
+        append_only(step, stream, "a lookup")
+        return {p.Input(step.name): replace(stream, schema=lookup_columns(step, stream.schema).schema, upsert_key=None)}
+
+    def make(self, step: p.Lookup, context: OperatorContext) -> Operator:
+        """Reads the table when the first rows come."""
+        stream, schema = context.types[step.input], Schema.of(step.schema)
+        columns = lookup_columns(step, stream.schema)
+        left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
+        right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
+        lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
+        return Lookup(step.name, lookup, left, right, lambda: context.read_table(step.table, schema), context.state)
+
+    def title(self, step: p.Lookup) -> str:
+        """The table."""
+        return f"look up in {connector_text(step.table)}"
+
+    def describe(self, step: p.Lookup, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Keys, and rows that find nothing."""
+        yield from keys_details(step.keys, step.table_keys, _UNMATCHED[step.how])
+        yield from stream_details(step, types)
+
+    def push_down(self, step: p.Lookup, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} reads a table at the center")
+
+
+class LookupLatestFamily(Family[p.LookupLatest]):
+    """Rows with the columns of the newest row of a control stream beside them."""
+
+    steps = (p.LookupLatest,)
+
+    def check(self, step: p.LookupLatest, types: Types) -> Derived:
+        """The columns of both. Time survives only where rows do not wait for a barrier."""
+        stream, control = types[step.input], types[step.control]
+        check_how(step, LOOKUP_HOWS)
+        append_only(step, stream, "a lookup")
+        if not control.table:
+            append_only(step, control, "the control stream of join_latest")
+        if stream.looped or control.looped:
+            raise PipelineError(f"step {step.name}: join_latest is not possible inside or below a loop.")
+        columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
+        # The watermark may pass rows that wait for a barrier; and a control stream without time holds the watermark back
+        # until it ends. A control table has no time either, but does not: its rows count from the barrier at which they came.
+        timed = not step.waits and (control.time is not None or control.table)
+        found = StreamType(
+            schema=columns.schema,
+            time=stream.time if timed else None,
+            row_wise=control.table and stream.row_wise,
+        )
+        return {p.Input(step.name): found}
+
+    def check_plan(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
+        """Aligned only."""
+        if plan.mode == "unaligned":
+            raise PipelineError(
+                f"step {step.name}: join_latest takes control rows in at barriers, so that what a row meets depends on its "
+                "epoch; in mode 'unaligned' rows change epochs when barriers overtake them. Use mode='aligned'."
+            )
+
+    def make(self, step: p.LookupLatest, context: OperatorContext) -> Operator:
+        """Joins what both feeders send."""
+        columns, left, right = _latest_sides(step, context)
+        lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
+        payload = {name: columns.schema[name] for name in columns.right.values() if name in lookup.table_schema}
+        order = total_order((), Schema.of(payload)) if payload else []
+        return LookupLatest(lookup, right, order, waits=step.waits, state=context.state)
+
+    def has_feeder(self, step: p.LookupLatest, plan: p.Plan) -> bool:  # noqa: ARG002 - always
+        """Rows are brought into the form that the lookup takes."""
+        return True
+
+    def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
+        """One side."""
+        _, left, right = _latest_sides(step, context)
+        if index == 0:
+            return _KeepColumn(left, ROW_ID) if step.name in context.with_ids else Carry(left)
+        return _CarryVersions(right) if context.types[step.control].table else Carry(right)
+
+    def title(self, step: p.LookupLatest) -> str:
+        """The control stream."""
+        return f"look up in the newest rows of {step.control}"
+
+    def describe(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Keys, rows that find nothing, and when control rows count."""
+        yield from keys_details(step.keys, step.control_keys, _UNMATCHED[step.how])
+        sees = "wait for the end of their epoch, and see its control rows"
+        yield "rows", sees if step.waits else "go on at once, and see the control rows of epochs before"
+        yield from stream_details(step, types)
+        yield "keeps", "the newest control row of each key"
+
+    def push_down(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} looks rows up in a stream at the center")

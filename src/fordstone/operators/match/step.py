@@ -22,21 +22,22 @@ import numpy as np
 import polars as pl
 
 from fordstone.errors import PlanError
-from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.duration import TIME_MAX_US, human_us
 from fordstone.lang.polars.scalar import as_plain
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.term import columns_of
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import Emit, Emits, Moment, Operator, OperatorContext
+from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
+from fordstone.operators.describe import keys_text, stream_details
 from fordstone.operators.match.automaton import Row, compile_pattern
 from fordstone.operators.match.candidate import Going, Rules
-from fordstone.operators.match.check import Pattern, pattern_of
+from fordstone.operators.match.check import Pattern, derive_match, pattern_of
 from fordstone.operators.match.matcher import Found, KeyMatcher, matcher_of, walk
 from fordstone.operators.match.rows import Output, RowForms, column_of, numbered
 from fordstone.operators.match.state import decode, encode
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import StreamType
+from fordstone.plan.stream_type import Derived, StreamType, Types
 from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
 
@@ -242,10 +243,70 @@ class MatchRows(Operator):
             )
 
 
-def make_match(step: p.Match, context: OperatorContext) -> Operator:
-    """The operator of a pattern."""
-    timeouts = any(stream.port == TIMEOUT for _, stream in context.plan.consumers(step.name))
-    return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
+class MatchFamily(Family[p.Match]):
+    """Sequences of rows of a key that fulfil one condition after another."""
+
+    steps = (p.Match,)
+
+    def check(self, step: p.Match, types: Types) -> Derived:
+        """As `match.check` says."""
+        return derive_match(step, types)
+
+    def make(self, step: p.Match, context: OperatorContext) -> Operator:
+        """Finds the pattern; timeouts only where they are read."""
+        timeouts = any(stream.port == TIMEOUT for _, stream in context.plan.consumers(step.name))
+        return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
+
+    def title(self, step: p.Match) -> str:
+        """The pattern and its keys."""
+        return f"pattern {step.pattern} {keys_text(step.keys)}"
+
+    def describe(self, step: p.Match, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Stages, matches, measures, and what is kept."""
+        stages = ", ".join(_stage(stage, first=at == 0) for at, stage in enumerate(step.stages))
+        yield "looks for", stages + ("" if step.within_us is None else f", within {human_us(step.within_us)}")
+        skip = _SKIP.get(step.skip, f"goes on at the {step.skip} row of {step.skip_to}")
+        chosen = "; of one first row, as SQL prefers" if step.choose == "preferred" else ""
+        yield "matches", ("all their rows; " if step.all_rows else "one row each; ") + skip + chosen
+        if step.measures:
+            yield "computes", ", ".join(step.measures)
+        yield from stream_details(step, types)
+        most = f"open beginnings of matches, at most {step.partial_matches_max:,} per key"
+        ends = "for as long as it takes" if step.within_us is None else f"for {human_us(step.within_us)}"
+        yield "keeps", f"the rows that wait for time, and {most}, {ends}"
+
+    def push_down(self, step: p.Match, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"the pattern {step.name} takes rows in order of time, over all nodes")
+
+
+_FOLLOWS = {"next": "next ", "then": "then ", "any": "then any "}
+_REPEATS = {"next": ", consecutive", "then": "", "any": ", in all combinations"}
+_SKIP = {
+    "none": "all matches count",
+    "next": "goes on after the first row of a match",
+    "past_last": "goes on after the last row of a match",
+}
+
+
+def _stage(stage: p.Stage, *, first: bool) -> str:
+    lead = "" if first else _FOLLOWS[stage.follows]
+    condition = "" if stage.predicate is None else f" ({stage.predicate})"
+    if stage.negated:
+        return f"{'not next' if stage.follows == 'next' else 'without'} {stage.name}{condition}"
+    words = "" if stage.times_max == 1 else f" {_times(stage)}{_REPEATS[stage.repeats]}"
+    words += ", optional" if stage.optional else ""
+    words += "" if stage.quantifier == "each" else f", {stage.quantifier}"
+    until = "" if stage.until is None else f" until {stage.until}"
+    return f"{lead}{stage.name}{words}{condition}{until}"
+
+
+def _times(stage: p.Stage) -> str:
+    if stage.times_max is None:
+        return f"{stage.times_min} or more times"
+    if stage.times_min == stage.times_max:
+        return f"{stage.times_min} times"
+    return f"{stage.times_min} to {stage.times_max} times"
 
 
 def _rules(step: p.Match, forms: RowForms) -> Rules:

@@ -29,11 +29,22 @@ import numpy as np
 import polars as pl
 
 from fordstone.errors import FordstoneError, PipelineError, PlanError, SchemaError, TaskError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator, OperatorContext, resolve_function
+from fordstone.operators.base import (
+    LATE,
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    Stays,
+    resolve_function,
+)
+from fordstone.operators.describe import function_text, keys_text, stream_details
 from fordstone.operators.process.cells import NOT_YET_US, CellKind
 from fordstone.operators.process.context import Context, Stage
 from fordstone.operators.process.store import Entry, KeyedStore
@@ -62,24 +73,6 @@ MAP_KEYS: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "decimal"}
 )
 """Types whose values are equal exactly if they look equal."""
-
-
-def derive_process(step: p.Process, types: Types) -> Derived:
-    """The streams of such a step, by port. Without event time no row is late."""
-    stream = types[step.input]
-    append_only(step, stream, "process")
-    if stream.looped:
-        raise PipelineError(
-            f"step {step.name}: process cannot stand inside or below a loop: its results would never settle."
-        )
-    if step.ordered:
-        needs_time(step, stream, "process(ordered=True)")
-    plain_keys(step.keys, stream.schema)
-    state_types(step)
-    schema = Schema.of(step.schema)
-    main = StreamType(schema=schema, time=output_time(stream, schema), row_wise=False)
-    late = late_rows(step, stream) if stream.time is not None else {}
-    return {p.Input(step.name): main, **late}
 
 
 def output_time(stream: StreamType, schema: Schema) -> EventTime | None:
@@ -269,27 +262,6 @@ class ProcessSetting:
     out_time: EventTime | None
     make: Callable[[], Any]
     """Makes the user's object. Called when there is something for it to do, and not before."""
-
-
-def make_process(step: p.Process, context: OperatorContext) -> Operator:
-    """The operator of a keyed function."""
-    stream = context.types[step.input]
-    out = Schema.of(step.schema)
-    return Process(
-        ProcessSetting(
-            step=step.name,
-            keys=step.keys,
-            schema=stream.schema,
-            time=stream.time,
-            ordered=step.ordered,
-            states=step.states,
-            out=out,
-            out_time=output_time(stream, out),
-            make=resolve_function(step.path, context.functions),
-        ),
-        state_types(step),
-        context.state,
-    )
 
 
 class Process(Operator):
@@ -534,3 +506,68 @@ class Process(Operator):
 def _is_placed(error: Exception) -> bool:
     """Whether it has been noted already where an error comes from."""
     return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
+
+
+class ProcessFamily(Family[p.Process]):
+    """A user's function of the rows of a key, with state and timers."""
+
+    steps = (p.Process,)
+
+    def check(self, step: p.Process, types: Types) -> Derived:
+        """The declared columns. Without event time no row is late."""
+        stream = types[step.input]
+        append_only(step, stream, "process")
+        if stream.looped:
+            raise PipelineError(
+                f"step {step.name}: process cannot stand inside or below a loop: its results would never settle."
+            )
+        if step.ordered:
+            needs_time(step, stream, "process(ordered=True)")
+        plain_keys(step.keys, stream.schema)
+        state_types(step)
+        schema = Schema.of(step.schema)
+        main = StreamType(schema=schema, time=output_time(stream, schema), row_wise=False)
+        late = late_rows(step, stream) if stream.time is not None else {}
+        return {p.Input(step.name): main, **late}
+
+    def make(self, step: p.Process, context: OperatorContext) -> Operator:
+        """Calls the function for rows and timers."""
+        stream = context.types[step.input]
+        out = Schema.of(step.schema)
+        return Process(
+            ProcessSetting(
+                step=step.name,
+                keys=step.keys,
+                schema=stream.schema,
+                time=stream.time,
+                ordered=step.ordered,
+                states=step.states,
+                out=out,
+                out_time=output_time(stream, out),
+                make=resolve_function(step.path, context.functions),
+            ),
+            state_types(step),
+            context.state,
+        )
+
+    def title(self, step: p.Process) -> str:
+        """The function and its keys."""
+        return f"process {function_text(step.path)} {keys_text(step.keys)}"
+
+    def describe(self, step: p.Process, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        """Order, columns, and what is kept."""
+        yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
+        yield from stream_details(step, types)
+        yield "keeps", _remembered(step)
+
+    def push_down(self, step: p.Process, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
+        """Never."""
+        return Stays(reason=f"{step.name} is a function of yours with state by key, over the rows of all nodes")
+
+
+def _remembered(step: p.Process) -> str:
+    named = [
+        state.name if state.ttl_us is None else f"{state.name} (for {human_us(state.ttl_us)})" for state in step.states
+    ]
+    waiting = "the rows that wait for time, timers" if step.ordered else "timers"
+    return f"{waiting}, and for each key: {', '.join(named)}" if named else waiting.replace(", timers", ", and timers")

@@ -42,11 +42,11 @@ from typing import Final, TypeVar
 import numpy as np
 import polars as pl
 
-from fordstone.operators.aggregate.check import WINDOW_END, WINDOW_START
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
 from fordstone.operators.base import Emits
 from fordstone.operators.row_order import Numbers
 from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.plan.windows import Sliding, panes
 from fordstone.state.backend import StateBackend
 from fordstone.state.base import State

@@ -1,0 +1,337 @@
+"""The families of aggregates: which operator a step becomes, by its kind of window and by whether it reads partial rows.
+
+The operators are in `running`, `combine` and `operators.window`; what a plan may ask for is in `check`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, assert_never
+
+import msgspec
+import polars as pl
+
+from fordstone.errors import PlanError, SchemaError
+from fordstone.lang.aggregates import Aggregate, AggregateCall, inverts
+from fordstone.lang.duration import human_us
+from fordstone.lang.schema import Schema
+from fordstone.operators.aggregate.check import aggregates, derive_aggregate, rows_of
+from fordstone.operators.aggregate.combine import EpochCombine, Merging, crossing_schema
+from fordstone.operators.aggregate.fragment import Fragments
+from fordstone.operators.aggregate.partial import Partials
+from fordstone.operators.aggregate.running import Combine, RunningAggregate
+from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays
+from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.window.count import CountAggregate
+from fordstone.operators.window.session import SessionAggregate
+from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
+from fordstone.operators.window.tumbling import WindowAggregate
+from fordstone.plan import plan as p
+from fordstone.plan import windows as w
+from fordstone.plan.stream_type import Derived, EventTime, StreamType, Types
+
+MEANING_CHARS: Final = 8
+"""Of a digest: it tells two versions of one step apart, not all steps there are."""
+
+
+class AggregateFamily(Family[p.Aggregate]):
+    """Aggregates by key: running, or by window."""
+
+    steps = (p.Aggregate,)
+
+    def check(self, step: p.Aggregate, types: Types) -> Derived:
+        """As `aggregate.check` says."""
+        return derive_aggregate(step, types)
+
+    def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
+        """The keyed operator."""
+        made = _of_window(step, context)
+        return made if step.merges is None else Merging(made, partials_of(step, context))
+
+    def has_feeder(self, step: p.Aggregate, plan: p.Plan) -> bool:
+        """Partial rows are made before the shuffle where they may be."""
+        return combines(step, plan)
+
+    def make_feeder(self, step: p.Aggregate, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - one input
+        """Makes partial rows."""
+        return make_combiner(step, context) if combines(step, context.plan) else None
+
+    def title(self, step: p.Aggregate) -> str:
+        """Window and keys."""
+        return f"{_kind(step)} {keys_text(step.keys)}{'' if step.merges is None else ', merged from partial rows'}"
+
+    def describe(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each
+        """Aggregates, early results, and what is kept."""
+        yield "computes", ", ".join(given.sql for given in step.aggregates)
+        if step.early_us is not None:
+            yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
+        yield from stream_details(step, types, columns=True)
+        yield "keeps", _kept(step)
+
+    def digest(self, step: p.Aggregate, types: Types) -> object:
+        """What is kept of rows is the same whether they came as rows or as partial rows (`merges`)."""
+        schema = rows_of(step, types).schema
+        keys = [(key, str(schema[key])) for key in step.keys]
+        calls = [call for found in aggregates(step, schema) for call in found.calls]
+        kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
+        meaning: list[object] = ["aggregate", keys, step.window, step.aggregates, kinds]
+        # What changed since the last early results is a state of its own.
+        return meaning if step.early_us is None else [*meaning, "early"]
+
+    def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
+        """Partial rows of aggregates that merge may be made below the cut."""
+        if isinstance(step.window, w.Session):
+            return Stays(
+                reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
+            )
+        if isinstance(step.window, w.Count):
+            return Stays(reason=f"the windows of {step.name} count rows in order of time, over all nodes")
+        if not combines(step, plan):
+            return Stays(reason=f"late rows of {step.name} are wanted as they came")
+        try:
+            return Combines(
+                step=step, schema=crossing_schema(partials_of(step, OperatorContext(plan=plan, types=types)))
+            )
+        except SchemaError as error:
+            return Stays(reason=f"partial rows of {step.name} cannot cross: {error}")
+
+    def columns_read(self, step: p.Aggregate, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:  # noqa: ARG002 - results have other columns
+        """Keys and arguments."""
+        return frozenset(step.keys).union(*(aggregate.columns for aggregate in aggregates(step, schema)))
+
+
+class CombineFamily(Family[p.Combine]):
+    """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
+
+    steps = (p.Combine,)
+
+    def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
+        """The columns of partial rows."""
+        return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
+
+    def make(self, step: p.Combine, context: OperatorContext) -> Operator:
+        """Emits partial rows at barriers."""
+        return EpochCombine(partials_of(step, context))
+
+    def has_feeder(self, step: p.Combine, plan: p.Plan) -> bool:  # noqa: ARG002 - always
+        """Partial rows are made before the shuffle."""
+        return True
+
+    def make_feeder(self, step: p.Combine, index: int, context: OperatorContext) -> Operator:  # noqa: ARG002 - one input
+        """Makes partial rows."""
+        return make_combiner(step, context)
+
+    def title(self, step: p.Combine) -> str:
+        """Window and keys."""
+        lead = "a " if step.window is None else ""
+        return f"partial rows of {lead}{_kind(step)} {keys_text(step.keys)}, once an epoch"
+
+    def describe(self, step: p.Combine, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - only the aggregates
+        """The aggregates."""
+        yield "computes", ", ".join(given.sql for given in step.aggregates)
+
+    def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
+        """None: it is empty at every barrier."""
+        return None
+
+    def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
+        """Never: it is below the cut."""
+        return Stays(reason=f"{step.name} is below the cut")
+
+
+def combines(step: p.Aggregate, plan: p.Plan) -> bool:
+    """Whether partial rows may be made before the shuffle (rule 9).
+
+    Not for sessions and counts, which need the rows themselves; nor where late rows are read as they came; nor where the
+    input is partial rows.
+    """
+    if step.merges is not None or isinstance(step.window, w.Session | w.Count):
+        return False
+    return not plan.has_late_reader(step.name)
+
+
+def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
+    match step.window:
+        case None:
+            return _running(step, context)
+        case w.Tumbling():
+            return _tumbling(step, context)
+        case w.Sliding():
+            return _sliding(step, step.window, context)
+        case w.Session():
+            return _session(step, step.window, context)
+        case w.Count():
+            return _count(step, step.window, context)
+        case _:
+            assert_never(step.window)
+
+
+def make_combiner(step: p.Aggregate | p.Combine, context: OperatorContext) -> Combine:
+    """What makes partial rows before the shuffle, where `combines` says that it may."""
+    return Combine(
+        partials_of(step, context),
+        drops_late=step.window is not None,
+        counted=_counted(step, context.types[step.input]),
+    )
+
+
+def partials_of(step: p.Aggregate | p.Combine, context: OperatorContext) -> Partials:
+    """How an aggregate step makes, merges and finishes partial rows."""
+    stream = rows_of(step, context.types) if isinstance(step, p.Aggregate) else context.types[step.input]
+    parsed = aggregates(step, stream.schema)
+    return Partials(
+        step.keys,
+        parsed,
+        stream.schema,
+        window=_cut(step.window),
+        time=stream.time,
+        step=step.name,
+        with_id=step.name in context.with_ids,
+        functions=context.functions,
+        meaning=_meaning(step, parsed, stream),
+    )
+
+
+def _meaning(step: p.Aggregate | p.Combine, parsed: Sequence[Aggregate], stream: StreamType) -> str:
+    """What partial rows say: of which rows, and of what of them. Names of columns do not tell sum(x) from sum(y)."""
+    calls = [call for found in parsed for call in found.calls]
+    said = [
+        [(key, str(stream.schema[key])) for key in step.keys],
+        step.window,
+        stream.time and (stream.time.column, stream.time.shift_us),
+        [(call.sql, [str(argument.type) for argument in call.arguments]) for call in calls],
+    ]
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:MEANING_CHARS]
+
+
+def _cut(window: w.Window | None) -> w.Tumbling | None:
+    """What the time of a row decides about its partial row: its window, or the pane of its windows."""
+    match window:
+        case w.Tumbling():
+            return window
+        case w.Sliding():
+            return w.panes(window)
+        case None | w.Session() | w.Count():
+            return None
+        case _:
+            assert_never(window)
+
+
+def _takes_partials(step: p.Aggregate, context: OperatorContext) -> bool:
+    """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
+    return step.merges is not None or combines(step, context.plan)
+
+
+def _running(step: p.Aggregate, context: OperatorContext) -> Operator:
+    return RunningAggregate(
+        partials_of(step, context),
+        combined=_takes_partials(step, context),
+        at_barriers=context.plan.guarantee == "exactly_once",
+        state=context.state,
+    )
+
+
+def _tumbling(step: p.Aggregate, context: OperatorContext) -> Operator:
+    return WindowAggregate(
+        partials_of(step, context), combined=_takes_partials(step, context), early_us=step.early_us, state=context.state
+    )
+
+
+def _sliding(step: p.Aggregate, window: w.Sliding, context: OperatorContext) -> Operator:
+    stream = rows_of(step, context.types)
+    calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
+    return SlidingAggregate(
+        partials_of(step, context),
+        PaneGrid(window),
+        combined=_takes_partials(step, context),
+        inverts=all(_gives_back(call) for call in calls),
+        early_us=step.early_us,
+        counted=_counted(step, stream),
+        state=context.state,
+    )
+
+
+def _gives_back(call: AggregateCall) -> bool:
+    """Whether rows can be taken out of an aggregate again, exactly. Users' own are not asked to."""
+    kind = None if call.argument is None else call.argument.type
+    return call.declared is not None and inverts(call.declared, kind)
+
+
+def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
+    """Which rows count at all; None: all do, because windows leave no gaps."""
+    if not isinstance(step.window, w.Sliding):
+        return None
+    time = _time(step, stream)
+    return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
+
+
+def _session(step: p.Aggregate, window: w.Session, context: OperatorContext) -> Operator:
+    return SessionAggregate(_fragments(step, context), gap_us=window.gap_us, state=context.state)
+
+
+def _count(step: p.Aggregate, window: w.Count, context: OperatorContext) -> Operator:
+    return CountAggregate(_fragments(step, context), window, state=context.state)
+
+
+def _fragments(step: p.Aggregate, context: OperatorContext) -> Fragments:
+    stream = context.types[step.input]
+    return Fragments(
+        step.keys,
+        aggregates(step, stream.schema),
+        stream.schema,
+        time=_time(step, stream),
+        step=step.name,
+        with_id=step.name in context.with_ids,
+        functions=context.functions,
+    )
+
+
+def _time(step: p.Aggregate | p.Combine, stream: StreamType) -> EventTime:
+    if stream.time is None:
+        raise PlanError(f"step {step.name}: a window needs event time, and {step.input} has none.")
+    return stream.time
+
+
+def _kind(step: p.Aggregate | p.Combine) -> str:
+    match step.window:
+        case None:
+            return "running aggregate"
+        case w.Tumbling():
+            return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
+        case w.Sliding():
+            every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
+            return every + _gaps(step.window) + _shifted(step.window.offset_us)
+        case w.Session():
+            return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
+        case w.Count():
+            every = "" if step.window.slide == step.window.size else f" every {step.window.slide:,}"
+            gap = step.window.slide - step.window.size
+            between = f" (with gaps of {gap:,}, where rows count for none)" if gap > 0 else ""
+            return f"windows of {step.window.size:,} rows{every}{between}"
+        case _:
+            assert_never(step.window)
+
+
+def _gaps(window: w.Sliding) -> str:
+    gap_us = window.slide_us - window.size_us
+    return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
+
+
+def _shifted(offset_us: int) -> str:
+    return f" shifted by {human_us(offset_us)}" if offset_us else ""
+
+
+def _kept(step: p.Aggregate) -> str:
+    """What is in a checkpoint."""
+    match step.window:
+        case None:
+            return "one row per key" if step.keys else "one row"
+        case w.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:
+            return "partial aggregates of the panes of open windows, which these share"
+        case w.Session():
+            return "partial aggregates of sessions that may go on"
+        case w.Count():
+            return "the rows that wait for time, a count per key, and partial aggregates of open windows"
+        case _:
+            return "partial aggregates of open windows"
