@@ -26,7 +26,7 @@ from tests.edge.aggregating import check as check_aggregates
 from tests.edge.process_functions import TOLD, Visits, by_hand
 from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, same_rows
 
-from fordstone import Pattern, Pipeline, Stream, by_count, session, tumbling
+from fordstone import Pattern, Pipeline, Stream, by_count, session, sliding, tumbling
 from fordstone.connectors import MemorySink, files, memory
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "n": "bigint", "s": "string"}
@@ -122,7 +122,7 @@ def _slid(size_s: int, every_s: int, offset_s: int, aggregates: dict[str, str], 
     windows = windowing.Slid(size_s, every_s, offset_s, aggregates)
 
     def build(inputs: Inputs, out: Out) -> None:
-        window = windowing.sliding(f"{size_s}s", every=f"{every_s}s", offset=f"{offset_s}s")
+        window = sliding(f"{size_s}s", every=f"{every_s}s", offset=f"{offset_s}s")
         rows = inputs.rows.with_columns("coalesce(n, 0) AS i", name=f"{name}_i")
         found = rows.group_by("k").window(window, early=early).agg(name=name, **aggregates)
         out("out", found)
@@ -191,8 +191,8 @@ def _unaligned(name: str, window: Any, of_key: Callable[[list[Any]], Iterator[tu
 def _build_aggregates(inputs: Inputs, out: Out) -> None:
     rows = inputs.rows.select("k", "ts", "x", "s", name="aggregates_x")
     out("windows", rows.group_by("k").window(tumbling("10s")).agg(name="aggregates", own=Longest.of("s"), **TEXTS))
-    sliding = rows.group_by("k").window(windowing.sliding("10s", every="5s"))
-    out("sliding", sliding.agg(name="sliding_aggregates", own=Longest.of("s"), **TEXTS))
+    slid = rows.group_by("k").window(sliding("10s", every="5s"))
+    out("sliding", slid.agg(name="sliding_aggregates", own=Longest.of("s"), **TEXTS))
     out("running", rows.group_by("k").agg(name="aggregates_so_far", own=Longest.of("s"), **TEXTS))
 
 
@@ -221,7 +221,7 @@ def _build_rates(inputs: Inputs, out: Out) -> None:
     given |= {"low": "beta_low(x > 20, 0.9)", "high": "beta_high(x > 20, 0.9, 2, 0.5)"}
     rows = inputs.rows.group_by("k")
     out("tumbling", rows.window(tumbling("10s")).agg(name="rates", **given))
-    out("sliding", rows.window(windowing.sliding("20s", every="10s")).agg(name="sliding_rates", **given))
+    out("sliding", rows.window(sliding("20s", every="10s")).agg(name="sliding_rates", **given))
     out("running", rows.agg(name="rates_so_far", **given))
 
 
