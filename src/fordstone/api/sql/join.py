@@ -16,7 +16,7 @@ from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate
 from fordstone.lang.sql.errors import SqlError, placed
 from fordstone.lang.sql.syntax import Join
-from fordstone.operators.join.check import JoinColumns, join_columns
+from fordstone.operators.join.sides import JoinColumns, join_columns
 from fordstone.plan.stream_type import EventTime
 
 LEFT: Final = "left:"

@@ -36,8 +36,7 @@ from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.plan.stream_type import StreamType
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import build_graph, steps_with_ids
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace

@@ -18,7 +18,7 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, RebuildError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import aggregates, rows_of
+from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.runtime.dead_letters import DEAD_LETTERS
