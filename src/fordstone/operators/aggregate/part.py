@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 
 import polars as pl
 
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import DataType
 
 

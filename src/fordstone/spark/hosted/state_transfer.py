@@ -163,7 +163,7 @@ def edge_seed(
     manifest = store.manifest(epochs[-1] if epoch is None else epoch)
     digests = step_digests(plan, stream_types(plan))
     steps = check_plan(manifest, plan.digest(), digests, parallelism=0, allow_new_state=allow_new_state)
-    if any(log.items for log in manifest.channels):
+    if manifest.pending or any(log.items for log in manifest.channels):
         raise CheckpointError(
             f"checkpoint {manifest.epoch} of pipeline {plan.pipeline} holds rows in flight between its tasks, which Spark has no place "
             "for. Run it on the edge once more and stop it with SIGTERM: that makes an aligned checkpoint."
