@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import polars as pl
@@ -15,19 +16,24 @@ from tests.simulation.simulator import NoDeadLetters, SimClock
 
 from fordstone import FordstoneError, Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.base import Chunk, ConnectorSpec
+from fordstone.connectors.base import Chunk, ConnectorSpec, SourceOptions
+from fordstone.connectors.registry import open_source
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
-from fordstone.edge.engine.share import BarrierOrder, Followed, Share
-from fordstone.edge.engine.source_task import SourceTask
+from fordstone.edge.engine.replay import Recorded, ReplaySourceTask
+from fordstone.edge.engine.source_task import SourceSetup, SourceTask
+from fordstone.edge.engine.task import TaskParts
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.plan.ids import Attempt, PartitionId, Position
+from fordstone.plan.ids import Attempt, PartitionId, Position, TaskId
 from fordstone.plan.plan import Guarantee
-from fordstone.runtime.partition import Partition, limit_us
+from fordstone.runtime.chain import Chain
+from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.partition import Partition, Share, limit_us
 from fordstone.runtime.snapshot import Barrier
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -135,28 +141,37 @@ def test_a_cut_of_an_older_version_has_no_limit():
     assert msgspec.json.decode(b'{"position": 3}', type=PartitionCut).limit_us == TIME_MAX_US
 
 
-def test_each_stage_of_an_epoch_has_its_own_limit_when_it_is_followed():
+def test_each_stage_of_an_epoch_has_its_own_limit_when_it_is_replayed():
     share = Share({}, now_us=0)
-    share.start([PartitionId("a")], bounded=False, watermark_us=TIME_MIN_US, limit_us=100, now_us=0)
-    share.partitions["a"].position = 3
+    share.start([PartitionId("memory-000000")], bounded=False, watermark_us=TIME_MIN_US, limit_us=100, now_us=0)
+    share.partitions["memory-000000"].position = 3
     share.limit(200)
     share.freeze_stages(Attempt(1), Attempt(0))  # an attempt that is given up
-    share.partitions["a"].position = 5
+    share.partitions["memory-000000"].position = 5
     share.limit(300)
     cuts, stages = share.cuts(), share.freeze_stages(Attempt(2), Attempt(0))
 
-    again = Share({}, now_us=0)
-    order = BarrierOrder(barrier=Barrier(attempt=Attempt(3), committed=Attempt(0)), follow=cuts, stages=stages)
-    assert again.follow(order, now_us=0) is Followed.STAGE
-    assert again.partitions["a"].limit_us == 100
-    assert again.follow(order, now_us=0) is Followed.READING
-    again.partitions["a"].position = 3
-    assert again.follow(order, now_us=0) is Followed.STAGE
-    assert again.partitions["a"].limit_us == 200
-    again.partitions["a"].position = 5
-    assert again.follow(order, now_us=0) is Followed.REACHED
-    again.take_up(cuts, now_us=0)
-    assert again.partitions["a"].limit_us == 300
+    source = MemorySource([[(number, NOW) for number in range(9)]])
+    parts = TaskParts(
+        id=TaskId("s/0"),
+        chain=Chain([], [], subtask=0),
+        outputs=[],
+        pending=deque(),
+        reports=cast("Any", SimpleNamespace(acknowledge=lambda _: None)),
+        clock=SimClock(),
+    )
+    opened = open_source(memory(source), SourceOptions(schema=Schema.of(SCHEMA), bounded=False))
+    setup = SourceSetup(step=STEP, source=opened, batch_rows=1, with_ids=False, dead_letters=Outlet("unread"))
+    again = ReplaySourceTask(parts, setup)
+    again.begin(Recorded(stages=stages, end=cuts, bounded=False))
+    seen = set()
+    while not again.reached:
+        again.step()
+        seen |= {(cut.position, cut.limit_us) for cut in again.cuts().values()}
+    assert sorted(seen) == [(0, 100), (1, 100), (2, 100), (3, 100), (3, 200), (4, 200), (5, 200)]
+    assert not again.step(), "it reads no further than the cut"
+    again.pass_barrier(Barrier(attempt=Attempt(3), committed=Attempt(0)))
+    assert {cut.limit_us for cut in again.cuts().values()} == {300}
 
 
 # What users say.
@@ -327,7 +342,7 @@ def test_an_epoch_computed_again_much_later_believes_what_it_believed(parallelis
     node.damage(*sealed)
     node.clock.now_us += 24 * HOUR_US
     node.start()
-    assert [cut.epoch for cut in node.engine.resumption.follow] == sealed
+    assert [cut.epoch for cut in node.engine.resumption.replay] == sealed
     node.step()
     node.source.append(0, [(5, at(4 * HOUR_US))])
     node.step()
@@ -354,7 +369,7 @@ def test_an_attempt_that_was_given_up_moves_the_limit_within_the_epoch_and_that_
     node.damage(before + 1)
     node.clock.now_us += 24 * HOUR_US
     node.start()
-    assert [cut.epoch for cut in node.engine.resumption.follow] == [before + 1]
+    assert [cut.epoch for cut in node.engine.resumption.replay] == [before + 1]
     node.source.append(0, [(4, at(93 * MINUTE_US))])
     node.step()
     assert node.found() == ([[1], [3]], [2])

@@ -66,7 +66,7 @@ class Node:
             clock=self.clock, disk=self.disk, choose=self.rng.randrange, dead_letters=lambda _: _none()
         )
         made = recovered_engine(self.plan, {}, config, environment, self.store(), None)
-        self.rebuilt += len(made.resumption.follow)
+        self.rebuilt += len(made.resumption.replay)
         source = made.sources["limits"]
         assert isinstance(source, ControlSource)
         manifest = made.resumption.manifest

@@ -323,7 +323,7 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
     passed = hub.passed["center"].get("a", 0)
     hub.commit("a", epoch(9))
     assert center.engine is not None
-    kept = center.engine._store.manifest(center.engine._store.epochs()[0]).cut.sources["s"].partitions["a"].position
+    kept = center.engine.store.manifest(center.engine.store.epochs()[0]).cut.sources["s"].partitions["a"].position
     assert passed <= kept
     assert hub.wait_for_passed("center", {"a": kept}), (hub.passed, kept)
     # What it then lets go is never asked for again, not even by a run that has to compute epochs anew.
@@ -344,7 +344,7 @@ def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: Fake
 
     def let_go(cuts: Mapping[str, PartitionCut]) -> None:
         assert center.engine is not None
-        store = center.engine._store
+        store = center.engine.store
         oldest, *_, newest = (store.manifest(one).cut.sources["s"].partitions["a"].position for one in store.epochs())
         told.append((cuts["a"].position, oldest, newest))
 

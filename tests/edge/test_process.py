@@ -100,7 +100,7 @@ class World:
         config = RunConfig(bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=4, compression="none")
         environment = Environment(clock=self.clock, disk=self.disk)
         engine = recovered_engine(self.plan, self.functions, config, environment, self.store(), None)
-        self.rebuilt += len(engine.resumption.follow)
+        self.rebuilt += len(engine.resumption.replay)
         return engine
 
     def store(self) -> CheckpointStore:

@@ -17,8 +17,8 @@ from tests.edge.runs import START, in_disorder, in_time, run_in_parts
 
 from fordstone import Pipeline, sliding, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.edge.engine import writer
-from fordstone.edge.engine.replay import left_over, varying_sinks
+from fordstone.edge.engine import replay
+from fordstone.edge.engine.replay import extra_rows, nondeterministic_sinks
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan
 from fordstone.planner.check import stream_types
@@ -102,10 +102,10 @@ def test_an_epoch_has_one_partial_row_a_key_and_window_with_several_subtasks(tmp
 
 def test_sketches_that_cross_are_compared_by_number_when_an_epoch_is_computed_again() -> None:
     plain = split(Pipeline.plan(part_of(MemorySource(), None, n="count(*)", top="max(x)"))).edge
-    assert varying_sinks(plain, stream_types(plain)) == frozenset()
+    assert nondeterministic_sinks(plain, stream_types(plain)) == frozenset()
     for sql in ("count_distinct(k)", "median(x)", "collect(x)"):
         plan = split(Pipeline.plan(part_of(MemorySource(), None, n=sql))).edge
-        assert varying_sinks(plan, stream_types(plan)) == {"cut"}
+        assert nondeterministic_sinks(plan, stream_types(plan)) == {"cut"}
 
 
 def test_partial_rows_have_the_columns_that_the_plan_says(tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_sealed_epochs_are_computed_again_alike_with_another_number_of_subtasks(
 
     def counted(cut: Any, sink: str, sealed: Any, rebuilt: Any, **options: Any) -> list[pl.DataFrame]:
         compared.append(sum(run.rows for segment in cut.segments for run in segment.runs))
-        return left_over(cut, sink, sealed, rebuilt, **options)
+        return extra_rows(cut, sink, sealed, rebuilt, **options)
 
-    with patch.object(writer, "left_over", counted):
+    with patch.object(replay, "extra_rows", counted):
         more(1, bounded=True)
     assert sum(compared) > 0  # partial rows that had been sealed were made again
     crossed = pipeline.crossed.rows()

@@ -29,7 +29,6 @@ REST = PacingFacts(
         ({"stopping": True}, Begin(last=True)),
         ({"running": True, "missing": 2}, Wait(14_500)),
         ({"running": True, "missing": 2, "started_us": 5_000}, GiveUp()),
-        ({"running": True, "missing": 2, "started_us": 5_000, "following": True}, Wait(15_000)),
         ({"running": True, "missing": 0}, Seal()),
         ({"running": True, "missing": 2, "stopping": True}, Wait(14_500)),
         ({"committing": True, "stopping": True}, Wait(11_000)),

@@ -65,7 +65,7 @@ class Machine(Host):
         self.engine = engine = recovered_engine(
             self.plan, {}, config, environment, store, link.remote, outbox=link.outbox
         )
-        engine.writer.keep_for(link.acknowledged)
+        engine.writer.stages.retention.keep_for(link.acknowledged)
         self._sealed = engine.writer.epoch
         for epoch in store.epochs():
             self.ledger.note_sealed(self.name, store.manifest(epoch).cut)

@@ -160,15 +160,14 @@ def sealed_output_stays_pending() -> Iterator[None]:
 @contextmanager
 def release_before_the_seal() -> Iterator[None]:
     """Sinks get the rows before the manifest is written."""
-    original = Writer._manifest
+    original = Writer._seal
 
-    def early(self: Writer, sealing: Any, outputs: Any, logs: Any) -> object:
-        manifest = original(self, sealing, outputs, logs)
-        for name, pieces in outputs.items():
-            self.release(name, manifest.epoch, [piece.frame() for piece in pieces])
-        return manifest
+    def early(self: Writer, sealing: Any, draft: Any) -> Any:
+        for name, pieces in self._rules.outputs(sealing).items():
+            self.stages.sinks.release(name, self.epoch + 1, [piece.frame() for piece in pieces])
+        return (yield from original(self, sealing, draft))
 
-    with patch.object(Writer, "_manifest", early):
+    with patch.object(Writer, "_seal", early):
         yield
 
 

@@ -41,6 +41,8 @@ YEAR_US: Final = 365 * 24 * 3600 * 1_000_000
 JUMP_RATE: Final = 0.01
 """How often the machine's clock is set, so that rows come within what is believed (rule 7)."""
 JUMP_MAX_US: Final = 4_000_000
+RECOVERY_CRASH_RATE: Final = 0.3
+"""How often a start with a damaged checkpoint meets a power cut."""
 
 
 class SimClock:
@@ -58,6 +60,10 @@ class SimClock:
     def monotonic_us(self) -> int:
         """The simulated time."""
         return self.now_us
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_us += int(seconds * 1e6)
 
 
 @dataclass(slots=True)
@@ -193,16 +199,23 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         waiting_bytes_max=scenario.waiting_bytes,
     )
     environment = Environment(
-        clock=run.clock, disk=run.disk, choose=rng.randrange, dead_letters=lambda _: NoDeadLetters()
+        clock=run.clock,
+        disk=run.disk,
+        choose=rng.randrange,
+        dead_letters=lambda _: NoDeadLetters(),
+        wait=run.clock.wait,
     )
     try:
         store = _store(run)
         _check_whole(run, store)
         run.note_cuts(store)
+        if run.damaged and run.tally.crashes < scenario.crashes_max and rng.random() < RECOVERY_CRASH_RATE:
+            # In the middle of setting aside and replaying, or a little later.
+            run.disk.cut_after = run.disk.changes + rng.randrange(40)
         engine = recovered_engine(run.world.plan, {}, config, environment, store, None)
         if engine.time_has_ended:
             return True
-        run.tally.rebuilt += len(engine.resumption.follow)
+        run.tally.rebuilt += len(engine.resumption.replay)
         return _step_through(run, engine, store, check)
     except PowerCut:
         return False
@@ -318,7 +331,6 @@ def _check_cut(run: _Run, store: CheckpointStore, epoch: int) -> None:
             if fault is not None:
                 raise SimulationError(f"checkpoint {kept} names a run that is not there: {fault}")
     if run.scenario.guarantee != "exactly_once" or epoch not in store.epochs():
-        # An unaligned epoch that was computed again is sealed anew only with the next, which has what was in flight.
         return
     manifest = store.manifest(epoch)
     expected = _prefix_counts(run.scenario, manifest)

@@ -15,8 +15,10 @@ from typing import Any, Final, Literal
 
 from fordstone.connectors.control_publish import HubIsAwayError
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.assembly import Environment, Job
+from fordstone.edge.engine.engine import Engine
 from fordstone.edge.engine.recovery import Remote, resume_from
+from fordstone.edge.engine.replay import replay
 from fordstone.edge.engine.scheduler import ThreadScheduler
 from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
@@ -54,9 +56,9 @@ def run(
     disk = OsDisk(config.state)
     clock = SystemClock()
     failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
-    environment = Environment(clock=clock, disk=disk, failpoints=failpoints)
     disk.lock()
     with closing(disk), Signals() as signals:
+        environment = Environment(clock=clock, disk=disk, failpoints=failpoints, wait=signals.wait)
         failures = restarts = 0
         while True:
             began_us = clock.monotonic_us()
@@ -126,7 +128,7 @@ def _run_engine(
 ) -> Report:
     plan, config, environment = engine.plan, engine.config, engine.environment
     manifest = engine.resumption.manifest
-    resumed_from = manifest.epoch if manifest is not None else None
+    resumed_from = engine.resumption.resumed_from
     fetching = control_fetching(plan, engine.sources, manifest, hub=config.hub, failpoints=environment.failpoints)
 
     def progress() -> Progress:
@@ -141,7 +143,7 @@ def _run_engine(
 
     if engine.time_has_ended and not config.bounded:
         raise CheckpointError(
-            f"pipeline {plan.pipeline} has ended: with epoch {resumed_from} its bounded input was read to the end and all its "
+            f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its bounded input was read to the end and all its "
             "windows were closed, so every further row would be late. Go on with another state directory."
         )
     steppables = [*engine.steppables(), *links.begin(engine.writer)]
@@ -180,13 +182,15 @@ def recovered_engine(
     *,
     outbox: Outbox | None = None,
 ) -> Engine:
-    """An engine from the newest whole checkpoint, whose epoch has been let out (again).
+    """An engine from the newest sealed epoch, which has been released (again). Epochs without a whole checkpoint are replayed first.
 
     A checkpoint that turns out to be damaged while it is read is set aside, and the one before is used.
     """
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
+            if resumption.replay:
+                resumption = replay(Job(plan, functions, config, environment, store), resumption)
             engine = Engine(plan, functions, config, environment, store, resumption, outbox=outbox)
             try:
                 engine.release_again()

@@ -121,6 +121,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tasks: tuple[TaskCut, ...] = ()
     states: tuple[StateRuns, ...] = ()
     channels: tuple[ChannelLog, ...] = ()
+    pending: tuple[Segment, ...] = ()
+    """Output that this epoch did not release and the next one will: of an unaligned epoch that was replayed, the rows that had been
+    in flight."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -131,5 +134,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Every run that this checkpoint names, in order, with repetition."""
         found = [run for state in self.states for run in state.runs]
         found += [item.run for log in self.channels for item in log.items if item.run is not None]
-        found += [run for segment in self.segments for run in segment.runs]
+        found += [run for segment in (*self.segments, *self.pending) for run in segment.runs]
         return tuple(found)

@@ -36,8 +36,6 @@ class PacingFacts:
     """Every source has ended and every loop is empty."""
     stopping: bool
     """A stop was requested."""
-    following: bool = False
-    """Recorded cuts are being computed again: the barriers come from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +72,6 @@ def decide(pace: Pace, facts: PacingFacts) -> PacingDecision:
     if facts.running:
         if facts.missing == 0:
             return Seal()
-        if facts.following:
-            return Wait(facts.now_us + pace.timeout_us)
         deadline_us = facts.started_us + pace.timeout_us
         return GiveUp() if facts.now_us >= deadline_us else Wait(deadline_us)
     if facts.drained or facts.stopping:

@@ -43,18 +43,18 @@ class Chain:
     """The fused steps of one task, heads first."""
 
     def __init__(
-        self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, aside: Sequence[Outlet] = ()
+        self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, fed_by_task: Sequence[Outlet] = ()
     ) -> None:
         """`heads` are the steps that take the task's input. `links` stand in an order in which each is behind its feeder.
 
-        `aside`: outlets that are fed by the task itself (dead letters).
+        `fed_by_task`: outlets for what the task itself puts out (dead letters).
         """
         self._links = {link.step: link for link in links}
         self._heads = tuple(heads)
         self._subtask = subtask
         self.late_rows = 0
         fed = [outlet for link in links for outlets in link.outlets.values() for outlet in outlets]
-        self._outlets = (*fed, *aside)
+        self._outlets = (*fed, *fed_by_task)
 
     @property
     def outlets(self) -> tuple[Outlet, ...]:

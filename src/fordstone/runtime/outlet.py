@@ -7,7 +7,7 @@ are written to the sink at once. An outlet that holds too much asks for a barrie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import polars as pl
@@ -56,6 +56,12 @@ class Outlet:
         self._open_bytes += int(frame.estimated_size())
         if self._open_bytes > self._waiting_bytes_max and self._on_full is not None:
             self._on_full()
+
+    def restore(self, frames: Iterable[pl.DataFrame]) -> None:
+        """Put back output of an earlier run that no epoch has released yet. Called before anything else comes out."""
+        for frame in frames:
+            self._open.append(frame)
+            self._open_bytes += int(frame.estimated_size())
 
     def freeze(self, attempt: Attempt, committed: Attempt) -> tuple[Piece, ...]:
         """Everything that is not sealed yet, up to this barrier. `committed`: the newest attempt that has been sealed."""

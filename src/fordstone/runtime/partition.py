@@ -10,17 +10,21 @@ Where the far end declares its time, it has judged its rows too: what it marked 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Chunk, Reader
+from fordstone.connectors.base import Chunk, Idleness, Reader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
+from fordstone.plan.ids import Attempt, PartitionId, Position
+
+Stage = Mapping[str, PartitionCut]
 
 TIME_BOUND_US: Final = 2**62
 """Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
@@ -64,8 +68,6 @@ class Partition:
     done: bool = False
     ended: bool = False
     """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
-    target: int | None = None
-    """Following a recorded cut: read up to here and no further."""
     stashed: Chunk | None = None
     """Read while idle, to be worked on from the next barrier on."""
     heard_us: int = 0
@@ -168,6 +170,87 @@ class Partition:
             late = (times < limit) | (times < self.floor_us)
             late = late if ahead is None else late | ahead
         return (late if late is not None and late.any() else None), 0 if ahead is None else int(ahead.sum())
+
+
+class Share:
+    """The partitions that one source task reads. Used by that task alone.
+
+    Partitions join, become idle and become active again at barriers and at a start only. What changed at a barrier whose attempt
+    was given up, or at a start, is a stage of the epoch. It is recorded with the positions at that moment, so that the epoch can be
+    replayed stage by stage (rule 1).
+    """
+
+    def __init__(self, partitions: Stage, *, now_us: int) -> None:
+        self.partitions = {name: Partition.restored(name, cut, now_us=now_us) for name, cut in partitions.items()}
+        self._stages: list[tuple[Attempt | None, Stage]] = []
+
+    def start(
+        self, joining: Sequence[PartitionId], *, bounded: bool, watermark_us: int, limit_us: int, now_us: int
+    ) -> None:
+        """Begin to read after a start."""
+        for partition in self.partitions.values():
+            # A partition that had ended may have grown since. Of bounded input none is idle.
+            if partition.done or (partition.idle and bounded):
+                partition.idle = partition.done = False
+                partition.floor_us = max(partition.floor_us, watermark_us)
+        self.join(joining, watermark_us=watermark_us, now_us=now_us)
+        self.limit(limit_us)
+        self._stages.append((None, self.cuts()))
+
+    def join(self, names: Sequence[PartitionId], *, watermark_us: int, now_us: int) -> None:
+        """Add partitions. Their rows that are older than the watermark are late."""
+        for name in names:
+            if name not in self.partitions:
+                self.partitions[name] = Partition(name=name, floor_us=watermark_us, heard_us=now_us)
+
+    def change_idleness(
+        self,
+        after_us: int | None,
+        idleness: Callable[[PartitionId, Position], Idleness],
+        *,
+        watermark_us: int,
+        now_us: int,
+    ) -> None:
+        """At a barrier: silent partitions become idle, and idle ones with rows waiting become active again."""
+        for partition in self.partitions.values():
+            if partition.done:
+                continue
+            if partition.idle and partition.stashed is not None:
+                partition.idle = False
+                partition.floor_us = max(partition.floor_us, watermark_us)
+                partition.heard_us = now_us
+            elif not partition.idle:
+                means = idleness(PartitionId(partition.name), Position(partition.position))
+                if means is Idleness.UNKNOWN:
+                    partition.heard_us = now_us
+                silent = after_us is not None and now_us - partition.heard_us >= after_us
+                partition.idle = silent or means is Idleness.FINISHED
+
+    def limit(self, limit_us: int) -> None:
+        """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""
+        for partition in self.partitions.values():
+            partition.limit_us = limit_us
+
+    def close_ended(self) -> None:
+        """At a barrier: partitions that were read to their end are done."""
+        for partition in self.partitions.values():
+            if partition.ended:
+                partition.done, partition.ended = True, False
+
+    def cuts(self) -> dict[str, PartitionCut]:
+        """The positions of the partitions. Callable from any thread, for a rough answer."""
+        return {name: partition.cut() for name, partition in list(self.partitions.items())}
+
+    def freeze_stages(self, attempt: Attempt, committed: Attempt) -> tuple[Stage, ...]:
+        """Return the stages of the epoch that ends with this attempt, if it is sealed; and begin the next stage.
+
+        What was recorded up to an attempt that has been sealed belongs to that epoch.
+        """
+        named = [(attempt if since is None else since, stage) for since, stage in self._stages]
+        self._stages = [(since, stage) for since, stage in named if since > committed]
+        found = tuple(stage for _, stage in self._stages)
+        self._stages.append((attempt, self.cuts()))
+        return found
 
 
 def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:

@@ -50,8 +50,6 @@ class Barrier:
     """The time by the clock, for all tasks alike."""
     before_us: int = 0
     """The same at the end of the epoch before."""
-    drains: bool = False
-    """Loops are to run empty before it passes: a recorded epoch is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class FrozenSource:
     partitions: Mapping[str, PartitionCut]
     watermark_us: int
     stages: tuple[Mapping[str, PartitionCut], ...] = ()
-    """What changed within the epoch (see `edge.share`)."""
+    """Where partitions changed within the epoch (see `runtime.partition.Share`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fordstone.errors import ConfigError, StorageError
@@ -170,7 +171,7 @@ def open_remote(url: str) -> Remote:
     """Open what a URL or a path names. `StorageError` if that needs a connection and it fails. Creates nothing."""
     path = local_path(url)
     if path is not None:
-        return DiskRemote(OsDisk(path, create_root=False))
+        return DiskRemote(OsDisk(Path(path).expanduser(), create_root=False))
     return FsspecRemote(*open_filesystem(url, kind="remote"))
 
 

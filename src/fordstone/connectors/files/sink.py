@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -43,6 +42,7 @@ from fordstone.connectors.files.settings import (
     FileSettings,
 )
 from fordstone.errors import SinkError, StorageError
+from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk, OsDisk
 
 EPOCH_DIGITS: Final = 12
@@ -52,7 +52,6 @@ ATTEMPT_CHARS: Final = 32
 STAGED_ENDING: Final = ".staged"
 _STAGED: Final = f"{TEMPORARY_PREFIX}{EPOCH_PREFIX}"
 _SEALED: Final = f"{TEMPORARY_PREFIX}sealed-"
-_PART_FILE: Final = f"{TEMPORARY_PREFIX}{PART_PREFIX}"
 _DIRECTORY = re.compile(rf"(?:{re.escape(_STAGED)}|{re.escape(_SEALED)})(\d{{{EPOCH_DIGITS}}})-")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -80,6 +79,7 @@ class FilePartWriter(PartWriter):
     def __init__(self, rows: SinkRows, disk: Disk, *, where: str) -> None:
         self._rows = rows
         self._disk = disk
+        self._writer = AtomicWriter(disk)
         self._where = where
         rows.check_mark(disk.read(MARK_NAME))
 
@@ -91,27 +91,15 @@ class FilePartWriter(PartWriter):
             return part
         directory = _staged(epoch, attempt)
         data = self._rows.encoded(self._rows.columns(frame, epoch))
-        # In the root, and of this try alone: nothing half done can be in the directory when it becomes the epoch.
-        temporary = f"{_PART_FILE}{epoch:0{EPOCH_DIGITS}d}-{number:0{PART_DIGITS}d}-{secrets.token_hex(8)}"
         self._disk.make_dirs(directory)
         try:
-            self._disk.create(temporary, data)
-            self._disk.fsync(temporary)
-            self._disk.rename(temporary, f"{directory}/{part.name}{STAGED_ENDING}")
-            self._disk.fsync_dir(directory)
-        except StorageError:
-            self._drop(temporary)
-            raise
+            # The temporary file is in the root, so that no incomplete file is in the directory when it becomes the epoch.
+            self._writer.write(f"{directory}/{part.name}{STAGED_ENDING}", data, temp_directory="")
         except FileNotFoundError as error:
-            self._drop(temporary)
             raise SinkError(
                 f"{self._where}: part {number} of epoch {epoch} came too late: attempt {attempt} was released or given up."
             ) from error
         return part
-
-    def _drop(self, temporary: str) -> None:
-        with contextlib.suppress(StorageError):
-            self._disk.remove(temporary)
 
 
 class Staging:
@@ -202,6 +190,7 @@ class FileSink(PartedSink):
         self._where = settings.path
         self._rows = SinkRows(settings, stream)
         self._disk = disk
+        self._writer = AtomicWriter(disk)
         self._staging = Staging(disk, where=settings.path)
         self._sync = settings.sync
         self._rows_number: int | None = None
@@ -224,7 +213,7 @@ class FileSink(PartedSink):
             would = [] if rows is None else [(f"epoch {epoch}", self._rows.encoded(rows))]
             self._compare(epoch, there, would)
         elif rows is not None:
-            self._publish(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
+            self._writer.write(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
 
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
         """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""
@@ -252,7 +241,7 @@ class FileSink(PartedSink):
         if self._rows.format in _APPENDED:
             self._append(rows)
             return
-        self._publish(self._next_rows_file(), self._rows.encoded(rows))
+        self._writer.write(self._next_rows_file(), self._rows.encoded(rows))
 
     def close(self) -> None:
         """Make what was written durable."""
@@ -269,21 +258,7 @@ class FileSink(PartedSink):
             raise SinkError(
                 f"{self._where} has output ({others[0]}) but no {MARK_NAME}. Restore it, or choose another directory."
             )
-        self._publish(MARK_NAME, self._rows.mark.to_json())
-
-    def _publish(self, name: str, data: bytes) -> None:
-        """All of it under its name, durably, or nothing."""
-        temporary = f"{TEMPORARY_PREFIX}{name}{STAGED_ENDING}"
-        try:
-            self._disk.remove(temporary)
-            self._disk.create(temporary, data)
-            self._disk.fsync(temporary)
-            self._disk.rename(temporary, name)
-        except StorageError:
-            with contextlib.suppress(StorageError):
-                self._disk.remove(temporary)
-            raise
-        self._disk.fsync_dir("")
+        self._writer.write(MARK_NAME, self._rows.mark.to_json())
 
     def _there(self, epoch: int) -> list[str] | None:
         """The files of an epoch that is there, in order; None if it is not."""

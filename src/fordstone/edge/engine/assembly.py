@@ -6,29 +6,39 @@ State is found by step name and key group, so a checkpoint may be taken up with 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import polars as pl
 
 from fordstone.connectors.base import Capability, Sink, Source
+from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import capabilities
+from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.channel import Channel
+from fordstone.edge.engine.connectors import ConnectorOpener
 from fordstone.edge.engine.gate import Gate
-from fordstone.edge.engine.source_task import Reservation, SourceSetup, SourceTask
+from fordstone.edge.engine.recovery import check_plan
+from fordstone.edge.engine.reservation import Reservations
+from fordstone.edge.engine.sealing import Identity, OutputRules, waits_for_seal
+from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import MAIN, Operator, OperatorContext
+from fordstone.operators.base import MAIN, Functions, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
-from fordstone.plan.ids import PartitionId, TaskId
-from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind
+from fordstone.plan.ids import TaskId
+from fordstone.planner.check import stream_types
+from fordstone.planner.digest import step_digests
+from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph, steps_with_ids
+from fordstone.runtime.assignment import assign, readers
 from fordstone.runtime.chain import Chain, Link
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.dead_letters import DEAD_LETTERS
@@ -36,6 +46,8 @@ from fordstone.runtime.outlet import Outlet
 from fordstone.runtime.snapshot import Batch, Item, Watermark
 from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
+from fordstone.storage.disk import Disk
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4
@@ -43,38 +55,144 @@ CROSSING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of rows for the center that wait in one outlet; well below what one blob at the hub may have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What an engine is put together from."""
+class Steppable(Protocol):
+    """What a scheduler runs."""
 
-    graph: Graph
-    setting: OperatorContext
+    wake: Callable[[], None]
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """Time to sleep after a step that did nothing; None: until woken."""
+        ...
+
+    def step(self) -> bool:
+        """Do one small thing; return whether anything was done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The outside world that a run is handed; a simulation hands it its own."""
+
+    clock: Clock
+    disk: Disk
+    failpoints: Failpoints = field(default_factory=NoFailpoints)
+    choose: Callable[[int], int] | None = None
+    """Which channel a gate looks at first; None: in turn."""
+    dead_letters: Callable[[str], Sink] | None = None
+    """Opens the sink for what a source could not read; None: files below the state directory."""
+    opener: Callable[..., ConnectorOpener] = ConnectorOpener
+    """Opens sources and sinks."""
+    wait: Callable[[float], object] = time.sleep
+    """Waits for seconds, before and while the engine runs. A true value: the process was asked to stop."""
+
+
+class Job:
+    """A plan and all that is needed to run it: what the live engine and the replay have in common."""
+
+    def __init__(
+        self,
+        plan: p.Plan,
+        functions: Functions,
+        config: RunConfig,
+        environment: Environment,
+        store: CheckpointStore,
+    ) -> None:
+        self.plan = plan
+        self.config = config
+        self.environment = environment
+        self.store = store
+        self.types = stream_types(plan)
+        self.graph = build_graph(plan, config.parallelism)
+        self.setting = OperatorContext(
+            plan=plan, types=self.types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
+        )
+        self.rules = OutputRules.of(plan, self.types)
+        self.home = f"{store.pipeline}/{store.node}"
+        self.identity = Identity(
+            pipeline=store.pipeline,
+            node=store.node,
+            mode=plan.mode,
+            parallelism=config.parallelism,
+            plan_digest=plan.digest(),
+            step_digests=step_digests(plan, self.types),
+        )
+        self.connectors = environment.opener(
+            self.types,
+            environment.disk,
+            self.home,
+            bounded=config.bounded,
+            clock_us=environment.clock.monotonic_us,
+            node=store.node,
+        )
+
+    def open_sources(self) -> dict[str, Source]:
+        """The sources by step."""
+        return {step.name: self.connectors.source(step) for step in self.plan.steps if isinstance(step, p.Source)}
+
+    def load_steps(self, manifest: Manifest | None) -> frozenset[str]:
+        """The steps whose state is loaded from a checkpoint; `PlanMismatchError` if it does not fit the plan."""
+        if manifest is None:
+            return frozenset()
+        return check_plan(
+            manifest,
+            self.identity.plan_digest,
+            self.identity.step_digests,
+            parallelism=self.config.parallelism,
+            allow_new_state=self.config.allow_new_state,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Where the tasks of a run begin."""
+
+    manifest: Manifest | None
+    load_steps: frozenset[str]
     sources: Mapping[str, Source]
     partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
     """For each source, for each of its subtasks: those of the checkpoint."""
-    joining: Mapping[str, Sequence[tuple[PartitionId, ...]]]
-    """Likewise: those that have turned up since."""
-    open_sink: Callable[[p.Sink], Sink]
-    store: CheckpointStore
-    clock: Clock
-    reports: Reports
-    batch_rows: int
-    channel_rows_max: int
-    channel_bytes_max: int
-    waiting_bytes_max: int
-    bounded: bool
-    following: bool = False
-    manifest: Manifest | None = None
-    load_steps: frozenset[str] = frozenset()
-    reservation: Reservation | None = None
     reserved_us: Mapping[str, int] = field(default_factory=dict)
     """For at-most-once, by source: how far time may have come before the crash."""
-    choose: Callable[[int], int] | None = None
+
+
+def assigned_partitions(
+    job: Job,
+    manifest: Manifest | None,
+    load_steps: frozenset[str],
+    source: str,
+    *,
+    reserved: Reservations | None = None,
+) -> list[dict[str, PartitionCut]]:
+    """Assign the partitions of a checkpoint to a source's subtasks."""
+    cut = manifest.cut.sources.get(source) if manifest is not None else None
+    known: dict[str, PartitionCut] = dict(cut.partitions) if cut is not None and source in load_steps else {}
+    if reserved is not None:
+        known = reserved.beyond(source, known)
+    return assign(known, job.config.parallelism, readers(manifest, source, job.config.parallelism))
+
+
+MakeSource = Callable[[TaskParts, SourceSetup], ReadingTask]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    job: Job
+    begins: Beginning
+    reports: Reports
+    make_source: MakeSource
 
     @property
     def plan(self) -> p.Plan:
-        """The plan."""
-        return self.setting.plan
+        return self.job.plan
+
+    @property
+    def graph(self) -> Graph:
+        return self.job.graph
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.begins.manifest
 
 
 @dataclass(slots=True)
@@ -85,8 +203,9 @@ class _Wiring:
     into: dict[tuple[str, int], list[tuple[Channel, bool]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def assemble(parts: Parts) -> list[Task]:
-    """Every task, sources first, ready to be stepped."""
+def assemble(job: Job, begins: Beginning, reports: Reports, make_source: MakeSource) -> list[Task]:
+    """Every task, sources first, ready to be stepped. `make_source` makes the source tasks: live or replaying ones."""
+    parts = _Parts(job=job, begins=begins, reports=reports, make_source=make_source)
     wiring = _wire(parts)
     tasks: list[Task] = []
     for vertex in parts.graph.vertices:
@@ -100,7 +219,7 @@ def assemble(parts: Parts) -> list[Task]:
     for task in tasks:
         if isinstance(task, StreamTask):
             task.start(mute=parts.plan.guarantee == "at_most_once")
-    return sorted(tasks, key=lambda task: not isinstance(task, SourceTask))
+    return sorted(tasks, key=lambda task: not isinstance(task, ReadingTask))
 
 
 def _waker(task: Task) -> Callable[[], None]:
@@ -111,7 +230,7 @@ def _waker(task: Task) -> Callable[[], None]:
     return wake
 
 
-def _wire(parts: Parts) -> _Wiring:
+def _wire(parts: _Parts) -> _Wiring:
     # At-most-once replays nothing: what was in flight at the checkpoint has come out since, or is lost.
     replays = parts.manifest is not None and parts.plan.guarantee != "at_most_once"
     logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None and replays else {}
@@ -121,10 +240,13 @@ def _wire(parts: Parts) -> _Wiring:
         for i in range(source.parallelism):
             for j in _targets(edge, i, source, target):
                 unbounded = {"rows_max": 2**62, "bytes_max": 2**62} if edge.back else {}
-                bounds = {"rows_max": parts.channel_rows_max, "bytes_max": parts.channel_bytes_max} | unbounded
+                bounds = {
+                    "rows_max": parts.job.config.channel_rows_max,
+                    "bytes_max": parts.job.config.channel_bytes_max,
+                } | unbounded
                 channel = Channel(f"{source.name}/{i}-{edge.number}-{target.name}/{j}", **bounds)
                 if channel.name in logs:
-                    channel.preload(_items(parts.store, logs[channel.name]))
+                    channel.preload(_items(parts.job.store, logs[channel.name]))
                 wiring.out[source.name, i, edge.number].append(channel)
                 wiring.into[target.name, j].append((channel, edge.back))
     return wiring
@@ -150,7 +272,7 @@ def _items(store: CheckpointStore, log: ChannelLog) -> Iterable[Item]:
             yield Watermark(item.watermark_us, item.idle)
 
 
-def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
+def _task(parts: _Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     task_id = TaskId(f"{vertex.name}/{subtask}")
     pending: deque[tuple[Channel, Item]] = deque()
     outputs = {
@@ -158,57 +280,53 @@ def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
         for edge in parts.graph.out_of(vertex.name)
     }
     watermark_us = _watermark_of(parts, vertex, task_id)
-    aside = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
+    unread = [Outlet(DEAD_LETTERS + vertex.name)] if vertex.kind is VertexKind.SOURCE else []
     chain = Chain(
-        _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, aside=aside
+        _links(parts, vertex, subtask, outputs, watermark_us), [vertex.steps[0]], subtask=subtask, fed_by_task=unread
     )
+    if subtask == 0:
+        _restore_pending(parts, chain.outlets)
     made_of = TaskParts(
         id=task_id,
         chain=chain,
         outputs=list(outputs.values()),
         pending=pending,
         reports=parts.reports,
-        clock=parts.clock,
+        clock=parts.job.environment.clock,
     )
     if vertex.kind is VertexKind.SOURCE:
-        return SourceTask(made_of, _source_setup(parts, vertex.name, subtask, aside[0]))
+        return parts.make_source(made_of, _source_setup(parts, vertex.name, subtask, unread[0]))
     channels = wiring.into[vertex.name, subtask]
     back = frozenset(index for index, (_, is_back) in enumerate(channels) if is_back)
     hold = parts.plan.guarantee == "exactly_once"
-    gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.choose)
+    gate = Gate([channel for channel, _ in channels], hold=hold, back=back, choose=parts.job.environment.choose)
     if parts.manifest is not None:
         gate.restore(_channel_times(parts, parts.manifest, task_id, gate.channels, watermark_us), watermark_us)
     return LoopTask(made_of, gate) if vertex.kind is VertexKind.LOOP else StreamTask(made_of, gate)
 
 
-def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
+def _source_setup(parts: _Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
     step = parts.plan.step(name)
     if not isinstance(step, p.Source):
         raise TypeError(f"{name} is not a source")
-    known = parts.manifest is not None and name in parts.load_steps
+    known = parts.manifest is not None and name in parts.begins.load_steps
     cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None and known else None
     return SourceSetup(
         step=step,
-        source=parts.sources[name],
-        batch_rows=parts.batch_rows,
-        with_ids=name in parts.setting.with_ids,
-        bounded=parts.bounded,
+        source=parts.begins.sources[name],
+        batch_rows=parts.job.config.batch_rows,
+        with_ids=name in parts.job.setting.with_ids,
         dead_letters=dead_letters,
-        reservation=parts.reservation,
-        pauses_after_barrier=parts.plan.mode == "blocking" and parts.plan.guarantee == "exactly_once",
-        partitions=parts.partitions[name][subtask],
-        joining=parts.joining[name][subtask],
+        partitions=parts.begins.partitions[name][subtask],
         watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
-        following=parts.following,
-        before_us=parts.manifest.cut.now_us if parts.manifest is not None else 0,
     )
 
 
-def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
+def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
     links: list[Link] = []
     for name in vertex.steps:
         step = parts.plan.step(name)
-        operator = make_operator(step, parts.setting)
+        operator = make_operator(step, parts.job.setting)
         _load(parts, name, operator, vertex, subtask, watermark_us)
         onward: dict[str, list[Output]] = defaultdict(list)
         inside: dict[str, list[str]] = defaultdict(list)
@@ -216,14 +334,14 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
         for edge in parts.graph.out_of(vertex.name):
             if edge.step != name:
                 continue
-            if edge.target in parts.setting.with_ids and isinstance(parts.plan.step(edge.target), p.Union):
+            if edge.target in parts.job.setting.with_ids and isinstance(parts.plan.step(edge.target), p.Union):
                 branch = edge.number - parts.graph.into(edge.target)[0].number
                 tag = f"{edge.target}/branch{branch}"
                 inside[edge.port].append(tag)
                 feeders.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
                 continue
             target = parts.plan.step(edge.target)
-            feeder = make_feeder(target, edge.index, parts.setting) if isinstance(target, p.KeyedStep) else None
+            feeder = make_feeder(target, edge.index, parts.job.setting) if isinstance(target, p.KeyedStep) else None
             if feeder is None:
                 onward[edge.port].append(outputs[edge.number])
                 continue
@@ -242,19 +360,27 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
     return isinstance(consumer, p.Loop) and stream == consumer.feedback
 
 
-def _outlet(parts: Parts, step: p.Sink) -> Outlet:
+def _outlet(parts: _Parts, step: p.Sink) -> Outlet:
+    waits = waits_for_seal(parts.plan, step)
+    bytes_max = parts.job.config.waiting_bytes_max
     crosses = Capability.CROSSES in capabilities(step.connector)
-    # What crosses waits for the seal whatever the guarantee, and one outlet's rows of an epoch are one blob at the hub.
-    waits = crosses or (parts.plan.guarantee == "exactly_once" and step.release == "commit")
     return Outlet(
         step.name,
-        write_to=None if waits else parts.open_sink(step),
-        waiting_bytes_max=min(parts.waiting_bytes_max, CROSSING_BYTES_MAX) if crosses else parts.waiting_bytes_max,
+        write_to=None if waits else parts.job.connectors.sink(step),
+        # One outlet's rows of an epoch are one blob at the hub.
+        waiting_bytes_max=min(bytes_max, CROSSING_BYTES_MAX) if crosses else bytes_max,
         on_full=parts.reports.outlet_full,
     )
 
 
-def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
+def _restore_pending(parts: _Parts, outlets: Sequence[Outlet]) -> None:
+    """Put back the output that no epoch has released yet. The first subtask has it: its rows come first in a segment."""
+    pending = {} if parts.manifest is None else {segment.sink: segment.runs for segment in parts.manifest.pending}
+    for outlet in outlets:
+        outlet.restore(_read(parts.job.store, pending.get(outlet.sink, ())))
+
+
+def _watermark_of(parts: _Parts, vertex: Vertex, task: TaskId) -> int:
     """How far time had come at this vertex.
 
     A keyed subtask has its own, which never goes back; the least of all after rescaling, for they are equal at an aligned
@@ -264,9 +390,9 @@ def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
         return TIME_MIN_US
     keyed = any(edge.keys is not None for edge in parts.graph.edges if edge.target == vertex.name)
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
-    if keyed and parts.reserved_us:
+    if keyed and parts.begins.reserved_us:
         # At-most-once: a window that may have been let out since the checkpoint is lost rather than let out twice.
-        return max([*own, min(parts.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
+        return max([*own, min(parts.begins.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
 
@@ -279,7 +405,7 @@ def _least_watermark(manifest: Manifest, vertex: Vertex) -> int:
 
 
 def _channel_times(
-    parts: Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
+    parts: _Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
 ) -> dict[str, int]:
     """The watermark of each channel, but no more than the least of the vertex that it comes from.
 
@@ -293,15 +419,15 @@ def _channel_times(
     }
 
 
-def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
+def _load(parts: _Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
     states = operator.states()
-    if parts.manifest is None or step not in parts.load_steps or not states:
+    if parts.manifest is None or step not in parts.begins.load_steps or not states:
         return
     for name, state in states.items():
         found = [runs for runs in parts.manifest.states if (runs.step, runs.state) == (step, name)]
         rescaled = len({runs.subtask for runs in found}) != vertex.parallelism
         state.load(
-            _pieces(parts.store, found, state, vertex.parallelism, subtask, rescaled=rescaled),
+            _pieces(parts.job.store, found, state, vertex.parallelism, subtask, rescaled=rescaled),
             watermark_us=watermark_us,
         )
 

@@ -9,34 +9,17 @@ of all tasks; the next barrier carries the newest sealed attempt, so that sinks 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
 from fordstone.connectors.base import Source
-from fordstone.edge.engine.share import BarrierOrder
-from fordstone.edge.engine.source_task import SourceTask
-from fordstone.epochs.manifest import Cut, SourceCut
+from fordstone.edge.engine.sealing import Sealing
+from fordstone.edge.engine.source_task import BarrierOrder, SourceTask
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealing:
-    """A complete attempt, on its way to the writer."""
-
-    attempt: Attempt
-    snapshots: tuple[TaskSnapshot, ...]
-    ended: bool
-    """Every source has ended: nothing can follow."""
-    last: bool
-    bounded: bool = False
-    overtakes: bool = False
-    now_us: int = 0
-    rebuilds: Cut | None = None
-    """The recorded cut that was computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +46,9 @@ class Coordinator:
         first_attempt: Attempt,
         overtakes: bool,
         bounded: bool,
-        follow: Sequence[Cut] = (),
         before_us: int = 0,
     ) -> None:
-        """`ends`: the tasks whose `finished` means that all input has been worked on. `follow`: cuts to compute again first.
-
-        `before_us`: the time by the clock at which the last epoch ended.
-        """
+        """`ends`: when all of these tasks have finished, all input has been processed. `before_us`: the wall clock at the last seal."""
         self.wake: Callable[[], None] = lambda: None
         self.given_up = 0
         self.begun = 0
@@ -86,7 +65,6 @@ class Coordinator:
         self._before_us = before_us
         self._now_us = before_us
         self._bounded = bounded
-        self._follow = deque(follow)
         self._mail: deque[TaskSnapshot | TaskId] = deque()
         self._attempt = Attempt(first_attempt - 1)
         self._committed = Attempt(0)
@@ -114,9 +92,6 @@ class Coordinator:
 
     def outlet_full(self) -> None:
         """Read no more until the output that waits has been sealed."""
-        if self._follow:
-            # A recorded epoch ends where it ended; its barrier waits for what is still to be read.
-            return
         self._requested = True
         for task in self._source_tasks():
             task.pause(paused=True)
@@ -138,12 +113,6 @@ class Coordinator:
         self._before_us = sealing.now_us
         if sealing.last:
             self.over = True
-        if sealing.rebuilds is not None and not self._follow:
-            self._finished -= {task.id for task in self._source_tasks()}
-            for share in self._sources.values():
-                joining = self._assign(share)
-                for task in share.tasks:
-                    task.go_live(joining.get(task.id, ()))
         self._resume()
         # Last, because from here on the coordinator's own thread may begin the next attempt.
         self._committing = False
@@ -189,17 +158,15 @@ class Coordinator:
         return True
 
     def _facts(self) -> PacingFacts:
-        following = bool(self._follow)
         return PacingFacts(
             now_us=self._clock.monotonic_us(),
             started_us=self._started_us,
             running=self._running,
             missing=len(self._tasks) - len(self._acknowledged),
             committing=self._committing or self.over,
-            requested=self._requested or following,
-            drained=self._finished >= self._ends and self._bounded and not following,
-            stopping=self._stopping and not following,
-            following=following,
+            requested=self._requested,
+            drained=self._finished >= self._ends and self._bounded,
+            stopping=self._stopping,
         )
 
     def _take_mail(self) -> bool:
@@ -219,11 +186,10 @@ class Coordinator:
         self._started_us = self._clock.monotonic_us()
         self._acknowledged = {}
         self.begun += 1
-        cut = self._follow[0] if self._follow else None
         # The clock never goes back for operators, even if the machine's does.
-        self._now_us = max(self._clock.wall_us(), self._before_us) if cut is None else cut.now_us
+        self._now_us = max(self._clock.wall_us(), self._before_us)
         # Rescaling and moving need an aligned cut, and so does the end: nothing may be in flight (rule 16).
-        overtakes = self._overtakes and not last and cut is None
+        overtakes = self._overtakes and not last
         barrier = Barrier(
             attempt=self._attempt,
             committed=self._committed,
@@ -231,16 +197,12 @@ class Coordinator:
             last=last,
             now_us=self._now_us,
             before_us=self._before_us,
-            drains=cut is not None,
         )
         self._overtook = overtakes
-        for name, share in self._sources.items():
-            joining = {} if cut is not None or last or self._bounded else self._assign(share)
+        for share in self._sources.values():
+            joining = {} if last or self._bounded else self._assign(share)
             for task in share.tasks:
-                if cut is None:
-                    task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
-                else:
-                    task.inject(self._following(barrier, cut, name, task))
+                task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
 
     def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
         """Give partitions that are new to the tasks that have fewest."""
@@ -254,25 +216,9 @@ class Coordinator:
             assigned[task.id] = (*assigned.get(task.id, ()), name)
         return assigned
 
-    def _following(self, barrier: Barrier, cut: Cut, source: str, task: SourceTask) -> BarrierOrder:
-        """The order to compute a recorded epoch again: what of it this task reads; what nobody knows goes to the first task."""
-        share = self._sources[source]
-        recorded = cut.sources.get(source, SourceCut(partitions={}))
-        names = {name for stage in (*recorded.stages, recorded.partitions) for name in stage}
-        mine = {name for name in names if task.reads(name) or (task is share.tasks[0] and name not in share.known)}
-        if task is share.tasks[-1]:
-            share.known.update(names)
-        return BarrierOrder(
-            barrier=barrier,
-            follow={name: part for name, part in recorded.partitions.items() if name in mine},
-            stages=tuple({name: part for name, part in stage.items() if name in mine} for stage in recorded.stages),
-            bounded=cut.bounded,
-        )
-
     def _seal(self) -> None:
         self._running, self._committing = False, True
         snapshots = tuple(self._acknowledged[task] for task in sorted(self._acknowledged))
-        rebuilds = self._follow.popleft() if self._follow else None
         ended = self._finished >= self._ends and self._bounded and self._last
         self._submit(
             Sealing(
@@ -283,7 +229,6 @@ class Coordinator:
                 bounded=self._bounded,
                 overtakes=self._overtook,
                 now_us=self._now_us,
-                rebuilds=rebuilds,
             )
         )
 

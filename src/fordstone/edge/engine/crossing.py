@@ -77,9 +77,9 @@ class Crossing:
         return sum(run.rows for segment in entry.streams.values() for run in segment.runs)
 
     def check(self, manifest: Manifest, store: CheckpointStore) -> None:
-        """At a start: read the rows of the newest epoch if they wait for the hub. `DamagedError`: they can be computed again now.
+        """At a start: read the rows of the newest epoch if they wait for the hub. `DamagedError`: the epoch has to be replayed.
 
-        Later they could not: once the next epoch is sealed, nobody goes back.
+        Later it could not be: an epoch is replayed only as long as no later one is sealed.
         """
         if manifest.epoch <= self.outbox.sent or not self._exact:
             return
@@ -88,11 +88,8 @@ class Crossing:
                 if (fault := store.run_fault(run, deep=True)) is not None:
                     raise DamagedError(f"what epoch {manifest.epoch} has for the hub is damaged: {fault}")
 
-    def rebuilt(self, manifest: Manifest, store: CheckpointStore) -> None:
-        """After an epoch was computed again: what waits for the hub stays as it is, unless its rows are damaged."""
-        if manifest.epoch > self.outbox.newest:
-            self.outbox.add(self.entry(manifest))
-            return
+    def replayed(self, manifest: Manifest, store: CheckpointStore) -> None:
+        """After an epoch was replayed: what waits for the hub stays as it is, unless its rows are damaged."""
         waiting = self.outbox.entry(manifest.epoch)
         if waiting is None:
             return

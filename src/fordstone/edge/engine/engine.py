@@ -1,84 +1,45 @@
-"""The engine: one run of a pipeline from a checkpoint until it ends, fails or is told to stop.
+"""The live engine: one run of a pipeline from a checkpoint until it ends, fails or is stopped.
 
-It owns the tasks, the coordinator and the writer, and knows nothing of threads: whoever runs it steps what
-`steppables` gives. Restarting after a failure means a new engine.
+It owns the tasks, the coordinator and the writer, and has no threads: a scheduler steps what `steppables` returns. Restarting
+after a failure means a new engine. Sealed epochs whose checkpoints were lost are replayed before (`edge.engine.replay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
 
-import msgspec
 import polars as pl
 
-from fordstone.connectors.base import Capability, Sink, Source
-from fordstone.connectors.lookup_table import read_table
-from fordstone.connectors.registry import capabilities
+from fordstone.connectors.base import Sink, Source
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.assembly import Parts, assemble
-from fordstone.edge.engine.connectors import ConnectorOpener
-from fordstone.edge.engine.coordinator import Coordinator, Sealing, SourceShare
-from fordstone.edge.engine.crossing import Crossing, check_tiers
+from fordstone.edge.engine.assembly import Beginning, Environment, Job, Steppable, assemble, assigned_partitions
+from fordstone.edge.engine.coordinator import Coordinator, SourceShare
+from fordstone.edge.engine.crossing import Crossing, check_tiers, crossing_streams
 from fordstone.edge.engine.progress import ReadSoFar
-from fordstone.edge.engine.recovery import Resumption, check_plan
-from fordstone.edge.engine.replay import varying_sinks
+from fordstone.edge.engine.recovery import Resumption, without_end
+from fordstone.edge.engine.release import LocalReleaseLog, Retention, SinkRelease
 from fordstone.edge.engine.reservation import Reservations
-from fordstone.edge.engine.source_task import SourceTask
-from fordstone.edge.engine.task import LoopTask, Task
-from fordstone.edge.engine.writer import Identity, Writer
+from fordstone.edge.engine.sealing import Sealing, waits_for_seal
+from fordstone.edge.engine.source_task import LiveSetup, SourceSetup, SourceTask
+from fordstone.edge.engine.task import LoopTask, Task, TaskParts
+from fordstone.edge.engine.writer import Stages, Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, positive_us
-from fordstone.operators.base import Functions, OperatorContext
+from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
-from fordstone.plan.stream_type import StreamType
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
-from fordstone.planner.graph import build_graph, steps_with_ids
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
-from fordstone.runtime.assignment import assign, newcomers, readers
-from fordstone.runtime.clock import Clock
+from fordstone.runtime.assignment import newcomers
 from fordstone.runtime.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.runtime.partition import has_event_time
 from fordstone.runtime.progress import Progress
 from fordstone.runtime.snapshot import TaskSnapshot
-from fordstone.storage.disk import Disk
-from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
-
-class Steppable(Protocol):
-    """What a scheduler runs."""
-
-    wake: Callable[[], None]
-
-    @property
-    def idle_wait_us(self) -> int | None:
-        """How long to rest after a step that did nothing; None: until woken."""
-        ...
-
-    def step(self) -> bool:
-        """Do one small thing; say whether anything was done."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What the engine is handed of the outside world; a simulation hands it its own."""
-
-    clock: Clock
-    disk: Disk
-    failpoints: Failpoints = field(default_factory=NoFailpoints)
-    choose: Callable[[int], int] | None = None
-    """Which channel a gate looks at first; None: in turn."""
-    dead_letters: Callable[[str], Sink] | None = None
-    """Opens the sink for what a source could not read; None: files below the state directory."""
-    opener: Callable[..., ConnectorOpener] = ConnectorOpener
-    """Opens sources and sinks."""
+__all__ = ["Engine", "Environment", "Steppable"]
 
 
 class Engine:
@@ -95,70 +56,47 @@ class Engine:
         *,
         outbox: Outbox | None = None,
     ) -> None:
-        """`outbox`: where sealed epochs wait for the hub; needed if anything crosses."""
+        """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center."""
         check_tiers(plan, outbox)
         self.plan = plan
         self.config = config
-        self.resumption = _without_end(resumption, plan)
         self.environment = environment
-        self._types = stream_types(plan)
+        self.store = store
+        self.resumption = replace(resumption, manifest=without_end(resumption.manifest, plan))
+        self._job = Job(plan, functions, config, environment, store)
         self._interval_us = config.interval_us or 1_000_000
         self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
         self._began_us = environment.clock.monotonic_us()
-        self.step_digests = step_digests(plan, self._types)
-        self._load_steps: frozenset[str] = frozenset()
-        manifest = resumption.manifest
-        if manifest is not None:
-            self._load_steps = check_plan(
-                manifest,
-                plan.digest(),
-                self.step_digests,
-                parallelism=config.parallelism,
-                allow_new_state=config.allow_new_state,
-            )
+        self._load_steps = self._job.load_steps(resumption.manifest)
         self._reservations = (
-            Reservations(environment.disk, f"{store.pipeline}/{store.node}")
-            if plan.guarantee == "at_most_once"
-            else None
+            Reservations(environment.disk, self._job.home) if plan.guarantee == "at_most_once" else None
         )
-        home = f"{store.pipeline}/{store.node}"
-        self._opener = environment.opener(
-            self._types,
-            environment.disk,
-            home,
-            bounded=config.bounded,
-            clock_us=environment.clock.monotonic_us,
-            node=store.node,
-        )
-        self.sources = {step.name: self._opener.source(step) for step in plan.steps if isinstance(step, p.Source)}
-        self._crossing: Crossing | None = None
-        if outbox is not None:
-            self._crossing = Crossing(outbox, plan, build_graph(plan, config.parallelism))
-            outbox.begin(resumption.next_epoch - 1, self._crossing.finder(store), rebuilding=len(resumption.follow))
-        self.writer = self._make_writer(store)
-        self.coordinator, self.tasks = self._make_tasks(functions, store)
+        self.sources = self._job.open_sources()
+        self._crossing = None if outbox is None else self._begin_crossing(outbox)
+        self.writer = self._make_writer()
+        self.coordinator, self.tasks = self._make_tasks()
         self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
 
     # What a scheduler and its caller use.
 
     def steppables(self) -> list[Steppable]:
-        """Everything that wants to be stepped."""
+        """Everything that is to be stepped."""
         return [*self.tasks, self.coordinator, self.writer]
 
     @property
     def over(self) -> bool:
-        """Whether the last epoch has been sealed and let out."""
+        """Whether the last epoch has been sealed and released."""
         return self.coordinator.over
 
     @property
     def time_has_ended(self) -> bool:
         """Whether the checkpoint is that of an ended run with event time: windows are closed, so nothing can follow.
 
-        Without event time nothing was closed, and a run over input that has grown since goes on.
+        Without event time nothing was closed, and a run over input that has grown since resumes.
         """
         manifest = self.resumption.manifest
         timed = any(isinstance(step, p.Source) and has_event_time(step) for step in self.plan.steps)
-        return manifest is not None and manifest.cut.ended and timed and not self.resumption.follow
+        return manifest is not None and manifest.cut.ended and timed
 
     @property
     def ended(self) -> bool:
@@ -166,35 +104,35 @@ class Engine:
         return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
 
     def release_again(self) -> None:
-        """Let out what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks."""
+        """Release what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks.
+
+        `DamagedError` if its rows are damaged.
+        """
         manifest = self.resumption.manifest
-        if manifest is None or self.resumption.follow:
-            # Epochs after it were sealed, so it had been let out; released again, what was taken away since would come back.
+        if manifest is None:
             return
-        self.writer.cross_again(manifest)
-        for segment in manifest.segments:
-            if segment.sink in self.writer.sink_names:
-                frames = [self._store.read_run(run) for run in segment.runs]
-                self.writer.release(segment.sink, manifest.epoch, frames)
-        self.writer.released_rows = 0
+        if self._crossing is not None:
+            self._crossing.sealed(manifest)
+            self._crossing.check(manifest, self._job.store)
+        self.writer.stages.sinks.release_again(manifest, self._job.store)
 
     def stop(self) -> None:
         """Finish the epoch and end."""
         self.coordinator.stop()
 
     def close(self) -> None:
-        """Let go of readers and sinks."""
+        """Close readers and sinks."""
         for task in self.tasks:
             task.close()
         self.writer.close()
 
     def progress(self, *, restarts: int = 0) -> Progress:
-        """How the run stands."""
+        """The state of the run now."""
         sources = [task for task in self.tasks if isinstance(task, SourceTask)]
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
-        share, size_bytes = self._read_so_far.look(anew=self.over) if self.config.bounded else (None, None)
+        share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
             epoch=self.writer.epoch,
@@ -219,44 +157,58 @@ class Engine:
             stopping=self.coordinator.stopping,
         )
 
-    # How it is put together.
+    # Sealing and release.
 
-    def _make_writer(self, store: CheckpointStore) -> Writer:
-        self._store = store
-        plan = self.plan
-        sinks: dict[str, tuple[Sink, pl.Schema]] = {}
-        for step in plan.steps:
-            waits = plan.guarantee == "exactly_once" and isinstance(step, p.Sink) and step.release == "commit"
-            if isinstance(step, p.Sink) and waits and Capability.CROSSES not in capabilities(step.connector):
-                sinks[step.name] = (self._opener.sink(step), self._opener.schema(step))
-            if isinstance(step, p.Source):
-                sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
-        identity = Identity(
-            pipeline=store.pipeline,
-            node=store.node,
-            mode=plan.mode,
-            parallelism=self.config.parallelism,
-            plan_digest=plan.digest(),
-            step_digests=self.step_digests,
+    def _begin_crossing(self, outbox: Outbox) -> Crossing:
+        store = self._job.store
+        crossing = Crossing(outbox, self.plan, self._job.graph)
+        outbox.begin(self.resumption.next_epoch - 1, crossing.finder(store))
+        for cut in self.resumption.replay:
+            crossing.replayed(store.manifest(cut.epoch), store)
+        return crossing
+
+    def _make_writer(self) -> Writer:
+        job = self._job
+        acks = any(type(source).ack is not Source.ack for source in self.sources.values())
+        stages = Stages(
+            store=job.store,
+            release_log=LocalReleaseLog(job.store),
+            crossing=self._crossing,
+            sinks=SinkRelease(self._waiting_sinks(), self.environment.failpoints),
+            retention=Retention(
+                job.store,
+                outbox=None if self._crossing is None else self._crossing.outbox,
+                ack=self._acknowledge if acks else None,
+            ),
         )
         return Writer(
-            store=store,
-            identity=identity,
-            sinks=sinks,
-            clock=self.environment.clock,
-            failpoints=self.environment.failpoints,
-            next_epoch=self.resumption.next_epoch - len(self.resumption.follow),
+            stages,
+            job.identity,
+            job.rules,
+            self.environment.clock,
+            next_epoch=self.resumption.next_epoch,
             committed=self._on_committed,
             stalled=self._on_stalled,
-            sealed=self.resumption.sealed,
-            keys={name: key for name, key in _upsert_keys(plan, self._types).items() if key is not None},
-            varying=varying_sinks(plan, self._types),
-            ack=self._let_go if any(type(one).ack is not Source.ack for one in self.sources.values()) else None,
-            crossing=self._crossing,
         )
 
-    def _let_go(self, cut: Cut) -> None:
-        """Tell the sources whose far ends keep rows for us what they need not keep any longer."""
+    def _waiting_sinks(self) -> dict[str, tuple[Sink, pl.Schema]]:
+        """The sinks that wait for seals, and the columns of their rows."""
+        connectors, crossing = self._job.connectors, crossing_streams(self.plan)
+        sinks: dict[str, tuple[Sink, pl.Schema]] = {}
+        for step in self.plan.steps:
+            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in crossing:
+                sinks[step.name] = (connectors.sink(step), connectors.schema(step))
+            if isinstance(step, p.Source):
+                sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
+        return sinks
+
+    def _dead_letters(self, source: str) -> Sink:
+        if self.environment.dead_letters is not None:
+            return self.environment.dead_letters(source)
+        return self._job.connectors.dead_letters(self.config.state, source)
+
+    def _acknowledge(self, cut: Cut) -> None:
+        """Acknowledge positions to the sources, which may then remove the rows before them."""
         for name, source in self.sources.items():
             if name in cut.sources:
                 source.ack(cut.sources[name].partitions)
@@ -280,80 +232,69 @@ class Engine:
         )
         return choose(facts).interval_us
 
-    def _make_tasks(self, functions: Functions, store: CheckpointStore) -> tuple[Coordinator, list[Task]]:
-        plan, config, environment = self.plan, self.config, self.environment
-        graph = build_graph(plan, config.parallelism)
-        setting = OperatorContext(
-            plan=plan, types=self._types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
-        )
-        shares = {name: self._partitions(name) for name in self.sources}
-        joining = {name: self._found(source, shares[name]) for name, source in self.sources.items()}
-        reports = _Reports()
-        parts = Parts(
-            graph=graph,
-            setting=setting,
-            sources=self.sources,
-            partitions=shares,
-            joining=joining,
-            open_sink=self._opener.sink,
-            store=store,
-            clock=environment.clock,
-            reports=reports,
-            batch_rows=config.batch_rows,
-            channel_rows_max=config.channel_rows_max,
-            channel_bytes_max=config.channel_bytes_max,
-            waiting_bytes_max=config.waiting_bytes_max,
-            bounded=config.bounded,
-            following=bool(self.resumption.follow),
-            manifest=self.resumption.manifest,
-            load_steps=self._load_steps,
-            reservation=self._reservations,
-            reserved_us=self._reserved_us(),
-            choose=environment.choose,
-        )
-        tasks = assemble(parts)
-        by_source = {
-            name: SourceShare(
-                source=source,
-                tasks=tuple(
-                    task
-                    for task in tasks
-                    if isinstance(task, SourceTask) and graph.home[name] == task.id.rpartition("/")[0]
-                ),
-                known={partition for share in (*shares[name], *joining[name]) for partition in share},
-            )
-            for name, source in self.sources.items()
-        }
+    # Tasks.
+
+    def _make_tasks(self) -> tuple[Coordinator, list[Task]]:
+        job, config, clock = self._job, self.config, self.environment.clock
         manifest = self.resumption.manifest
+        before_us = manifest.cut.now_us if manifest is not None else 0
+        known = {
+            name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
+            for name in self.sources
+        }
+        joining = {name: newcomers(source.partitions(), known[name]) for name, source in self.sources.items()}
+
+        def live_source(parts: TaskParts, setup: SourceSetup) -> SourceTask:
+            live = LiveSetup(
+                bounded=config.bounded,
+                joining=joining[setup.step.name][int(parts.id.rpartition("/")[2])],
+                reservation=self._reservations,
+                pauses_after_barrier=self.plan.mode == "blocking" and self.plan.guarantee == "exactly_once",
+                before_us=before_us,
+            )
+            return SourceTask(parts, setup, live)
+
+        begins = Beginning(
+            manifest=manifest,
+            load_steps=self._load_steps,
+            sources=self.sources,
+            partitions=known,
+            reserved_us=self._reserved_us(),
+        )
+        reports = _Reports()
+        tasks = assemble(job, begins, reports, live_source)
         coordinator = Coordinator(
             pace=lambda: Pace(interval_us=self._interval_us, timeout_us=self._timeout_us),
-            clock=environment.clock,
+            clock=clock,
             tasks=frozenset(task.id for task in tasks),
             ends=frozenset(task.id for task in tasks if isinstance(task, SourceTask | LoopTask)),
-            sources=by_source,
+            sources=self._shares(tasks, known, joining),
             submit=self.writer.submit,
             first_attempt=Attempt(manifest.attempt + 1 if manifest is not None else 1),
-            overtakes=plan.mode == "unaligned" and plan.guarantee == "exactly_once",
+            overtakes=self.plan.mode == "unaligned" and self.plan.guarantee == "exactly_once",
             bounded=config.bounded,
-            follow=self.resumption.follow,
-            before_us=manifest.cut.now_us if manifest is not None else 0,
+            before_us=before_us,
         )
         reports.coordinator = coordinator
         return coordinator, tasks
 
-    def _partitions(self, name: str) -> list[dict[str, PartitionCut]]:
-        """Share the partitions of the checkpoint out to a source's subtasks."""
-        manifest = self.resumption.manifest
-        cut = manifest.cut.sources.get(name) if manifest is not None else None
-        known: dict[str, PartitionCut] = dict(cut.partitions) if cut is not None and name in self._load_steps else {}
-        if self._reservations is not None:
-            known = self._reservations.beyond(name, known)
-        return assign(known, self.config.parallelism, readers(manifest, name, self.config.parallelism))
-
-    def _found(self, source: Source, known: Sequence[Mapping[str, PartitionCut]]) -> list[tuple[PartitionId, ...]]:
-        """Share out the partitions that have turned up since."""
-        # When what was recorded is computed again first, they join after that.
-        return newcomers(() if self.resumption.follow else source.partitions(), known)
+    def _shares(
+        self,
+        tasks: list[Task],
+        known: Mapping[str, list[dict[str, PartitionCut]]],
+        joining: Mapping[str, list[tuple[PartitionId, ...]]],
+    ) -> dict[str, SourceShare]:
+        home = self._job.graph.home
+        return {
+            name: SourceShare(
+                source=source,
+                tasks=tuple(
+                    task for task in tasks if isinstance(task, SourceTask) and home[name] == task.id.rpartition("/")[0]
+                ),
+                known={partition for share in (*known[name], *joining[name]) for partition in share},
+            )
+            for name, source in self.sources.items()
+        }
 
     def _reserved_us(self) -> dict[str, int]:
         if self._reservations is None:
@@ -364,30 +305,9 @@ class Engine:
             for step in sources
         }
 
-    def _dead_letters(self, source: str) -> Sink:
-        if self.environment.dead_letters is not None:
-            return self.environment.dead_letters(source)
-        return self._opener.dead_letters(self.config.state, source)
-
-
-def _without_end(resumption: Resumption, plan: p.Plan) -> Resumption:
-    """Take the end back that a bounded run without event time had come to: more input may have come since."""
-    manifest = resumption.manifest
-    if manifest is None or any(isinstance(step, p.Source) and has_event_time(step) for step in plan.steps):
-        return resumption
-    sources = {
-        name: msgspec.structs.replace(cut, watermark_us=TIME_MIN_US) for name, cut in manifest.cut.sources.items()
-    }
-    tasks = tuple(
-        msgspec.structs.replace(task, watermarks_us={}, watermark_us=TIME_MIN_US, finished=False)
-        for task in manifest.tasks
-    )
-    cut = msgspec.structs.replace(manifest.cut, sources=sources)
-    return replace(resumption, manifest=msgspec.structs.replace(manifest, cut=cut, tasks=tasks))
-
 
 class _Reports:
-    """Passes what tasks say on to the coordinator, which is made after them."""
+    """Passes the reports of tasks on to the coordinator, which is made after them."""
 
     coordinator: Coordinator
 
@@ -402,7 +322,3 @@ class _Reports:
 
     def finished(self, task: TaskId) -> None:
         self.coordinator.finished(task)
-
-
-def _upsert_keys(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> dict[str, tuple[str, ...] | None]:
-    return {step.name: types[step.input].upsert_key for step in plan.steps if isinstance(step, p.Sink)}

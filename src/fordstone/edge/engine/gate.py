@@ -238,10 +238,6 @@ class Gate:
                     self._logs[index] += moving
                 return Moved()
 
-    def log_anew(self) -> None:
-        """Forget what came around the loop since the cut was due: it has been worked on before the cut was made."""
-        self._loop_log = []
-
     def _in_flight(self, attempt: Attempt) -> InFlight:
         logs, self._logs = self._logs, {}
         return InFlight(attempt, {self.channels[i].name: tuple(items) for i, items in logs.items() if items})

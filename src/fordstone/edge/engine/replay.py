@@ -1,34 +1,327 @@
-"""Compare an epoch that was computed again with what was sealed (rule 1).
+"""Replay: compute sealed epochs again from their recorded cuts, and compare them with what was sealed (rule 1).
 
-The same means: the same rows in any order; floats within a tolerance, since sums of floats depend on their order (rule
-10). An unaligned epoch had rows in flight that came out later: computed again, it gives those too, and they are what is
-left over, to go out with the next epoch.
+A driver of its own beside the live one: on one thread, without coordinator and writer. Its sources read exactly from one cut to the
+next, through the recorded stages; everything in flight is processed; then a barrier passes, and the epoch is committed again with
+the output that it had. The live engine starts from the checkpoint that this leaves.
+
+The same output means: the same rows in any order; floats within a tolerance, since sums of floats depend on their order (rule
+10). An unaligned epoch had rows in flight that came out later. Replayed, it outputs those too: they are the extra rows, which the
+manifest keeps as pending for the next epoch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+import msgspec
 import polars as pl
 
 from fordstone.connectors.compare import difference
-from fordstone.epochs.manifest import Cut
-from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError, RebuildError
+from fordstone.edge.engine.assembly import Beginning, Job, assemble, assigned_partitions
+from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
+from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
+from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
+from fordstone.edge.engine.task import Task, TaskParts
+from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
+from fordstone.errors import CheckpointError, RebuildError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.check import aggregates, rows_of
 from fordstone.plan import plan as p
+from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
 from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.runtime.partition import Partition, Stage
+from fordstone.runtime.snapshot import Barrier, TaskSnapshot
+from fordstone.storage.disk import FatalStorageError
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS: Final = 0.5
+INPUT_POLL_SECONDS: Final = 0.02
 
-def varying_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozenset[str]:
+
+def replay(job: Job, resumption: Resumption) -> Resumption:
+    """Replay what recovery found; return where the live engine begins. `DamagedError` if the checkpoint cannot be loaded."""
+    if not resumption.replay:
+        return resumption
+    driver = Replay(job, resumption.manifest)
+    manifest = resumption.manifest
+    try:
+        for cut in resumption.replay:
+            manifest = driver.advance(cut, resumption.sealed[cut.epoch])
+    finally:
+        driver.close()
+    return replace(resumption, manifest=manifest, sealed={})
+
+
+class Replay:
+    """Moves the state of a job from one recorded cut to the next. Used by one thread."""
+
+    def __init__(self, job: Job, manifest: Manifest | None) -> None:
+        """`manifest`: the checkpoint to begin from; None: nothing."""
+        self._job = job
+        self._nondeterministic = nondeterministic_sinks(job.plan, job.types)
+        self._sources = job.open_sources()
+        self._attempt = Attempt(0)
+        self._before_us = 0
+        self._tasks: list[Task] = []
+        self._known: dict[str, set[str]] = {}
+        self._acknowledged: dict[TaskId, TaskSnapshot] = {}
+        self._load(manifest)
+
+    def advance(self, cut: Cut, sealed: SealedRows) -> Manifest:
+        """Compute the epoch that ends with this cut, compare it with what was sealed, and commit it in its old place.
+
+        Raises `RebuildError` if it comes out different, and then nothing has changed.
+        """
+        self._attempt = Attempt(self._attempt + 1)
+        sources = [task for task in self._tasks if isinstance(task, ReplaySourceTask)]
+        for task in sources:
+            task.begin(self._recorded(cut, task))
+        self._settle(lambda: all(task.reached for task in sources))
+        for task in sources:
+            task.end_input()
+        # Loops are empty now, and have ended if their input has.
+        self._settle(lambda: True)
+        barrier = Barrier(
+            attempt=self._attempt,
+            committed=Attempt(self._attempt - 1),
+            now_us=cut.now_us,
+            before_us=self._before_us,
+        )
+        for task in sources:
+            task.pass_barrier(barrier)
+        self._settle(lambda: len(self._acknowledged) == len(self._tasks))
+        manifest = self._commit(cut, sealed)
+        self._before_us = cut.now_us
+        self._acknowledged = {}
+        log.info("epoch replayed", extra={"epoch": cut.epoch})
+        if cut.ended:
+            # More input came after the end: it was read by a new run.
+            self.close()
+            self._load(manifest)
+        return manifest
+
+    def close(self) -> None:
+        """Close readers, and the sinks that do not wait for a seal."""
+        for task in self._tasks:
+            task.close()
+
+    # What tasks report.
+
+    def acknowledge(self, snapshot: TaskSnapshot) -> None:
+        """Take in a task's part of the epoch."""
+        self._acknowledged[snapshot.task] = snapshot
+
+    def request_barrier(self) -> None:
+        """Ignored: a recorded epoch ends where it ended."""
+
+    def outlet_full(self) -> None:
+        """Ignored, likewise."""
+
+    def finished(self, task: TaskId) -> None:
+        """Ignored: the cut records the end."""
+
+    # How.
+
+    def _load(self, manifest: Manifest | None) -> None:
+        job, manifest = self._job, without_end(manifest, self._job.plan)
+        load_steps = job.load_steps(manifest)
+        partitions = {name: assigned_partitions(job, manifest, load_steps, name) for name in self._sources}
+        begins = Beginning(manifest=manifest, load_steps=load_steps, sources=self._sources, partitions=partitions)
+        self._tasks = assemble(job, begins, self, ReplaySourceTask)
+        self._known = {name: {one for share in shares for one in share} for name, shares in partitions.items()}
+        self._attempt = Attempt(manifest.attempt if manifest is not None else 0)
+        self._before_us = manifest.cut.now_us if manifest is not None else 0
+
+    def _recorded(self, cut: Cut, task: ReplaySourceTask) -> Recorded:
+        """What of a recorded epoch this task reads. The first subtask reads the partitions that joined."""
+        name, _, subtask = task.id.rpartition("/")
+        source = cut.sources.get(name, SourceCut(partitions={}))
+        names = {one for stage in (*source.stages, source.partitions) for one in stage}
+        mine = {one for one in names if task.reads(one) or (subtask == "0" and one not in self._known[name])}
+        return Recorded(
+            stages=tuple({one: at for one, at in stage.items() if one in mine} for stage in source.stages),
+            end={one: at for one, at in source.partitions.items() if one in mine},
+            bounded=cut.bounded,
+        )
+
+    def _settle(self, until: Callable[[], bool]) -> None:
+        """Step the tasks until nothing is in flight and `until` holds."""
+        while True:
+            if self._round():
+                continue
+            if until() and not any(task.in_flight for task in self._tasks):
+                return
+            self._wait(INPUT_POLL_SECONDS)
+
+    def _round(self) -> bool:
+        choose = self._job.environment.choose
+        if choose is not None:
+            for _ in self._tasks:
+                self._tasks[choose(len(self._tasks))].step()
+        did = [task.step() for task in self._tasks]
+        return any(did)
+
+    def _commit(self, cut: Cut, sealed: SealedRows) -> Manifest:
+        job = self._job
+        sealing = Sealing(
+            attempt=self._attempt,
+            snapshots=tuple(self._acknowledged[task] for task in sorted(self._acknowledged)),
+        )
+        outputs = job.rules.outputs(sealing)
+        extra = {
+            name: extra_rows(
+                cut,
+                name,
+                sealed.get(name),
+                [piece.frame() for piece in pieces],
+                key=job.rules.keys.get(name),
+                nondeterministic=name in self._nondeterministic,
+            )
+            for name, pieces in outputs.items()
+        }
+        # What was sealed stays as it is. Only output that is damaged is replaced.
+        whole = {segment.sink: segment for segment in cut.segments if sealed.get(segment.sink) is not None}
+        draft = Draft(job.store, sealing, {name: pieces for name, pieces in outputs.items() if name not in whole})
+        for work in draft.work():
+            self._patiently(work)
+        again = {segment.sink: segment for segment in draft.segments()}
+        pending: list[Segment] = []
+        for name, frames in extra.items():
+            if frames:
+                self._patiently(
+                    lambda name=name, frames=frames: pending.append(  # type: ignore[misc]
+                        Segment(name, tuple(job.store.write_run(frame) for frame in frames))
+                    )
+                )
+        cut = msgspec.structs.replace(cut, segments=tuple(whole.get(name) or again[name] for name in outputs))
+        manifest = draft.manifest(job.identity, cut, created_us=job.environment.clock.wall_us(), pending=tuple(pending))
+        self._patiently(lambda: job.store.commit(manifest, rebuilt=True))
+        for task in self._tasks:
+            for outlet in task.chain.outlets if task.id.endswith("/0") else ():
+                outlet.restore(extra.get(outlet.sink, ()))
+        return manifest
+
+    def _patiently(self, work: Callable[[], object]) -> None:
+        while True:
+            try:
+                work()
+            except FatalStorageError:
+                raise
+            except StorageError as error:
+                log.warning("replay waits for the disk", extra={"problem": str(error)})
+                self._wait(RETRY_SECONDS)
+            else:
+                return
+
+    def _wait(self, seconds: float) -> None:
+        if self._job.environment.wait(seconds):
+            raise CheckpointError(
+                f"pipeline {self._job.plan.pipeline} was stopped before its sealed epochs had been replayed. Nothing is lost: the next "
+                "start replays them."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One task's share of a recorded epoch."""
+
+    stages: tuple[Stage, ...]
+    """Where partitions changed within the epoch, in order."""
+    end: Stage
+    bounded: bool
+    """Whether input was bounded then."""
+
+
+class ReplaySourceTask(ReadingTask):
+    """Reads exactly what a recorded epoch had read, with the recorded floors, limits and idleness."""
+
+    def __init__(self, parts: TaskParts, setup: SourceSetup) -> None:
+        super().__init__(parts, setup)
+        self._stages: deque[Stage] = deque()
+        self._end: Stage | None = None
+
+    def begin(self, recorded: Recorded) -> None:
+        """Start to read an epoch."""
+        self._stages = deque(recorded.stages)
+        self._end = recorded.end
+        self._bounded = recorded.bounded
+
+    @property
+    def reached(self) -> bool:
+        """Whether all of the epoch has been read."""
+        return self._end is not None and not self._stages and self._is_at(self._end)
+
+    def step(self) -> bool:
+        """Pass queued output on, apply the next stage, or read a chunk."""
+        if not self._flush() or self._end is None:
+            return False
+        did = False
+        if self._stages and self._is_at(self._stages[0]):
+            self._apply(self._stages.popleft())
+            did = True
+        if did or not self._announced:
+            self._announce_time()
+            self._announced = did = True
+        if not did:
+            did = self._read(self._stages[0] if self._stages else self._end)
+        self._flush()
+        return did
+
+    def end_input(self) -> None:
+        """Of bounded input: announce the time after the partitions that had ended by then."""
+        if self._bounded and self._end is not None:
+            for name, cut in self._end.items():
+                if name in self._share.partitions:
+                    self._share.partitions[name].done = cut.done
+            self._announce_time()
+
+    def pass_barrier(self, barrier: Barrier) -> None:
+        """Cut here. All of the epoch has been read."""
+        if self._end is not None:
+            self._apply(self._end)
+        self._end = None
+        self._pass_barrier(barrier)
+
+    def _read(self, target: Stage) -> bool:
+        for partition in self._readable():
+            until = target.get(partition.name)
+            if until is None or partition.position >= until.position:
+                continue
+            chunk = self._chunk(partition, until.position)
+            if chunk is not None:
+                # Its end is ignored: the cut records which partitions had ended.
+                self._take(partition, chunk)
+                self._announce_time()
+                return True
+        return False
+
+    def _is_at(self, stage: Stage) -> bool:
+        """Whether the partitions have been read up to here. Those that are not known yet join here."""
+        known = self._share.partitions
+        return all(known[name].position >= cut.position for name, cut in stage.items() if name in known)
+
+    def _apply(self, stage: Stage) -> None:
+        """Change the partitions as it was recorded."""
+        for name, cut in stage.items():
+            partition = self._share.partitions.get(name)
+            if partition is None:
+                partition = self._share.partitions[name] = Partition.restored(
+                    name, cut, now_us=self._clock.monotonic_us()
+                )
+            partition.idle, partition.done = cut.idle, cut.done
+            partition.floor_us, partition.limit_us = cut.floor_us, cut.limit_us
+
+
+def nondeterministic_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozenset[str]:
     """The sinks that a sketch whose estimates depend on the batches has a part in."""
-    varying: set[str] = set()
+    found: set[str] = set()
     for step in plan.steps:
         own = isinstance(step, p.Aggregate) and any(
             not AGGREGATES[call.function].repeats
@@ -37,59 +330,36 @@ def varying_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozense
             if call.function in AGGREGATES
         )
         # What a sketch or a list of values looks like depends on the batches, although what is made of it may not.
-        own = own or (isinstance(step, p.Combine) and any(map(_varying, Schema.stored(step.schema).values())))
-        if own or any(stream.step in varying for stream in step.inputs):
-            varying.add(step.name)
-    return frozenset(step.name for step in plan.steps if isinstance(step, p.Sink) and step.name in varying)
+        own = own or (isinstance(step, p.Combine) and any(map(_is_sketch, Schema.stored(step.schema).values())))
+        if own or any(stream.step in found for stream in step.inputs):
+            found.add(step.name)
+    return frozenset(step.name for step in plan.steps if isinstance(step, p.Sink) and step.name in found)
 
 
-def _varying(kind: DataType) -> bool:
+def _is_sketch(kind: DataType) -> bool:
     return kind.element is not None or kind.name == "binary"
 
 
-SealedRows = Mapping[str, list[pl.DataFrame] | None]
-"""What a sealed epoch let out, by sink; None where that cannot be read any more."""
-
-
-def read_sealed(store: CheckpointStore, cut: Cut) -> SealedRows:
-    """What the epoch let out."""
-    found: dict[str, list[pl.DataFrame] | None] = {}
-    for segment in cut.segments:
-        try:
-            found[segment.sink] = [store.read_run(run) for run in segment.runs]
-        except CheckpointError as error:
-            log.warning(
-                "sealed output damaged", extra={"epoch": cut.epoch, "sink": segment.sink, "problem": str(error)}
-            )
-            found[segment.sink] = None
-    return found
-
-
-def latest_rows(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
-    """The last row of each key; of all, where there is no key."""
-    return frame.unique(key, keep="last", maintain_order=True) if key else frame.tail(1)
-
-
-def left_over(
+def extra_rows(
     cut: Cut,
     sink: str,
     sealed: Sequence[pl.DataFrame] | None,
     rebuilt: Sequence[pl.DataFrame],
     *,
     key: tuple[str, ...] | None = None,
-    varies: bool = False,
+    nondeterministic: bool = False,
 ) -> list[pl.DataFrame]:
     """The rows that came out beyond what was sealed; raises `RebuildError` where that may not be.
 
-    `key`: rows replace each other by it, so only the last of each counts. `varies`: values may be others within what is
-    promised (`varying_sinks`), so that only the number of rows can be compared.
+    `key`: rows replace each other by it, so only the last of each counts. `nondeterministic`: values may be others within what is
+    promised (`nondeterministic_sinks`), so that only the number of rows can be compared.
     """
     again = pl.concat(rebuilt) if rebuilt else pl.DataFrame()
     if key is not None and again.height:
         again = latest_rows(again, key)
     rows_sealed = sum(run.rows for segment in cut.segments if segment.sink == sink for run in segment.runs)
-    if sealed is None or varies:
-        return _left_over_unseen(cut, sink, rows_sealed, again)
+    if sealed is None or nondeterministic:
+        return _extra_rows_by_count(cut, sink, rows_sealed, again)
     if again.height == 0:
         if rows_sealed:
             raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, none came out")
@@ -115,7 +385,7 @@ def left_over(
     return [extra] if extra.height else []
 
 
-def _left_over_unseen(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFrame) -> list[pl.DataFrame]:
+def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFrame) -> list[pl.DataFrame]:
     """The same without the sealed rows: an aligned epoch gives them again, and only their number can be compared."""
     if cut.overtaking and rows_sealed:
         raise RebuildError(

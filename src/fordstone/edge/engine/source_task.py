@@ -1,8 +1,9 @@
-"""Source tasks: read partitions, judge lateness, tell the time, and begin epochs.
+"""Source tasks: read partitions, judge lateness, announce time, and begin epochs.
 
-What is in an epoch is decided by positions alone: partitions join, fall idle and come back at barriers only, so that
-an epoch can be computed again from its recorded cut (rule 1). So do those that end while others may come. Of several
-partitions, the one furthest behind in time is read next (rule 21).
+What is in an epoch is decided by positions alone: partitions join, become idle, become active and end at barriers only, so that
+an epoch can be replayed from its recorded cut (rule 1). Of several partitions, the one with the oldest time is read next (rule 21).
+
+`ReadingTask` is what every source task does; `SourceTask` is the live one. The one that replays is in `edge.engine.replay`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Final, Protocol
 import polars as pl
 
 from fordstone.connectors.base import Chunk, Source
-from fordstone.edge.engine.share import BarrierOrder, Followed, Share
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import PartitionCut, SourceCut
 from fordstone.errors import StorageError
@@ -26,7 +26,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.runtime.dead_letters import DeadLetters
 from fordstone.runtime.outlet import Outlet
-from fordstone.runtime.partition import Partition, has_event_time, limit_us, row_ids
+from fordstone.runtime.partition import Partition, Share, has_event_time, limit_us, row_ids
 from fordstone.runtime.snapshot import Barrier, FrozenSource
 from fordstone.storage.disk import FatalStorageError
 
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
 LOOK_EVERY_US: Final = 50_000
-"""How often silent and idle partitions are looked at while others are read."""
+"""Interval at which silent and idle partitions are looked at while others are read."""
 
 
 class Reservation(Protocol):
     """For at-most-once: positions are durably marked as used before their rows move."""
 
     def reserve(self, step: str, partition: str, position: int, time_us: int) -> None:
-        """After this returns, a restart begins behind `position`, with time at `time_us` at most."""
+        """After this returns, a restart begins after `position`, with time at `time_us` at most."""
         ...
 
 
@@ -54,119 +54,72 @@ class SourceSetup:
     source: Source
     batch_rows: int
     with_ids: bool
-    bounded: bool
     dead_letters: Outlet
+    partitions: Mapping[str, PartitionCut] = field(default_factory=dict)
+    watermark_us: int = TIME_MIN_US
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSetup:
+    """What a live source task needs besides."""
+
+    bounded: bool
+    joining: tuple[PartitionId, ...] = ()
+    """Partitions that were found at the start."""
     reservation: Reservation | None = None
     pauses_after_barrier: bool = False
     """Blocking mode: read nothing until the attempt is over."""
-    partitions: Mapping[str, PartitionCut] = field(default_factory=dict)
-    joining: tuple[PartitionId, ...] = ()
-    """Partitions that were found at the start."""
-    watermark_us: int = TIME_MIN_US
-    following: bool = False
     before_us: int = 0
-    """The time by the clock at which the last epoch ended."""
+    """The wall clock at the end of the last epoch."""
 
 
-class SourceTask(Task):
-    """Reads its share of a source's partitions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierOrder:
+    """What the coordinator puts into a source: the barrier, and the partitions that join after it."""
+
+    barrier: Barrier
+    joining: tuple[PartitionId, ...] = ()
+
+
+class ReadingTask(Task):
+    """Reads its share of a source's partitions. Subclasses decide when to read what, and when a barrier passes."""
 
     def __init__(self, parts: TaskParts, setup: SourceSetup) -> None:
         super().__init__(parts)
         self._setup = setup
         self._step = setup.step
         self._timeless = bool(setup.step.replaces)
-        """A control table: it holds nobody's time back, ever."""
+        """A control table: it never holds the watermark back."""
         self._share = Share(setup.partitions, now_us=parts.clock.monotonic_us())
-        self._orders: deque[BarrierOrder] = deque()
-        self._ends = setup.bounded and not setup.following
-        """Whether what has been read to its end has ended for good."""
         self._watermark_us = setup.watermark_us
         self._idle = False
         self._announced = False
-        self._joining: tuple[PartitionId, ...] = setup.joining
-        self._paused = False
-        self._held = setup.following
-        self._asked = False
-        self._looked_us = parts.clock.monotonic_us()
-        self._refused = False
-        self._before_us = setup.before_us
-        self._poll_us = POLL_FIRST_US
+        self._bounded = False
+        """Whether a partition that was read to its end has ended for good."""
         self._dead_letters = DeadLetters(setup.step, setup.dead_letters)
-
-    # What the coordinator calls, from its own thread.
-
-    def inject(self, order: BarrierOrder) -> None:
-        """Put a barrier in; it is taken up at the next step."""
-        self._orders.append(order)
-        self.wake()
-
-    def pause(self, *, paused: bool) -> None:
-        """Stop or go on reading. Barriers pass all the same."""
-        self._paused = paused
-        self.wake()
-
-    def go_live(self, joining: tuple[PartitionId, ...]) -> None:
-        """The recorded cuts have been followed to their end: read on freely, these partitions too."""
-        self._joining = joining
-        self._announced = False
-        self._held = False
-        self.wake()
 
     @property
     def rejected_rows(self) -> int:
-        """How many rows could not be read."""
+        """Number of rows that could not be read."""
         return self._dead_letters.rows
 
     @property
     def partition_count(self) -> int:
-        """How many partitions this task reads."""
+        """Number of partitions that this task reads."""
         return len(self._share.partitions)
-
-    def cuts(self) -> dict[str, PartitionCut]:
-        """Where the partitions stand about now: for progress bars, so it may be asked from any thread."""
-        return self._share.cuts()
-
-    def reads(self, partition: str) -> bool:
-        """Whether the partition is one of this task's."""
-        return partition in self._share.partitions
-
-    # What the scheduler calls.
 
     @property
     def watermark_us(self) -> int:
-        """What was last announced."""
+        """The watermark that was announced last."""
         return self._watermark_us
 
-    @property
-    def idle_wait_us(self) -> int | None:
-        """Poll for new rows, less often the longer none came."""
-        return None if self.finished else self._poll_us
+    def cuts(self) -> dict[str, PartitionCut]:
+        """The positions of the partitions about now: for progress bars, so callable from any thread."""
+        return self._share.cuts()
 
-    def step(self) -> bool:
-        """Pass queued output on, take up a barrier, or read a chunk."""
-        blocked = not self._flush()
-        if not self._announced and not blocked and (self._orders or not self._held):
-            # Before anything else, barriers too: how an epoch begins must not depend on who was quicker.
-            self._start()
-            self._flush()
-            return True
-        if self._orders and self._announced and (not blocked or self._orders[0].barrier.overtakes):
-            followed = self._follow(self._orders[0])
-            if followed is Followed.REACHED:
-                self._take_order(self._orders.popleft())
-            if followed is not Followed.READING:
-                self._flush()
-                return True
-        if blocked or self.ended:
-            return False
-        if self._paused or not self._announced or (self._held and not self._orders):
-            return False
-        did = self._read()
-        self._poll_us = POLL_FIRST_US if did else min(self._poll_us * 2, POLL_MAX_US)
-        if did:
-            self._flush()
-        return did
+    def reads(self, partition: str) -> bool:
+        """Whether this task reads the partition."""
+        return partition in self._share.partitions
 
     def close(self) -> None:
         """Close readers and outlets."""
@@ -175,147 +128,25 @@ class SourceTask(Task):
             if partition.reader is not None:
                 partition.reader.close()
 
-    # Barriers.
-
-    def _follow(self, order: BarrierOrder) -> Followed:
-        """Whether the barrier's place has come: at once, or when what a recorded cut demands has been read."""
-        if order.follow is None:
-            return Followed.REACHED
-        self._ends = order.bounded
-        followed = self._share.follow(order, now_us=self._clock.monotonic_us())
-        if followed is Followed.STAGE and self._announced:
-            self._tell_time()
-        return followed
-
-    def _take_order(self, order: BarrierOrder) -> None:
-        now_us = self._clock.monotonic_us()
-        if order.follow is None:
-            self._look_at_idle()
-            self._share.close_ended()
-            self._share.change_idleness(
-                self._step.idle_after_us,
-                self._setup.source.idleness,
-                watermark_us=self._watermark_us,
-                now_us=now_us,
-            )
-            self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
-            # It stands in the cut, and if this attempt is given up, in the stage that begins here.
-            self._share.limit(limit_us(self._step, order.barrier.now_us, bounded=self._setup.bounded))
-        else:
-            if order.bounded:
-                for name, cut in order.follow.items():
-                    if name in self._share.partitions:
-                        self._share.partitions[name].done = cut.done
-                self._tell_time()
-            self._share.take_up(order.follow, now_us=now_us)
-        self._paused = self._paused or (self._setup.pauses_after_barrier and not order.barrier.last)
-        self._asked = False
-        self._before_us = order.barrier.now_us
-        idle = self._timeless or all(q.idle or q.done for q in self._share.partitions.values())
-        self._cut(replace(order.barrier, idle=idle and not self.finished), logging=False)
-        self._tell_time()
-
-    def _start(self) -> None:
-        """Begin reading: after a start, or when recorded epochs have been followed to their end."""
-        if self._held:
-            self._follow(self._orders[0])
-        else:
-            self.finished, self._ends = False, self._setup.bounded
-            if not has_event_time(self._step):
-                self._watermark_us = TIME_MIN_US
-            self._share.start(
-                self._joining,
-                bounded=self._setup.bounded,
-                watermark_us=self._watermark_us,
-                # As at barriers: the clock never goes back.
-                limit_us=limit_us(self._step, max(self._clock.wall_us(), self._before_us), bounded=self._setup.bounded),
-                now_us=self._clock.monotonic_us(),
-            )
-        self._tell_time()
-        self._announced = True
-
     # Reading.
 
-    def _read(self) -> bool:
-        """Read one chunk of the partition that is furthest behind and has something."""
-        lateness_us = self._step.lateness_us
-        if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
-            return True
+    def _readable(self) -> list[Partition]:
+        """The active partitions, the one with the oldest time first."""
         active = [q for q in self._share.partitions.values() if not (q.done or q.ended or q.idle)]
-        active.sort(key=lambda q: (q.watermark_us(lateness_us), q.reads))
-        for partition in active:
-            if partition.target is not None and partition.position >= partition.target:
-                continue
-            chunk = self._chunk(partition)
-            if chunk is None:
-                continue
-            if not self._reserved(partition, chunk):
-                partition.stashed = chunk
-                return False
-            self._take(partition, chunk)
-            return True
-        return self._look_at_silence()
+        return sorted(active, key=lambda q: (q.watermark_us(self._step.lateness_us), q.reads))
 
-    def _reserved(self, partition: Partition, chunk: Chunk) -> bool:
-        """For at-most-once: mark the rows as used before they move; False: the disk refuses, so they stay."""
-        if self._setup.reservation is None or self._timeless:
-            # A table's rows may come again: they replace each other by version.
-            return True
-        reserved = self._reserve(partition.name, int(chunk.position), partition.newest_us(self._step, chunk))
-        others = [q for q in self._share.partitions.values() if q is not partition and not q.done]
-        if reserved and chunk.ended and not others:
-            # The last of it: time goes to its end, and every window comes out.
-            return self._reserve("", 0, TIME_MAX_US)
-        return reserved
-
-    def _reserve(self, partition: str, position: int, time_us: int) -> bool:
-        try:
-            if self._setup.reservation is not None:
-                self._setup.reservation.reserve(self._step.name, partition, position, time_us)
-        except FatalStorageError:
-            raise
-        except StorageError as error:
-            if not self._refused:
-                log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
-            self._refused = True
-            return False
-        self._refused = False
-        return True
-
-    def _chunk(self, partition: Partition) -> Chunk | None:
+    def _chunk(self, partition: Partition, until: int | None = None) -> Chunk | None:
         if partition.stashed is not None:
             chunk, partition.stashed = partition.stashed, None
             return chunk
         if partition.reader is None:
-            source = self._setup.source
-            partition.reader = source.open(
+            partition.reader = self._setup.source.open(
                 PartitionId(partition.name), Position(partition.position), with_positions=self._setup.with_ids
             )
-        until = None if partition.target is None else Position(partition.target)
-        return partition.reader.read(self._setup.batch_rows, until)
-
-    def _look_at_idle(self) -> None:
-        """See whether idle partitions have rows again. They are kept until a barrier lets the partition back in."""
-        for partition in self._share.partitions.values():
-            if partition.idle and not partition.done and partition.stashed is None:
-                partition.stashed = self._chunk(partition)
-
-    def _look_at_silence(self) -> bool:
-        """Ask for a barrier when a partition has fallen silent, or an idle one has rows again."""
-        after_us = self._step.idle_after_us
-        self._looked_us = now_us = self._clock.monotonic_us()
-        if after_us is None or self._asked or self._held:
-            return False
-        self._look_at_idle()
-        for partition in self._share.partitions.values():
-            silent = not partition.idle and now_us - partition.heard_us >= after_us
-            if not partition.done and (silent or partition.stashed is not None):
-                self._asked = True
-                self._reports.request_barrier()
-                return True
-        return False
+        return partition.reader.read(self._setup.batch_rows, None if until is None else Position(until))
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
+        """Push the rows of a chunk through the chain. The caller announces the time afterwards."""
         partition.position = int(chunk.position)
         partition.reads += 1
         self._dead_letters.take(partition.name, chunk.rejected)
@@ -325,16 +156,11 @@ class SourceTask(Task):
             frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
         ahead = self._judge_and_push(partition, chunk, frame) if frame.height or self._step.declares_time else 0
         if not ahead or ahead < frame.height:
-            # One whose clock is wrong is as good as silent: it must not hold the others back for ever.
+            # A partition whose clock is wrong counts as silent: it must not hold the others back for ever.
             partition.heard_us = self._clock.monotonic_us()
-        if chunk.ended and not self._held:
-            # While a recorded cut is followed, it says which partitions had ended by then. Of input that goes on, what has ended
-            # counts up to the barrier: then all tasks behind hear of it at one place, and of its time at all.
-            partition.done, partition.ended = self._ends, not self._ends
-        self._tell_time()
 
     def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> int:
-        """Gives how many rows were too far ahead."""
+        """Return the number of rows that were too far ahead."""
         judged = partition.judged(self._step, chunk, frame)
         if judged.untimed is not None:
             self._dead_letters.take_timeless(partition.name, partition.position, judged.untimed)
@@ -344,12 +170,12 @@ class SourceTask(Task):
             self.chain.push(judged.late, late=True)
         return judged.ahead
 
-    # Time.
+    # Time and barriers.
 
-    def _tell_time(self) -> None:
+    def _announce_time(self) -> None:
         """Announce the watermark if it has grown, or idleness if it has changed."""
         open_ = [q for q in self._share.partitions.values() if not q.done]
-        if not open_ and self._ends:
+        if not open_ and self._bounded:
             if not self.finished:
                 self.finished = True
                 self._watermark_us = TIME_MAX_US
@@ -369,6 +195,12 @@ class SourceTask(Task):
             if grown > TIME_MIN_US or idle or changed:
                 self._announce(grown, idle=idle)
 
+    def _pass_barrier(self, barrier: Barrier) -> None:
+        """Cut here. Changes of partitions that were made at the barrier count in the time after it."""
+        idle = self._timeless or all(q.idle or q.done for q in self._share.partitions.values())
+        self._cut(replace(barrier, idle=idle and not self.finished), logging=False)
+        self._announce_time()
+
     def _times_us(self) -> dict[str, int]:
         return {name: q.watermark_us(self._step.lateness_us) for name, q in self._share.partitions.items()}
 
@@ -381,8 +213,163 @@ class SourceTask(Task):
         )
 
 
+class SourceTask(ReadingTask):
+    """Reads as rows come, and cuts where the coordinator's barriers reach it."""
+
+    def __init__(self, parts: TaskParts, setup: SourceSetup, live: LiveSetup) -> None:
+        super().__init__(parts, setup)
+        self._live = live
+        self._bounded = live.bounded
+        self._orders: deque[BarrierOrder] = deque()
+        self._paused = False
+        self._asked = False
+        self._refused = False
+        self._looked_us = parts.clock.monotonic_us()
+        self._poll_us = POLL_FIRST_US
+
+    # Called by the coordinator, on its own thread.
+
+    def inject(self, order: BarrierOrder) -> None:
+        """Queue a barrier; it passes at the next step."""
+        self._orders.append(order)
+        self.wake()
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop or resume reading. Barriers pass all the same."""
+        self._paused = paused
+        self.wake()
+
+    # Called by the scheduler.
+
+    @property
+    def idle_wait_us(self) -> int | None:
+        """Poll for new rows, less often the longer none came."""
+        return None if self.finished else self._poll_us
+
+    def step(self) -> bool:
+        """Pass queued output on, pass a barrier, or read a chunk."""
+        blocked = not self._flush()
+        if not self._announced and not blocked:
+            # Before anything else, barriers too: how an epoch begins must not depend on which thread was quicker.
+            self._start()
+            self._flush()
+            return True
+        if self._orders and self._announced and (not blocked or self._orders[0].barrier.overtakes):
+            self._take_order(self._orders.popleft())
+            self._flush()
+            return True
+        if blocked or self.ended or self._paused:
+            return False
+        did = self._read()
+        self._poll_us = POLL_FIRST_US if did else min(self._poll_us * 2, POLL_MAX_US)
+        if did:
+            self._flush()
+        return did
+
+    def _start(self) -> None:
+        if not has_event_time(self._step):
+            self._watermark_us = TIME_MIN_US
+        self._share.start(
+            self._live.joining,
+            bounded=self._bounded,
+            watermark_us=self._watermark_us,
+            # As at barriers: the clock never goes back.
+            limit_us=limit_us(self._step, max(self._clock.wall_us(), self._live.before_us), bounded=self._bounded),
+            now_us=self._clock.monotonic_us(),
+        )
+        self._announce_time()
+        self._announced = True
+
+    def _take_order(self, order: BarrierOrder) -> None:
+        now_us = self._clock.monotonic_us()
+        self._look_at_idle()
+        self._share.close_ended()
+        self._share.change_idleness(
+            self._step.idle_after_us,
+            self._setup.source.idleness,
+            watermark_us=self._watermark_us,
+            now_us=now_us,
+        )
+        self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
+        # It is recorded in the cut, and if this attempt is given up, in the stage that begins here.
+        self._share.limit(limit_us(self._step, order.barrier.now_us, bounded=self._bounded))
+        self._paused = self._paused or (self._live.pauses_after_barrier and not order.barrier.last)
+        self._asked = False
+        self._pass_barrier(order.barrier)
+
+    # Reading.
+
+    def _read(self) -> bool:
+        """Read one chunk of the first partition that has something."""
+        if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
+            return True
+        for partition in self._readable():
+            chunk = self._chunk(partition)
+            if chunk is None:
+                continue
+            if not self._reserved(partition, chunk):
+                partition.stashed = chunk
+                return False
+            self._take(partition, chunk)
+            if chunk.ended:
+                # Of input that continues, the end counts from the barrier on: all later tasks see it at one place.
+                partition.done, partition.ended = self._bounded, not self._bounded
+            self._announce_time()
+            return True
+        return self._look_at_silence()
+
+    def _look_at_idle(self) -> None:
+        """See whether idle partitions have rows again. These are kept until a barrier makes the partition active."""
+        for partition in self._share.partitions.values():
+            if partition.idle and not partition.done and partition.stashed is None:
+                partition.stashed = self._chunk(partition)
+
+    def _look_at_silence(self) -> bool:
+        """Request a barrier when a partition has become silent, or an idle one has rows again."""
+        after_us = self._step.idle_after_us
+        self._looked_us = now_us = self._clock.monotonic_us()
+        if after_us is None or self._asked:
+            return False
+        self._look_at_idle()
+        for partition in self._share.partitions.values():
+            silent = not partition.idle and now_us - partition.heard_us >= after_us
+            if not partition.done and (silent or partition.stashed is not None):
+                self._asked = True
+                self._reports.request_barrier()
+                return True
+        return False
+
+    # At-most-once.
+
+    def _reserved(self, partition: Partition, chunk: Chunk) -> bool:
+        """Mark the rows as used before they move; False: the disk refuses, so they stay."""
+        if self._live.reservation is None or self._timeless:
+            # Rows of a control table may come again: they replace each other by version.
+            return True
+        reserved = self._reserve(partition.name, int(chunk.position), partition.newest_us(self._step, chunk))
+        others = [q for q in self._share.partitions.values() if q is not partition and not q.done]
+        if reserved and chunk.ended and not others:
+            # The last chunk: time moves to its end, and every window comes out.
+            return self._reserve("", 0, TIME_MAX_US)
+        return reserved
+
+    def _reserve(self, partition: str, position: int, time_us: int) -> bool:
+        try:
+            if self._live.reservation is not None:
+                self._live.reservation.reserve(self._step.name, partition, position, time_us)
+        except FatalStorageError:
+            raise
+        except StorageError as error:
+            if not self._refused:
+                log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
+            self._refused = True
+            return False
+        self._refused = False
+        return True
+
+
 def source_cut(parts: Sequence[FrozenSource]) -> SourceCut:
-    """One source's cut, from all its tasks' shares. All of them saw the same barriers, so their stages go together."""
+    """One source's cut, from the shares of all its tasks. All of them saw the same barriers, so their stages correspond."""
     partitions: dict[str, PartitionCut] = {}
     for part in parts:
         partitions |= part.partitions

@@ -112,8 +112,13 @@ class Task(ABC):
         """How long `step` may rest after it did nothing; None: until somebody wakes the task."""
         return None
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether items wait before or after this task."""
+        return bool(self._pending)
+
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
         self.chain.close()
 
     def _flush(self) -> bool:
@@ -190,6 +195,11 @@ class StreamTask(Task):
         """The gate's."""
         return self.gate.watermark_us
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether items wait before or after this task."""
+        return super().in_flight or any(len(channel) for channel in self.gate.channels)
+
     def start(self, *, mute: bool) -> None:
         """After a restore, say again how far time had come.
 
@@ -246,8 +256,6 @@ class LoopTask(StreamTask):
     def __init__(self, parts: TaskParts, gate: Gate) -> None:
         super().__init__(parts, gate)
         self._probe = 0
-        self._deferred: CutHere | None = None
-        """A cut that waits for the loop to run empty."""
         self._probing = False
         self._came_back = False
 
@@ -258,7 +266,7 @@ class LoopTask(StreamTask):
         """As a stream task; and once the input has ended, probe the loop until it is empty."""
         if super().step():
             return True
-        wanted = (self.gate.forward_ended and not self.finished) or self._deferred is not None
+        wanted = self.gate.forward_ended and not self.finished
         if wanted and not self._probing and not self._pending:
             self._send_probe()
             self._flush()
@@ -268,9 +276,6 @@ class LoopTask(StreamTask):
     def _handle(self, event: GateEvent) -> None:
         if isinstance(event, Rows) and event.back:
             self._came_back = True
-        if isinstance(event, CutHere) and event.barrier.drains:
-            self._deferred = event
-            return
         super()._handle(event)
 
     def _on_time(self, us: int, *, idle: bool) -> None:
@@ -282,11 +287,6 @@ class LoopTask(StreamTask):
         self._probing = False
         if self._came_back or any(len(channel) for channel in self.gate.channels):
             # Sent again when there is nothing else to do: a probe must not keep other items from being taken.
-            return
-        if self._deferred is not None:
-            cut, self._deferred = self._deferred, None
-            self.gate.log_anew()
-            super()._handle(cut)
             return
         self.finished = True
         self.chain.on_watermark(TIME_MAX_US)

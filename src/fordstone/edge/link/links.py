@@ -171,11 +171,11 @@ class Links:
         """Return what is stepped beside the engine. Called after recovery."""
         found: list[Steppable] = []
         if self._hub is not None:
-            writer.keep_for(self._hub.acknowledged)
+            writer.stages.retention.keep_for(self._hub.acknowledged)
             found.append(self._hub.sender)
         if self._config.remote is not None:
             self._copier = CheckpointCopier(self._config.remote, self._store, self._clock, keep=self._config.keep)
-            writer.keep_for(self._copier.acknowledged)
+            writer.stages.retention.keep_for(self._copier.acknowledged)
             found.append(self._copier)
         return found
 

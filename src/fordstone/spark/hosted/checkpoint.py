@@ -23,59 +23,30 @@ sake of Spark's state, but lets out what is recorded.
 Invariants: a record is whole when its file is there; it stands until the next epoch is recorded; parts that it names are
 not swept away while it stands.
 
-Write a small file below a checkpoint location, whole or not at all.
-
-A location is a path or any fsspec URL. On a disk the file is durable when the call returns; stores behind URLs show an object
-when all of it is there.
+A location is a path or a URL (`storage.remote`).
 """
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import fsspec
 import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Part
 from fordstone.epochs.manifest import Cut
-from fordstone.errors import CheckpointError, DamagedError, PlanMismatchError
+from fordstone.errors import CheckpointError, DamagedError, PlanMismatchError, StorageError
 from fordstone.protocol.recovery import match_plan
 from fordstone.spark.hosted.packing import decode, encode
-
-
-def write_whole(place: str, data: bytes) -> None:
-    """Put the file there; one that is there already is replaced."""
-    fs, path = fsspec.core.url_to_fs(place)
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-    if "file" in protocols:
-        _write_local(Path(path), data)
-    else:
-        fs.pipe_file(path, data)
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
+from fordstone.storage.remote import open_remote
 
 SEALED_VERSION: Final = 1
 _DIGITS: Final = 12
+_SUFFIX: Final = ".json"
+_SEALED: Final = "fordstone/sealed"
+_CUTS: Final = "fordstone/cuts"
 
 
 class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -99,45 +70,42 @@ class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, slots=True)
 class SealedFiles:
-    """The records below a query's checkpoint location, a path or any fsspec URL."""
+    """The records below a query's checkpoint location."""
 
     root: str
 
     def read(self, epoch: int) -> SealedEpoch | None:
         """The record of an epoch; None: no try at it has come to its end."""
-        fs, path = fsspec.core.url_to_fs(self._record(epoch))
-        if not fs.exists(path):
-            return None
+        place = f"{self.root.rstrip('/')}/{_record(epoch)}"
         try:
-            found = msgspec.json.decode(fs.cat_file(path), type=SealedEpoch)
+            found = msgspec.json.decode(open_remote(self.root).get(_record(epoch)), type=SealedEpoch)
+        except FileNotFoundError:
+            return None
         except msgspec.DecodeError as error:
-            raise DamagedError(
-                f"{self._record(epoch)} is damaged: {error}. Restore the checkpoint location."
-            ) from error
+            raise DamagedError(f"{place} is damaged: {error}. Restore the checkpoint location.") from error
         if found.version != SEALED_VERSION:
-            raise DamagedError(f"{path} has version {found.version}; this fordstone reads version {SEALED_VERSION}.")
+            raise DamagedError(f"{place} has version {found.version}; this fordstone reads version {SEALED_VERSION}.")
         return found
 
     def newest(self) -> SealedEpoch | None:
         """The newest record."""
-        fs, path = fsspec.core.url_to_fs(self._directory())
-        names = [str(name).rpartition("/")[2] for name in fs.ls(path, detail=False)] if fs.exists(path) else []
-        epochs = [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name[0].isdigit()]
-        return self.read(max(epochs)) if epochs else None
+        epochs = _epochs_in(self.root, _SEALED)
+        return self.read(epochs[-1]) if epochs else None
 
     def write(self, sealed: SealedEpoch, frames: Mapping[str, pl.DataFrame]) -> None:
         """Record an epoch, durably. The records before the last one go."""
+        files = open_remote(self.root)
         for sink, frame in frames.items():
-            write_whole(self._rows(sealed, sink), encode(frame))
-        write_whole(self._record(sealed.epoch), msgspec.json.encode(sealed))
+            files.put(_rows(sealed, sink), encode(frame))
+        files.put(_record(sealed.epoch), msgspec.json.encode(sealed))
         self._forget(sealed.epoch - 2)
 
     def frame(self, sealed: SealedEpoch, sink: str) -> pl.DataFrame:
         """The rows that are kept for a sink."""
-        fs, path = fsspec.core.url_to_fs(self._rows(sealed, sink))
+        path = f"{self.root.rstrip('/')}/{_rows(sealed, sink)}"
         try:
-            frame = decode(fs.cat_file(path))
-        except (OSError, pl.exceptions.PolarsError) as error:
+            frame = decode(open_remote(self.root).get(_rows(sealed, sink)))
+        except (OSError, StorageError, pl.exceptions.PolarsError) as error:
             raise DamagedError(f"{path} cannot be read: {error}. Restore the checkpoint location.") from error
         if frame.height != sealed.rows[sink]:
             raise DamagedError(f"{path} has {frame.height} rows, {sealed.rows[sink]} were kept.")
@@ -148,20 +116,24 @@ class SealedFiles:
         if old is None:
             return
         # The record first: without it nobody looks for the rows.
-        for place in (self._record(epoch), *(self._rows(old, sink) for sink in old.rows)):
-            fs, path = fsspec.core.url_to_fs(place)
-            if fs.exists(path):
-                fs.rm_file(path)
+        files = open_remote(self.root)
+        for path in (_record(epoch), *(_rows(old, sink) for sink in old.rows)):
+            files.remove(path)
 
-    def _directory(self) -> str:
-        return f"{self.root.rstrip('/')}/fordstone/sealed"
 
-    def _record(self, epoch: int) -> str:
-        return f"{self._directory()}/{epoch:0{_DIGITS}d}.json"
+def _record(epoch: int) -> str:
+    return f"{_SEALED}/{epoch:0{_DIGITS}d}{_SUFFIX}"
 
-    def _rows(self, sealed: SealedEpoch, sink: str) -> str:
-        at = sorted(sealed.rows).index(sink)
-        return f"{self._directory()}/{sealed.epoch:0{_DIGITS}d}-{sealed.attempt}-{at}.arrow"
+
+def _rows(sealed: SealedEpoch, sink: str) -> str:
+    at = sorted(sealed.rows).index(sink)
+    return f"{_SEALED}/{sealed.epoch:0{_DIGITS}d}-{sealed.attempt}-{at}.arrow"
+
+
+def _epochs_in(root: str, directory: str) -> list[int]:
+    """Return the epochs that have a file of their own in a directory, in order."""
+    names = [name.removesuffix(_SUFFIX) for name in open_remote(root).sizes(directory) if name.endswith(_SUFFIX)]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def sealed_of(
@@ -180,20 +152,18 @@ def sealed_of(
 
 
 KEPT: Final = 200
-_SUFFIX: Final = ".json"
 
 
 @dataclass(frozen=True, slots=True)
 class CutFiles:
-    """The directory of cuts below a query's checkpoint location, a path or any fsspec URL."""
+    """The directory of cuts below a query's checkpoint location."""
 
     root: str
 
     def read(self, epoch: int) -> Cut:
         """The cut behind an epoch."""
-        fs, path = fsspec.core.url_to_fs(self._place(epoch))
         try:
-            data = fs.cat_file(path)
+            data = open_remote(self.root).get(_cut(epoch))
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"the cut of epoch {epoch} is missing ({self._place(epoch)}), so nobody knows where its sources stood. "
@@ -206,34 +176,26 @@ class CutFiles:
 
     def write(self, cut: Cut) -> None:
         """Keep a cut, durably; one that is there already is replaced by the same."""
-        place = self._place(cut.epoch)
-        write_whole(place, msgspec.json.encode(cut))
-        fs, _ = fsspec.core.url_to_fs(place)
-        if cut.epoch > KEPT and fs.exists(self._path(fs, cut.epoch - KEPT)):
-            fs.rm_file(self._path(fs, cut.epoch - KEPT))
+        files = open_remote(self.root)
+        files.put(_cut(cut.epoch), msgspec.json.encode(cut))
+        if cut.epoch > KEPT:
+            files.remove(_cut(cut.epoch - KEPT))
 
     def epochs(self) -> tuple[int, ...]:
         """The epochs whose cuts are there, in order."""
-        fs, path = fsspec.core.url_to_fs(self._directory())
-        if not fs.exists(path):
-            return ()
-        names = [str(name).rpartition("/")[2] for name in fs.ls(path, detail=False)]
-        return tuple(
-            sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX) and name[0].isdigit())
-        )
-
-    def _directory(self) -> str:
-        return f"{self.root.rstrip('/')}/fordstone/cuts"
+        return tuple(_epochs_in(self.root, _CUTS))
 
     def _place(self, epoch: int) -> str:
-        return f"{self._directory()}/{epoch:0{_DIGITS}d}{_SUFFIX}"
+        return f"{self.root.rstrip('/')}/{_cut(epoch)}"
 
-    def _path(self, fs: Any, epoch: int) -> str:
-        return str(fs._strip_protocol(self._place(epoch)))  # noqa: SLF001 - fsspec's own way to a path
+
+def _cut(epoch: int) -> str:
+    return f"{_CUTS}/{epoch:0{_DIGITS}d}{_SUFFIX}"
 
 
 IDENTITY_VERSION: Final = 1
 _FILE: Final = "fordstone/query.json"
+_STOP: Final = "fordstone/stop"
 _LOG: Final = "metadata"
 """What Spark writes first of all, into the location of each stream."""
 
@@ -260,19 +222,19 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class QueryFile:
-    """The file below a checkpoint location, a path or any fsspec URL."""
+    """The file below a checkpoint location."""
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
-        self._fs, self._path = fsspec.core.url_to_fs(f"{checkpoint.rstrip('/')}/{_FILE}")
-        self._root = self._path.removesuffix(f"/{_FILE}")
+        self._path = f"{checkpoint.rstrip('/')}/{_FILE}"
+        self._files = open_remote(checkpoint)
 
     def read(self) -> QueryIdentity | None:
         """What stands there; None: the location is new."""
-        if not self._fs.exists(self._path):
-            return None
         try:
-            found = msgspec.json.decode(self._fs.cat_file(self._path), type=QueryIdentity)
+            found = msgspec.json.decode(self._files.get(_FILE), type=QueryIdentity)
+        except FileNotFoundError:
+            return None
         except msgspec.DecodeError as error:
             raise CheckpointError(
                 f"{self._path} cannot be read: {error}. Restore the checkpoint location, or begin with a new one."
@@ -285,12 +247,11 @@ class QueryFile:
 
     def has(self, path: str) -> bool:
         """Whether Spark has a file of that path below the location."""
-        return bool(self._fs.exists(f"{self._root}/{path}"))
+        return self._files.exists(path)
 
     def write(self, identity: QueryIdentity) -> None:
         """Write it, once, before the query starts."""
-        place = f"{self.checkpoint.rstrip('/')}/{_FILE}"
-        write_whole(place, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+        self._files.put(_FILE, msgspec.json.format(msgspec.json.encode(identity), indent=1))
 
     def checked(self, wanted: QueryIdentity) -> QueryIdentity:
         """The identity to run with: what stands there if it fits, else the wanted one, which then stands there."""
@@ -318,8 +279,7 @@ class QueryFile:
 
     def begun(self) -> bool:
         """Whether a batch was ever planned here, or a batch job came to its end."""
-        names = ("offsets/0", "fordstone/sealed/*.json", "fordstone/cuts/*.json")
-        return any(self._fs.glob(f"{glob.escape(self._root)}/{name}") for name in names)
+        return self.has("offsets/0") or any(_epochs_in(self.checkpoint, one) for one in (_SEALED, _CUTS))
 
     def _used(self) -> bool:
         """Whether a query of Spark's was ever started here."""
@@ -350,22 +310,12 @@ class StopMark:
 
     def put(self) -> None:
         """Begin no further batch."""
-        fs, path = self._place()
-        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        fs.pipe_file(path, b"")
+        open_remote(self.checkpoint).put(_STOP, b"")
 
     def take_away(self) -> None:
         """Go on. Called before a query starts: one that was killed may have left its mark."""
-        fs, path = self._place()
-        if fs.exists(path):
-            fs.rm_file(path)
+        open_remote(self.checkpoint).remove(_STOP)
 
     def stands(self) -> bool:
         """Whether to stop. Asked once a batch."""
-        fs, path = self._place()
-        fs.invalidate_cache()
-        return bool(fs.exists(path))
-
-    def _place(self) -> tuple[Any, str]:
-        fs, path = fsspec.core.url_to_fs(f"{self.checkpoint.rstrip('/')}/fordstone/stop")
-        return fs, str(path)
+        return open_remote(self.checkpoint).exists(_STOP)

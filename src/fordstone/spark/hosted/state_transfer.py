@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import fsspec
 import msgspec
 import polars as pl
 
@@ -41,6 +40,7 @@ from fordstone.spark.hosted.packing import Packed, What, decode, shard_keys, sli
 from fordstone.spark.hosted.plan_batches import partition_watermark_us, time_of
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.storage.disk import OsDisk
+from fordstone.storage.remote import open_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,7 +164,7 @@ def edge_seed(
     manifest = store.manifest(epochs[-1] if epoch is None else epoch)
     digests = step_digests(plan, stream_types(plan))
     steps = check_plan(manifest, plan.digest(), digests, parallelism=0, allow_new_state=allow_new_state)
-    if any(log.items for log in manifest.channels):
+    if manifest.pending or any(log.items for log in manifest.channels):
         raise CheckpointError(
             f"checkpoint {manifest.epoch} of pipeline {plan.pipeline} holds rows in flight between its tasks, which Spark has no place "
             "for. Run it on the edge once more and stop it with SIGTERM: that makes an aligned checkpoint."
@@ -231,11 +231,7 @@ def _committed(checkpoint: str) -> int:
 
 
 def _batches(checkpoint: str, log: str) -> list[int]:
-    fs, path = fsspec.core.url_to_fs(f"{checkpoint.rstrip('/')}/{log}")
-    if not fs.exists(path):
-        return []
-    names = [str(name).rpartition("/")[2] for name in fs.ls(path, detail=False)]
-    return [int(name) for name in names if name.isdigit()]
+    return [int(name) for name in open_remote(checkpoint).sizes(log) if name.isdigit()]
 
 
 def _state(

@@ -7,7 +7,7 @@ import pytest
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import memory
-from fordstone.edge.engine.replay import left_over, varying_sinks
+from fordstone.edge.engine.replay import extra_rows, nondeterministic_sinks
 from fordstone.epochs.manifest import Cut, Segment
 from fordstone.errors import RebuildError
 from fordstone.planner.check import stream_types
@@ -24,13 +24,13 @@ def test_only_sinks_behind_a_sketch_that_depends_on_batches_vary():
     windows.agg(m="median(x)", name="sketched").filter("m > 1").sink("medians", memory([]))
     windows.agg(m="avg(x)", d="count_distinct(x)", name="summed").sink("means", memory([]))
     plan = pipeline.plan()
-    assert varying_sinks(plan, stream_types(plan)) == {"medians"}
+    assert nondeterministic_sinks(plan, stream_types(plan)) == {"medians"}
 
 
 def test_other_values_are_taken_where_they_may_vary_but_not_fewer_or_more_rows():
     sealed, again = pl.DataFrame({"m": [1.0]}), pl.DataFrame({"m": [1.5]})
-    assert left_over(ONE_ROW, "out", [sealed], [again], varies=True) == []
+    assert extra_rows(ONE_ROW, "out", [sealed], [again], nondeterministic=True) == []
     with pytest.raises(RebuildError, match="did not come out again"):
-        left_over(ONE_ROW, "out", [sealed], [again])
+        extra_rows(ONE_ROW, "out", [sealed], [again])
     with pytest.raises(RebuildError, match="1 rows were sealed, 2 came out"):
-        left_over(ONE_ROW, "out", [sealed], [pl.concat([again, again])], varies=True)
+        extra_rows(ONE_ROW, "out", [sealed], [pl.concat([again, again])], nondeterministic=True)
