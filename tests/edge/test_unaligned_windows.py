@@ -19,8 +19,7 @@ from fordstone.errors import PlanMismatchError
 from fordstone.operators.base import ROW_ID
 from fordstone.plan.plan import Plan
 from fordstone.plan.windows import Window
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.planner.graph import build_graph
 
@@ -86,27 +85,6 @@ def expected(partitions: list[list[Row]], of_key: Any) -> pl.DataFrame:
     for key in {row[0] for row in kept}:
         found += of_key(sorted((row for row in kept if row[0] == key), key=lambda row: row[1:]))
     return pl.DataFrame(found, schema=COLUMNS, orient="row")
-
-
-@pytest.mark.parametrize("kind", WINDOWS)
-@pytest.mark.parametrize(
-    ("parallelism", "mode", "batch_rows"), [(1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 30)]
-)
-def test_results_equal_a_plain_loop_whatever_the_batches_tasks_and_barriers(
-    tmp_path, kind, parallelism, mode, batch_rows
-):
-    window, of_key = WINDOWS[kind]
-    partitions = [some_rows(seed, 120) for seed in range(3)]
-    out, late = MemorySink(), MemorySink()
-    pipeline = Pipeline("windows", mode=mode)
-    source = MemorySource([[record(row) for row in rows] for rows in partitions])
-    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-    found = rows.group_by("k").window(window).agg(**AGGREGATES)
-    found.sink("out", memory(out))
-    found.late.sink("late", memory(late))
-    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
-    same_rows(out.rows(), expected(partitions, of_key))
-    assert late.rows().height == in_time(partitions)[1] == report.progress.rows_late > 0
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
