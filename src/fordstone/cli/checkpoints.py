@@ -175,8 +175,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from fordstone.epochs.store import CheckpointStore
     from fordstone.operators.base import OperatorContext
     from fordstone.operators.registry import make_operator
-    from fordstone.planner.check import stream_types
-    from fordstone.planner.digest import step_digests
+    from fordstone.planner.check import step_digests, stream_types
     from fordstone.protocol.recovery import match_plan
     from fordstone.storage.disk import OsDisk
 
