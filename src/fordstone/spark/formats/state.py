@@ -27,8 +27,7 @@ from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan.ids import checked_name
 from fordstone.plan.plan import Plan, read_plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
 from fordstone.spark.formats.options import Options, address_of, client_of, columns, flag, named
 from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
