@@ -100,7 +100,7 @@ def test_sources_are_asked_twice_a_second_at_most():
     for now[0] in range(0, 2 * LOOK_EVERY_US, 50_000):
         reading.look()
     assert source.asked == 2
-    reading.look(anew=True)
+    reading.look(refresh=True)
     assert source.asked == 3
 
 

@@ -1,4 +1,4 @@
-"""What a run tells about itself while it goes on and when it is over. Frozen values, fit to be shown or sent as JSON."""
+"""What a run reports while it runs and when it is over. Frozen values, to be shown or sent as JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands now."""
+    """The state of a run now."""
 
     pipeline: str
     epoch: int
     rows_in: int
     rows_out: int
-    """Let out at sinks by this process."""
+    """Released to sinks by this process."""
     rows_late: int
     rows_rejected: int
     watermark_us: int | None = None
@@ -24,7 +24,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed by this process."""
     given_up: int
     checkpoint_us: int | None = None
-    """How long the last one took to be durable, behind the pipeline's back."""
+    """Time until the last one was durable, while the pipeline ran on."""
     checkpoint_bytes: int | None = None
     pause_us: int | None = None
     """How long the last barrier held up the slowest task."""
@@ -34,11 +34,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing can be sealed now."""
     elapsed_us: int
     share: float | None = None
-    """How much of bounded input lies behind, from 0 to 1, if that can be known."""
+    """Share of bounded input that was read, from 0 to 1, if that can be known."""
     read_bytes: int | None = None
     total_bytes: int | None = None
     stopping: bool = False
-    """Told to stop: the epoch is being finished."""
+    """A stop was requested: the epoch is being finished."""
     outbox_epochs: int = 0
     """Sealed, and not at the hub yet."""
     outbox_bytes: int = 0
@@ -55,7 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     outcome: Literal["ended", "stopped", "already_ended"]
-    """Bounded input was read to its end; told to stop; or there was nothing left to do."""
+    """Bounded input was read to its end; a stop was requested; or there was nothing left to do."""
     progress: Progress
     resumed_from: int | None = None
     """The checkpoint that the run began with."""

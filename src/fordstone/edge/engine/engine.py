@@ -132,7 +132,7 @@ class Engine:
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
-        share, size_bytes = self._read_so_far.look(anew=self.over) if self.config.bounded else (None, None)
+        share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
             epoch=self.writer.epoch,

@@ -25,10 +25,10 @@ class ReadSoFar:
         self._looked_us: int | None = None
         self._found: tuple[float | None, int | None] = (None, None)
 
-    def look(self, *, anew: bool = False) -> tuple[float | None, int | None]:
-        """The share that was read and the size of all input, as far as they are known. `anew`: even if it has just been asked."""
+    def look(self, *, refresh: bool = False) -> tuple[float | None, int | None]:
+        """The share that was read and the size of all input, as far as they are known. `refresh`: even if the sources have just been asked."""
         now_us = self._clock.monotonic_us()
-        if anew or self._looked_us is None or now_us - self._looked_us >= LOOK_EVERY_US:
+        if refresh or self._looked_us is None or now_us - self._looked_us >= LOOK_EVERY_US:
             self._looked_us = now_us
             self._found = self._weighed()
         return self._found
