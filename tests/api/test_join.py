@@ -13,7 +13,7 @@ import pytest
 
 from fordstone import Pipeline, Stream, tumbling
 from fordstone.connectors import MemorySink, files, memory, stdout
-from fordstone.connectors.inline import BYTES_MAX
+from fordstone.connectors.lookup_table import BYTES_MAX
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, SchemaError
 from fordstone.plan import plan as p
 from fordstone.plan.plan import read_plan

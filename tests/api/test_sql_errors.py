@@ -8,7 +8,7 @@ from tests.api.sql_runs import pipeline, refused
 from fordstone import Pipeline
 from fordstone.connectors import memory
 from fordstone.errors import PipelineError
-from fordstone.lang.sql.errors import SHOWN_CHARS_MAX, SqlError
+from fordstone.lang.sql.syntax import SHOWN_CHARS_MAX, SqlError
 
 TEN = "INTERVAL '10' SECOND"
 

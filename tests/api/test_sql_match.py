@@ -8,7 +8,7 @@ from tests.api.sql_runs import pipeline, rows_of
 
 from fordstone import Pipeline
 from fordstone.connectors import memory
-from fordstone.lang.sql.errors import SqlError
+from fordstone.lang.sql.syntax import SqlError
 from fordstone.plan import plan as p
 
 PRICES = [12, 17, 19, 21, 25, 18, 15, 14, 24, 25, 19]

@@ -27,12 +27,13 @@ from fordstone.hub.messages import (
     Streams,
 )
 from fordstone.lang.duration import TIME_MIN_US
+from fordstone.protocol.progress import Counters
 
 NOW_US = 1_800_000_000_000_000
 SECOND_US = 1_000_000
 
 
-def node(name: str, *, seen_s: float = 1, state: str = "running", **facts: Any) -> NodeInfo:
+def node(name: str, *, seen_s: float = 1, state: str = "running", problem: str = "", **facts: Any) -> NodeInfo:
     return NodeInfo(
         node=name,
         pipeline="cold-chain",
@@ -40,7 +41,12 @@ def node(name: str, *, seen_s: float = 1, state: str = "running", **facts: Any) 
         generation=Generation(hub=1, local=2),
         seen_us=NOW_US - int(seen_s * SECOND_US),
         committed_us=NOW_US - 1_500_000,
-        health=Health(state=state, sent_us=NOW_US, rows_in=1_000, **facts),  # type: ignore[arg-type]
+        health=Health(
+            state=state,  # type: ignore[arg-type]
+            sent_us=NOW_US,
+            problem=problem,
+            progress=Counters(rows_in=1_000, **facts),
+        ),
     )
 
 

@@ -49,6 +49,10 @@ class Place:
         found: list[dict[str, Any]] = json.loads(out)["nodes"]
         return found
 
+    def states(self) -> dict[tuple[str, str], str | None]:
+        """The newest state that each pipeline of each node has reported."""
+        return {(one["node"], one["pipeline"]): (one["health"] or {}).get("state") for one in self.nodes()}
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
@@ -73,12 +77,10 @@ def test_each_with_its_token_does_its_part_and_another_machine_takes_over_where_
         *place.with_hub("center", "center", "chain.py", "--on", "edge", "--interval", "200ms", "--state", "c")
     )
     until(lambda: same(place.path), center, "all rows were at the center")
-    (node,) = place.nodes()
-    assert (node["node"], node["pipeline"], node["health"]["state"]) == ("gateway", "cold-chain", "running")
+    until(lambda: place.states() == {("gateway", "cold-chain"): "running"}, first, "the node had reported that it runs")
     stop(first)
-    (node,) = place.nodes()
-    assert node["health"]["state"] == "stopped"
-    head = node["head"]
+    assert place.states() == {("gateway", "cold-chain"): "stopped"}
+    head = place.nodes()[0]["head"]
 
     refused = place.begin(*place.with_hub("gateway", *edge), "--state", "new")
     assert refused.stderr is not None

@@ -13,8 +13,7 @@ import pytest
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
-from fordstone.connectors.files.changelog import rows_of
-from fordstone.connectors.files.rows import SinkRows
+from fordstone.connectors.files.rows import SinkRows, rows_of
 from fordstone.connectors.files.settings import MARK_NAME, file_settings
 from fordstone.connectors.files.sink import FilePartWriter, FileSink
 from fordstone.connectors.registry import open_parts, open_sink

@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Sink, SinkStream
-from fordstone.connectors.files.changelog import latest_of, rows_of
+from fordstone.connectors.files.rows import latest_of, rows_of
 from fordstone.connectors.files.settings import MARK_NAME, file_settings
 from fordstone.connectors.files.sink import FileSink
 from fordstone.connectors.registry import open_sink

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from random import Random
 from typing import Any
 
-from tests.edge.runs import LATENESS_S, START, in_disorder
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_time
 
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, ValueState
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
@@ -78,3 +79,40 @@ def visits(source: MemorySource, out: MemorySink, late: MemorySink | None = None
     if late is not None:
         told.late.sink("late", memory(late))
     return pipeline
+
+
+def by_hand(partitions: list[list[Any]]) -> tuple[Counter[Any], int]:
+    """What `Visits` gives, computed without states and timers; and the number of late rows."""
+    kept, late = in_time(partitions)
+    found: Counter[Any] = Counter()
+    for key in {row[0] for row in kept}:
+        mine = sorted((row for row in kept if row[0] == key), key=lambda row: (row[1], row[2] is not None, row[2] or 0))
+        n, numbers, seven = 0, [], None
+        for place, (_, second, x) in enumerate(mine):
+            n += 1
+            numbers.append((second, x))
+            seven = second + 1 if x == 7 else None if x == 8 else seven
+            found[_row_of(key, second, "row", n, numbers)] += 1
+            following = mine[place + 1][1] if place + 1 < len(mine) else None
+            due = [(second + 4, "over")] + ([(seven, "seven")] if seven is not None else [])
+            for at, name in sorted(due):
+                if following is not None and at >= following:
+                    continue
+                found[_row_of(key, at, name, n or None, numbers)] += 1
+                if name == "over":
+                    n = 0
+                else:
+                    seven = None
+    return found, late
+
+
+def _row_of(key: Any, second: int, what: str, n: int | None, numbers: list[Any]) -> Any:
+    lately = [x for at, x in numbers if x is not None and at + 5 > second]
+    counts: dict[int, list[int]] = {}
+    for at, x in numbers:
+        if x is not None:
+            if x % 3 in counts and counts[x % 3][1] + 30 <= at:
+                del counts[x % 3]
+            counts[x % 3] = [counts.get(x % 3, [0])[0] + 1, at]
+    items = [(rest, count) for rest, (count, at) in counts.items() if at + 30 > second]
+    return (*record((key, second, None))[:2], what, n, f"{lately} {items}")

@@ -55,31 +55,6 @@ def oracle(partitions: list[list[Row]]) -> tuple[pl.DataFrame, int]:
     return pl.DataFrame(found, schema=columns, orient="row"), late
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "mode", "batch_rows"),
-    [
-        (1, "aligned", 1),
-        (1, "aligned", 1000),
-        (3, "aligned", 7),
-        (2, "unaligned", 3),
-        (2, "blocking", 20),
-    ],
-)
-def test_results_equal_a_plain_loop_whatever_the_batches_tasks_and_barriers(tmp_path, parallelism, mode, batch_rows):
-    partitions = [some_rows(seed, 150) for seed in range(3)]
-    out, late = MemorySink(), MemorySink()
-    pipeline = Pipeline("smooth", mode=mode)
-    source = MemorySource([[record(row) for row in rows] for rows in partitions])
-    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-    smooth = rows.group_by("k").ewma(s="x", alpha=ALPHA)
-    smooth.sink("out", memory(out))
-    smooth.late.sink("late", memory(late))
-    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
-    wanted, late_rows = oracle(partitions)
-    same_rows(out.rows(), wanted)
-    assert late.rows().height == late_rows == report.progress.rows_late > 0
-
-
 def test_a_restart_with_other_subtasks_goes_on_with_the_rows_that_wait_and_the_means(tmp_path):
     partitions = [some_rows(seed, 90) for seed in (5, 6)]
     out, source = MemorySink(), MemorySource([[], []])

@@ -22,23 +22,6 @@ from fordstone.planner.check import stream_types
 from fordstone.planner.digest import step_digests
 from fordstone.planner.explain import explain
 
-BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("left", -6, -1), ("right", -4, 2), ("full", -3, 3)]
-
-
-@pytest.mark.parametrize(("how", "from_s", "to_s"), BOUNDS)
-@pytest.mark.parametrize(
-    ("parallelism", "mode", "batch_rows"), [(1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 5)]
-)
-def test_results_equal_one_query_whatever_the_batches_tasks_and_barriers(
-    tmp_path, how, from_s, to_s, parallelism, mode, batch_rows
-):
-    given = Input.of(from_s + 20)
-    given.write(tmp_path)
-    joined = Joined.over(tmp_path, how, from_s, to_s, mode=mode)
-    edge = EdgeSide(joined.pipeline.plan(), joined.pipeline.functions)
-    edge.run(parallelism=parallelism, batch_rows=batch_rows, rng=Random(to_s))
-    joined.check(given, how, from_s, to_s)
-
 
 @pytest.mark.parametrize(("how", "from_s", "to_s"), [("left", -2, 3), ("full", -3, 3)])
 def test_restarts_with_other_numbers_of_subtasks_change_nothing(tmp_path, how, from_s, to_s):

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record, some_rows, visits
-from tests.edge.runs import in_time
+from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, by_hand, record, some_rows, visits
 from tests.simulation.simulator import SimClock
 
 from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
@@ -29,59 +28,8 @@ from fordstone.testing.memory_disk import MemoryDisk
 STEPS_MAX = 50_000
 
 
-def by_hand(partitions: list[list[Any]]) -> tuple[Counter[Any], int]:
-    """What `Visits` gives, told once more without states and timers: rows and silences in order."""
-    kept, late = in_time(partitions)
-    found: Counter[Any] = Counter()
-    for key in {row[0] for row in kept}:
-        mine = sorted((row for row in kept if row[0] == key), key=lambda row: (row[1], row[2] is not None, row[2] or 0))
-        n, numbers, seven = 0, [], None
-        for place, (_, second, x) in enumerate(mine):
-            n += 1
-            numbers.append((second, x))
-            seven = second + 1 if x == 7 else None if x == 8 else seven
-            found[told(key, second, "row", n, numbers)] += 1
-            following = mine[place + 1][1] if place + 1 < len(mine) else None
-            due = [(second + 4, "over")] + ([(seven, "seven")] if seven is not None else [])
-            for at, name in sorted(due):
-                if following is not None and at >= following:
-                    continue
-                found[told(key, at, name, n or None, numbers)] += 1
-                if name == "over":
-                    n = 0
-                else:
-                    seven = None
-    return found, late
-
-
-def told(key: Any, second: int, what: str, n: int | None, numbers: list[Any]) -> Any:
-    lately = [x for at, x in numbers if x is not None and at + 5 > second]
-    counts: dict[int, list[int]] = {}
-    for at, x in numbers:
-        if x is not None:
-            if x % 3 in counts and counts[x % 3][1] + 30 <= at:
-                del counts[x % 3]
-            counts[x % 3] = [counts.get(x % 3, [0])[0] + 1, at]
-    items = [(rest, count) for rest, (count, at) in counts.items() if at + 30 > second]
-    return (*record((key, second, None))[:2], what, n, f"{lately} {items}")
-
-
 def rows_of(sink: MemorySink) -> Counter[Any]:
     return Counter(sink.rows().select(list(TOLD)).rows()) if sink.released else Counter()
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "mode", "batch_rows"),
-    [(1, "aligned", 1), (2, "aligned", 7), (2, "unaligned", 3), (2, "blocking", 1000)],
-)
-def test_results_equal_those_by_hand_whatever_the_batches_tasks_and_barriers(tmp_path, parallelism, mode, batch_rows):
-    partitions = [some_rows(seed, 100) for seed in range(3)]
-    out, late = MemorySink(), MemorySink()
-    pipeline = visits(MemorySource([[record(row) for row in rows] for rows in partitions]), out, late, mode=mode)
-    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
-    wanted, late_rows = by_hand(partitions)
-    assert rows_of(out) == wanted
-    assert late.rows().height == late_rows == report.progress.rows_late > 0
 
 
 # Crashes, with a clock and a disk of our own.

@@ -228,7 +228,7 @@ def test_state_that_the_hub_has_is_not_sent_again():
 
 
 def test_behind_all_segments_are_sent_and_only_the_last_manifest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fordstone.edge.link.sender.EPOCHS_A_COMMIT_MAX", 100)
+    monkeypatch.setattr("fordstone.edge.link.sender.EPOCHS_PER_COMMIT_MAX", 100)
     node = Node()
     node.seal(250)
     node.send()

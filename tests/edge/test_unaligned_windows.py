@@ -89,27 +89,6 @@ def expected(partitions: list[list[Row]], of_key: Any) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-@pytest.mark.parametrize(
-    ("parallelism", "mode", "batch_rows"), [(1, "aligned", 1000), (2, "aligned", 7), (2, "unaligned", 30)]
-)
-def test_results_equal_a_plain_loop_whatever_the_batches_tasks_and_barriers(
-    tmp_path, kind, parallelism, mode, batch_rows
-):
-    window, of_key = WINDOWS[kind]
-    partitions = [some_rows(seed, 120) for seed in range(3)]
-    out, late = MemorySink(), MemorySink()
-    pipeline = Pipeline("windows", mode=mode)
-    source = MemorySource([[record(row) for row in rows] for rows in partitions])
-    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-    found = rows.group_by("k").window(window).agg(**AGGREGATES)
-    found.sink("out", memory(out))
-    found.late.sink("late", memory(late))
-    report = pipeline.run(state=tmp_path, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
-    same_rows(out.rows(), expected(partitions, of_key))
-    assert late.rows().height == in_time(partitions)[1] == report.progress.rows_late > 0
-
-
-@pytest.mark.parametrize("kind", WINDOWS)
 def test_a_restart_with_other_subtasks_goes_on_with_what_was_open(tmp_path, kind):
     window, of_key = WINDOWS[kind]
     partitions = [some_rows(seed, 90) for seed in (5, 6)]

@@ -170,8 +170,8 @@ def test_names_inside_of_a_commit_are_checked_too(place: Place) -> None:
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        ("", "answers only to those who have a token, and the request has none"),
-        ("fst_" + "x" * 43, "does not know this token"),
+        ("", "answers only requests with a token, and this one has none"),
+        ("fst_" + "x" * 43, "does not have this token"),
         ("old", "the token old has been revoked"),
     ],
     ids=["missing", "wrong", "revoked"],
@@ -256,7 +256,7 @@ def test_slow_clients_are_sent_away_and_hold_nobody_up(place: Place, faults: Cal
             answered = answer_of(sock)
             assert answered.status == 408
             assert "the body came too slowly" in answered.message
-            assert "Look at the network, then send it again" in answered.message
+            assert "Check the network, then send it again" in answered.message
     finally:
         for sock in slow:
             sock.close()

@@ -31,6 +31,7 @@ from fordstone.hub.messages import (
     StreamSegment,
 )
 from fordstone.lang.duration import TIME_MAX_US
+from fordstone.protocol.progress import Counters
 
 PATIENCE_S = 10.0
 DIGEST = "0" * 64
@@ -382,7 +383,11 @@ def test_what_people_ask_for(node: Node) -> None:
     other.lease(local=4)
     other.commit(entry(1, watermark_us=-5))
     client.consumer("p", "spark", ConsumerPosition(streams={"s": {"n": 2}}))
-    client.report_health("n", "p", Health(state="running", sent_us=9, epoch=3, problem="\x1b[2J\n\u202e" + "x" * 9_999))
+    client.report_health(
+        "n",
+        "p",
+        Health(state="running", sent_us=9, progress=Counters(epoch=3), problem="\x1b[2J\n\u202e" + "x" * 9_999),
+    )
     client.report_health("silent", "q", Health(state="failed", sent_us=9))
     (stream,) = client.streams().streams
     assert (stream.nodes, stream.epochs, stream.rows, stream.watermark_us) == (2, 4, 4, -5)

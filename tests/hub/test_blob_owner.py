@@ -10,7 +10,7 @@ import pytest
 from tests.hub.started import SECONDS_MAX, start, started
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.store.blob_owner import ID_NAME, claim
+from fordstone.hub.store.blobs import ID_NAME, claim
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -24,6 +24,11 @@ def test_a_store_belongs_to_the_hub_that_came_first_and_to_it_again_after_a_rest
     with pytest.raises(ConfigError, match="another hub"):
         claim(url, tmp_path / "b")
     claim(url, tmp_path / "a")
+
+
+def test_the_id_is_beside_the_blobs_even_if_the_path_has_a_space(tmp_path: Path) -> None:
+    claim((tmp_path / "the store").as_uri(), tmp_path / "a")
+    assert (tmp_path / "the store" / ID_NAME).exists()
 
 
 def test_a_hub_may_move_to_another_store(tmp_path: Path, url: str) -> None:

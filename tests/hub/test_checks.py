@@ -7,7 +7,7 @@ from tests.hub.sending import commit_of
 
 from fordstone.hub.messages import Commit, EpochEntry, StreamSegment
 from fordstone.hub.rejection import Rejection
-from fordstone.hub.server.checks import NAMES_MAX, SEGMENTS_A_COMMIT_MAX, check_commit
+from fordstone.hub.server.checks import NAMES_MAX, SEGMENTS_PER_COMMIT_MAX, check_commit
 from fordstone.protocol.sending import COMMIT_RUNS_MAX
 
 
@@ -25,9 +25,9 @@ def commit_with(segments: int) -> Commit:
 
 
 def test_segments_without_rows_are_bounded_too_since_each_keeps_the_only_writer_busy():
-    most = commit_with(SEGMENTS_A_COMMIT_MAX)
+    most = commit_with(SEGMENTS_PER_COMMIT_MAX)
     check_commit(most, 1, len(most.epochs))
-    beyond = commit_with(SEGMENTS_A_COMMIT_MAX + 1)
+    beyond = commit_with(SEGMENTS_PER_COMMIT_MAX + 1)
     with pytest.raises(Rejection, match="segments") as raised:
         check_commit(beyond, 1, len(beyond.epochs))
     assert raised.value.refusal.error == "bad_request"
@@ -35,4 +35,4 @@ def test_segments_without_rows_are_bounded_too_since_each_keeps_the_only_writer_
 
 def test_what_a_node_folds_into_one_commit_is_within_what_the_hub_takes():
     # A range ends with the epoch before the one that would be too much, but has at least one.
-    assert max(COMMIT_RUNS_MAX, NAMES_MAX) <= SEGMENTS_A_COMMIT_MAX
+    assert max(COMMIT_RUNS_MAX, NAMES_MAX) <= SEGMENTS_PER_COMMIT_MAX

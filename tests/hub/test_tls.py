@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import subprocess
@@ -17,9 +16,8 @@ from tests.hub.started import SECONDS_MAX, Started, start, started
 from fordstone.errors import ConfigError, HubError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.server import serve
 from fordstone.hub.server.auth import TokenFile
-from fordstone.hub.server.serve import Loop, tls_context
+from fordstone.hub.server.serve import tls_context
 
 
 @pytest.fixture(scope="module")
@@ -152,20 +150,3 @@ def test_a_key_with_a_password_is_refused_without_asking_for_it(tmp_path, pem):
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(ConfigError, match="locked with a password"):
         tls_context(pem[0], tmp_path / "locked.key")
-
-
-def test_who_never_shakes_hands_is_cut_off(pem, monkeypatch):
-    monkeypatch.setattr(serve, "HANDSHAKE_SECONDS_MAX", 0.05)
-
-    async def go() -> bytes:
-        loop = asyncio.get_running_loop()
-        context = tls_context(pem[0], pem[1])
-        async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context) as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-            async with asyncio.timeout(SECONDS_MAX):
-                rest = await reader.read()
-            writer.close()
-            return rest
-
-    with asyncio.Runner(loop_factory=Loop) as runner:
-        assert runner.run(go()) == b""

@@ -15,7 +15,7 @@ from fordstone.hub.store import retention
 def small_bounds() -> Iterator[None]:
     """Make bounds small that are not reached otherwise."""
     with (
-        patch.object(sending, "EPOCHS_A_COMMIT_MAX", 3),
+        patch.object(sending, "EPOCHS_PER_COMMIT_MAX", 3),
         patch.object(sending, "ASK_ABOVE_BLOBS", 0),
         patch.object(control_log, "FOLD_FILES_MIN", 3),
         patch.object(control_publish, "SNAPSHOT_EVERY", 3),

@@ -13,7 +13,7 @@ from tests.spark.pipelines import read_all
 from tests.spark.runs import EachSeed, Trial, compare, out_of, out_of_files, small_values
 
 from fordstone.connectors import ConnectorSpec, files
-from fordstone.connectors.files.changelog import rows
+from fordstone.connectors.files.rows import rows
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -1,21 +1,18 @@
-"""Keyed functions hosted on Spark, without a JVM: what the edge gives, with small micro-batches, deaths, and as a batch job."""
+"""Keyed functions hosted on Spark: timers by the clock, and functions that cannot be imported. Results: tests/cases."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
-from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record, some_rows
+from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record
 from tests.edge.runs import LATENESS_S
 from tests.spark.micro import MicroSpark
 from tests.spark.micro_state import Fate, Handle
-from tests.spark.small_batches import run_with_deaths
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
@@ -43,29 +40,6 @@ def visits(path: str, function: type[Visits] = Visits) -> tuple[Pipeline, Memory
     told.sink("out", memory(out))
     told.late.sink("late", memory(late))
     return pipeline, out, late
-
-
-def rows_of(*sinks: MemorySink) -> list[Counter[Any]]:
-    return [Counter(sink.rows().rows()) for sink in sinks]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_hosted_function_gives_what_the_edge_gives(seed, tmp_path):
-    path = write(tmp_path / "in", [some_rows(seed + number, 50) for number in (100, 200)])
-    pipeline, *edge = visits(path)
-    pipeline.run(state=tmp_path / "edge", bounded=True, batch_rows=7, interval="5ms")
-    wanted = rows_of(*edge)
-    assert all(wanted)
-
-    rng, spark = Random(seed), MicroSpark(seed)
-    pipeline, *hosted = visits(path)
-    options: dict[str, Any] = {"shards": rng.randint(1, 3), "batch_rows": rng.choice((2, 100))}
-    run_with_deaths(spark, pipeline, rng, deaths=3, within=(20, 120), state=tmp_path / "stream", rows_max=20, **options)
-    assert rows_of(*hosted) == wanted
-
-    pipeline, *batch = visits(path)
-    spark.run_batch(pipeline.plan(), pipeline.functions, state=tmp_path / "batch", **options)
-    assert rows_of(*batch) == wanted
 
 
 def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_nothing_to_read(tmp_path, monkeypatch):

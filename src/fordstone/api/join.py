@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import polars as pl
 
 from fordstone.connectors.base import live_of
-from fordstone.connectors.inline import inline_spec
-from fordstone.connectors.lookup_table import read_table
+from fordstone.connectors.lookup_table import inline_spec, read_table
 from fordstone.connectors.memory import memory
 from fordstone.connectors.registry import source_delivery
 from fordstone.errors import ConfigError, FordstoneError, PipelineError

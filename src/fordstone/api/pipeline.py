@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from fordstone.api.control import ControlTable
-from fordstone.api.stream import Stream
+from fordstone.api.stream import ControlTable, Stream
 from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema

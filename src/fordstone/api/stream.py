@@ -6,6 +6,7 @@ A step is checked when it is added. Nothing runs until the pipeline is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -14,7 +15,6 @@ from sqlglot import exp
 
 from fordstone.api.aggregate import Aggregated, named_aggregate
 from fordstone.api.column import Column
-from fordstone.api.control import ControlTable
 from fordstone.api.join import On, Span, TableRows, join_columns_of, join_step, latest_step, lookup_step
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
@@ -30,6 +30,21 @@ from fordstone.plan.windows import Sliding, Tumbling, Window
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlTable:
+    """A table that the center writes (`to_edges`) and every node reads (`join_control`). Made by `Pipeline.control`."""
+
+    pipeline: Pipeline
+    name: str
+    schema: Schema
+    keys: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.schema.items())
+        return f"ControlTable({self.name}: {columns}; key {', '.join(self.keys)})"
+
 
 Expr = str | Column
 Record = dict[str, Any]

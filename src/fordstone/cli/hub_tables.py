@@ -264,7 +264,7 @@ def _watch(look: Callable[[], Table]) -> None:
 def _reported(health: Health | None) -> tuple[str, str, str]:
     if health is None:
         return "", "", ""
-    return fmt.count(health.rows_in), outbox_text(health), safe(health.problem)
+    return fmt.count(health.progress.rows_in), outbox_text(health.progress), safe(health.problem)
 
 
 def _age(then_us: int, now_us: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.delta.connector import delta_spec
-from fordstone.connectors.files.changelog import latest, rows
+from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files_spec
 from fordstone.connectors.files.source import FilesKind as _FilesKind
 from fordstone.connectors.generator import generator_spec

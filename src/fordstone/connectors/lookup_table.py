@@ -1,24 +1,108 @@
-"""Read a whole table through a connector, for lookups.
+"""The tables of lookups: read whole through a connector, or stored in the plan itself (the kind `inline`, for small ones).
 
-Tables in files and in the plan are kept for the life of the process, a few of them, by what they are: their settings, and the
-sizes and times of their files. On Spark every task of every micro-batch makes new operators, and asks again.
+A few tables are cached for the life of the process, keyed by their settings and the sizes and times of their files, because on
+Spark every task of every micro-batch makes new operators.
+
+Values of `inline` are plain JSON: times and dates as ISO-8601 text, decimals as text, binary as base64, and numbers that JSON lacks
+(NaN, infinities) as text too. Reads as bounded input does, from one partition.
 """
 
 from __future__ import annotations
 
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import ConnectorSpec, Source, SourceOptions
+from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, OpenContext, Source, SourceOptions
 from fordstone.connectors.files.source import FileSource
-from fordstone.connectors.inline import KIND as INLINE
+from fordstone.connectors.memory import MemoryKind, memory
 from fordstone.connectors.registry import open_source
-from fordstone.errors import SourceError
-from fordstone.lang.schema import Schema
+from fordstone.errors import ConfigError, SourceError
+from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
+
+INLINE: Final = "inline"
+BYTES_MAX: Final = 1 << 20
+"""A plan is stored, sent and compared whole: larger tables belong in files."""
+
+
+class InlineKind(ConnectorKind):
+    """The kind `inline`."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Rows stay, so replay is exact."""
+        del spec
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
+        """Open the rows that the spec holds."""
+        return MemoryKind().open_source(memory([_decoded(spec, options.schema)]), options, context)
+
+
+def inline_spec(frame: pl.DataFrame) -> ConnectorSpec:
+    """Rows as a connector. Raises `ConfigError` for more than a plan should hold."""
+    columns = {name: [_plain(value) for value in frame.get_column(name).to_list()] for name in frame.columns}
+    size = len(msgspec.json.encode(columns))
+    if size > BYTES_MAX:
+        raise ConfigError(
+            f"{frame.height:,} rows of {size:,} bytes are too many to stand in a plan, which holds {BYTES_MAX:,} bytes at most. "
+            'Write them to a file and give that: files("table.parquet").'
+        )
+    return ConnectorSpec(kind=INLINE, options={"columns": columns})
+
+
+def _decoded(spec: ConnectorSpec, schema: Schema) -> pl.DataFrame:
+    given = spec.options.get("columns")
+    if not isinstance(given, Mapping) or not all(name in given for name in schema):
+        raise ConfigError(f"connector {INLINE!r}: options has no column lists for {', '.join(schema)}.")
+    columns: dict[str, Sequence[Any]] = {
+        name: [_valued(value, kind) for value in given[name]] for name, kind in schema.items()
+    }
+    return pl.DataFrame(columns, schema=schema.polars)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return str(value)
+        case datetime() | date():
+            return value.isoformat()
+        case list():
+            return [_plain(one) for one in value]
+        case _:
+            return value
+
+
+def _valued(value: Any, kind: DataType) -> Any:
+    if value is None:
+        return None
+    if kind.element is not None:
+        return [_valued(one, kind.element) for one in value]
+    match kind.name:
+        case "float" | "double":
+            return float(value)
+        case "binary":
+            return base64.b64decode(value)
+        case "decimal":
+            return Decimal(value)
+        case "date":
+            return date.fromisoformat(value)
+        case "timestamp":
+            return datetime.fromisoformat(value)
+        case _:
+            return value
+
 
 TABLES_KEPT: Final = 8
 _READ_ROWS: Final = 1 << 16

@@ -35,7 +35,7 @@ _OURS: Final = {
     "files": ("fordstone.connectors.files.source", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "hub": ("fordstone.connectors.hub.stream", "HubKind"),
-    "inline": ("fordstone.connectors.inline", "InlineKind"),
+    "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }

@@ -1,7 +1,7 @@
-"""What nodes, hub and center say to each other: JSON bodies over HTTP, frozen and strict.
+"""The messages between nodes, hub and center: JSON bodies over HTTP, frozen and strict.
 
-Blobs (runs, segments, manifests) travel apart, named by their digest, and are never looked into by the hub. Every name
-and number here has a bound; `messages` says what a body looks like, `protocol.delivery` and `protocol.lease` what follows from it.
+Blobs (runs, segments, manifests) are sent apart, named by their digest, and the hub never reads their content. Every name
+and number has a bound, which the hub's `checks` enforce; `protocol.delivery` and `protocol.lease` decide what follows.
 
 Times are microseconds, UTC.
 """
@@ -14,17 +14,18 @@ from typing import Final, Literal
 import msgspec
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
 API: Final = "/v1"
-EPOCHS_A_COMMIT_MAX: Final = 1_000
-"""So many epochs are folded into one commit at most."""
-RUNS_A_COMMIT_MAX: Final = 100_000
+EPOCHS_PER_COMMIT_MAX: Final = 1_000
+"""Maximum number of epochs in one commit."""
+RUNS_PER_COMMIT_MAX: Final = 100_000
 BLOB_BYTES_MAX: Final = 256 << 20
 BODY_BYTES_MAX: Final = 16 << 20
-"""Of a JSON body."""
+"""Maximum size of a JSON body."""
 WAIT_SECONDS_MAX: Final = 60.0
-"""Of a long poll."""
+"""Maximum wait of a long poll."""
 PAGE_ENTRIES_MAX: Final = 10_000
 
 
@@ -33,22 +34,22 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, order=True):
-    """The fencing number of whoever owns a pipeline on a node: the hub's, then the local incarnation (rule 18)."""
+    """The fencing number of the owner of a pipeline on a node: the hub's, then the local incarnation (rule 18)."""
 
     hub: int
     local: int
 
 
 class StreamSegment(Message, frozen=True):
-    """The rows of one stream in one epoch, and how far its time has come behind them."""
+    """The rows of one stream in one epoch, and the watermark after them."""
 
     runs: tuple[RunRef, ...]
     watermark_us: int = TIME_MIN_US
-    """`TIME_MAX_US`: nothing will follow."""
+    """`TIME_MAX_US`: the stream has ended."""
 
 
 class EpochEntry(Message, frozen=True):
-    """One sealed epoch of a node, as it crosses."""
+    """One sealed epoch of a node, as it is sent."""
 
     epoch: int
     streams: dict[str, StreamSegment]
@@ -59,7 +60,7 @@ class EpochEntry(Message, frozen=True):
     """The version of each control table that the node had taken when this epoch ended."""
 
     def digest(self) -> str:
-        """What tells this content from any other."""
+        """Return a digest of the content."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
 
@@ -88,7 +89,7 @@ class Committed(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """The body of every answer that is not 2xx."""
+    """The body of every response that is not 2xx."""
 
     error: Literal[
         "gap", "other_content", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
@@ -109,7 +110,7 @@ class LeaseRequest(Message, frozen=True):
     local: int
     """The incarnation: one more with every start, fsynced."""
     take_over: bool = False
-    """Shut out whoever held it. Without, another holder's lease is respected (`held`): at level `restart` it never runs out."""
+    """Fence the previous holder. Otherwise another holder's lease is respected (`held`); it never expires."""
 
 
 class Lease(Message, frozen=True):
@@ -121,7 +122,7 @@ class Lease(Message, frozen=True):
 
 
 class Head(Message, frozen=True):
-    """`GET .../head`: where the node stands at the hub."""
+    """`GET .../head`: the node's newest epoch at the hub."""
 
     epoch: int = 0
     digest: str = ""
@@ -148,11 +149,11 @@ class StreamPage(Message, frozen=True):
 
     epochs: tuple[StreamEpoch, ...]
     next: int
-    """What to ask with next."""
+    """The `after` of the next request."""
     more: bool = False
     """There is more already."""
     blobs: str | None = None
-    """An fsspec URL at which blobs lie as `<digest[:2]>/<digest>`: who reaches it reads there. None: only through the hub."""
+    """An fsspec URL with blobs as `<digest[:2]>/<digest>`, for readers that can reach it. None: only through the hub."""
 
 
 class ConsumerPosition(Message, frozen=True):
@@ -164,16 +165,16 @@ class ConsumerPosition(Message, frozen=True):
 class ControlPublish(Message, frozen=True):
     """`POST /pipelines/{p}/control/{name}`: a version of a control table; idempotent by (owner, batch), gaps allowed.
 
-    The hub gives each owner a generation when it first publishes; an older one is shut out (`stale_generation`).
+    The hub gives each owner a generation when it first publishes; an older owner is fenced (`stale_generation`).
     """
 
     owner: str
-    """Random, kept with the publisher's checkpoint: a checkpoint made anew is another owner."""
+    """Random, kept with the publisher's checkpoint: a new checkpoint is another owner."""
     batch: int
     blob: RunRef
-    """Rows: the table's columns and `__op` ('upsert' or 'delete')."""
+    """Its rows have the table's columns and `__op` ('upsert' or 'delete')."""
     snapshot: bool = False
-    """The whole table rather than what changed."""
+    """The whole table rather than the changes."""
 
 
 class ControlVersion(Message, frozen=True):
@@ -190,7 +191,7 @@ class ControlVersion(Message, frozen=True):
 class ControlPage(Message, frozen=True):
     """`GET /pipelines/{p}/control/{name}?after=V&wait=SECONDS` (long poll).
 
-    Versions after V in order; or, where V is older than what is kept (and for 0), from the newest snapshot on.
+    Versions after V in order; if V is 0 or older than what is kept, from the newest snapshot on.
     """
 
     versions: tuple[ControlVersion, ...]
@@ -198,18 +199,15 @@ class ControlPage(Message, frozen=True):
     blobs: str | None = None
 
 
-class Health(Message, frozen=True):
-    """`PUT /nodes/{node}/health/{pipeline}`: how a node is, by its own word, about every ten seconds and when it changes."""
+HealthState = Literal["starting", "running", "waiting", "failed", "stopped"]
 
-    state: Literal["starting", "running", "waiting", "failed", "stopped"]
+
+class Health(Message, frozen=True):
+    """`PUT /nodes/{node}/health/{pipeline}`: the state that a node reports, about every ten seconds and when it changes."""
+
+    state: HealthState
     sent_us: int
-    epoch: int = 0
-    rows_in: int = 0
-    rows_late: int = 0
-    watermark_us: int | None = None
-    outbox_epochs: int = 0
-    outbox_bytes: int = 0
-    restarts: int = 0
+    progress: Counters = Counters()
     problem: str = ""
     version: str = ""
 
@@ -222,7 +220,7 @@ class NodeInfo(Message, frozen=True):
     head: int
     generation: Generation | None
     seen_us: int
-    """When the hub last heard of it."""
+    """When the node last contacted the hub."""
     committed_us: int | None
     health: Health | None = None
 
@@ -240,7 +238,7 @@ class StreamInfo(Message, frozen=True):
     watermark_us: int
     """The least over the nodes."""
     consumers: dict[str, int]
-    """How many epochs each has still to read."""
+    """Number of epochs that each consumer has still to read."""
 
 
 class EpochInfo(Message, frozen=True):
@@ -279,7 +277,7 @@ class Epochs(Message, frozen=True):
 
 
 class Digests(Message, frozen=True):
-    """`POST /blobs/missing`: which of these does the hub not have? Answered by the same."""
+    """`POST /blobs/missing`: which of these does the hub not have? The response is the same message."""
 
     digests: tuple[str, ...]
 

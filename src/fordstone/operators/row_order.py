@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import LATE, Emit, Emits

@@ -19,7 +19,7 @@ import polars as pl
 from fordstone.connectors.base import Chunk, Idleness, Reader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position

@@ -37,7 +37,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.state.backend import Buffer, Timeline
 from fordstone.state.base import Piece, PieceList, RunRef, State
 from fordstone.state.compaction import worth_folding

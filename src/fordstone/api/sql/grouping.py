@@ -18,8 +18,7 @@ from fordstone.api.stream import Grouped, Stream
 from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.expression import parse, parse_predicate
-from fordstone.lang.sql.errors import SqlError, placed
-from fordstone.lang.sql.syntax import Expr, Select, WindowCall, Windowed
+from fordstone.lang.sql.syntax import Expr, Select, SqlError, WindowCall, Windowed, placed
 from fordstone.plan import plan as p
 from fordstone.plan.windows import Window
 

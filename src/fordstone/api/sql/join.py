@@ -14,8 +14,7 @@ from fordstone.api.stream import Stream
 from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate
-from fordstone.lang.sql.errors import SqlError, placed
-from fordstone.lang.sql.syntax import Join
+from fordstone.lang.sql.syntax import Join, SqlError, placed
 from fordstone.operators.join.check import JoinColumns, join_columns
 from fordstone.plan.stream_type import EventTime
 

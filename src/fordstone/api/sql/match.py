@@ -10,8 +10,7 @@ from fordstone.api.sql.scope import Scope, column_name, event_time, span_us
 from fordstone.api.stream import Stream
 from fordstone.errors import ExpressionError
 from fordstone.lang.dialect import DIALECT, offset_of, quoted_name, read
-from fordstone.lang.sql.errors import SqlError, placed
-from fordstone.lang.sql.syntax import Expr, Matched, Name, PatternPart
+from fordstone.lang.sql.syntax import Expr, Matched, Name, PatternPart, SqlError, placed
 from fordstone.plan import plan as p
 
 _ELSEWHERE: Final = {

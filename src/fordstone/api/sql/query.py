@@ -20,9 +20,20 @@ from fordstone.api.stream import Stream
 from fordstone.errors import PipelineError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import Expression, parse, parse_predicate, split_alias
-from fordstone.lang.sql.errors import SqlError, placed
 from fordstone.lang.sql.parser import read_query
-from fordstone.lang.sql.syntax import Derived, Expr, Matched, Named, Query, Select, Star, Table, Windowed
+from fordstone.lang.sql.syntax import (
+    Derived,
+    Expr,
+    Matched,
+    Named,
+    Query,
+    Select,
+    SqlError,
+    Star,
+    Table,
+    Windowed,
+    placed,
+)
 from fordstone.plan import plan as p
 
 if TYPE_CHECKING:

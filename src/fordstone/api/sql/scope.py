@@ -17,8 +17,7 @@ from fordstone.api.stream import Stream
 from fordstone.lang.coercion import ClashError
 from fordstone.lang.constants import interval
 from fordstone.lang.dialect import offset_of
-from fordstone.lang.sql.errors import SqlError, placed
-from fordstone.lang.sql.syntax import Expr, WindowCall, WindowKind
+from fordstone.lang.sql.syntax import Expr, SqlError, WindowCall, WindowKind, placed
 from fordstone.lang.term import YEAR_MONTH
 from fordstone.plan.stream_type import EventTime
 from fordstone.plan.windows import Window

@@ -27,6 +27,7 @@ from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
+    from fordstone.protocol.progress import Counters
     from fordstone.runtime.progress import Progress, Report
 
 JSON_EVERY_US: Final = 1_000_000
@@ -251,8 +252,8 @@ def notices_of(progress: Progress) -> list[str]:
     return found
 
 
-def outbox_text(progress: Any) -> str:
-    """What waits for the hub, of a `Progress` or a `Health`."""
+def outbox_text(progress: Counters) -> str:
+    """The epochs that wait for the hub."""
     if not progress.outbox_epochs:
         return "empty"
     return f"{fmt.count(progress.outbox_epochs, 'epoch')}, {fmt.size(progress.outbox_bytes)}"

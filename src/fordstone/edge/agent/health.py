@@ -10,7 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from fordstone.errors import HubError
-from fordstone.hub.messages import Health
+from fordstone.hub.messages import Health, HealthState
+from fordstone.protocol.progress import Counters
 
 if TYPE_CHECKING:
     from fordstone.runtime.clock import Clock
@@ -22,7 +23,7 @@ HEALTH_EVERY_US: Final = 10_000_000
 PROBLEM_CHARS_MAX: Final = 500
 CHANGES_EVERY_S: Final = 1.0
 """Minimum interval between two reports."""
-LAST_REPORT_S: Final = 2.0
+LAST_REPORT_S: Final = 5.0
 """Timeout of the last report, at the end of a run."""
 
 
@@ -44,7 +45,7 @@ class HealthReporter:
         self._clock = clock
         self._version = version
         self._progress: Progress | None = None
-        self._end: tuple[str, str] | None = None
+        self._end: tuple[HealthState, str] | None = None
         self._sent: Health | None = None
         self._sent_us: int | None = None
         self._failing = False
@@ -86,21 +87,12 @@ class HealthReporter:
     def now(self) -> Health:
         """Return the report that would be sent now."""
         state, problem = self._end or _state_of(self._progress)
-        facts = self._progress
-        common = {"state": state, "sent_us": self._clock.wall_us(), "version": self._version}
-        problem = " ".join(problem.split())[:PROBLEM_CHARS_MAX]
-        if facts is None:
-            return Health(**common, problem=problem)  # type: ignore[arg-type]  # one of the states
         return Health(
-            **common,  # type: ignore[arg-type]  # likewise
-            epoch=facts.epoch,
-            rows_in=facts.rows_in,
-            rows_late=facts.rows_late,
-            watermark_us=facts.watermark_us,
-            outbox_epochs=facts.outbox_epochs,
-            outbox_bytes=facts.outbox_bytes,
-            restarts=facts.restarts,
-            problem=problem,
+            state=state,
+            sent_us=self._clock.wall_us(),
+            version=self._version,
+            progress=Counters() if self._progress is None else self._progress.counters(),
+            problem=" ".join(problem.split())[:PROBLEM_CHARS_MAX],
         )
 
     def __enter__(self) -> Self:
@@ -132,7 +124,7 @@ class HealthReporter:
             self._changed.wait(HEALTH_EVERY_US / 1e6)
 
 
-def _state_of(progress: Progress | None) -> tuple[str, str]:
+def _state_of(progress: Progress | None) -> tuple[HealthState, str]:
     """Return the node's state and its problem."""
     if progress is None:
         return "starting", ""

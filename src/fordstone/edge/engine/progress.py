@@ -1,4 +1,4 @@
-"""How much of bounded input has been read: for progress bars, and for nothing that decides anything."""
+"""The share of bounded input that was read. Only progress bars use it; no decision depends on it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.runtime.clock import Clock
 
 LOOK_EVERY_US: Final = 500_000
-"""There may be many thousands of files."""
+"""Minimum interval between two looks: there may be thousands of files."""
 
 
 class ReadSoFar:
-    """Looks at sources and the tasks that read them, from outside their threads."""
+    """Reads the positions of source tasks, from outside their threads."""
 
     def __init__(self, sources: Mapping[str, Source], tasks: Sequence[Task], clock: Clock) -> None:
         self._sources = sources
@@ -26,7 +26,7 @@ class ReadSoFar:
         self._found: tuple[float | None, int | None] = (None, None)
 
     def look(self, *, refresh: bool = False) -> tuple[float | None, int | None]:
-        """The share that was read and the size of all input, as far as they are known. `refresh`: even if the sources have just been asked."""
+        """The share that was read and the size of all input, if they are known. `refresh`: do not use the last result."""
         now_us = self._clock.monotonic_us()
         if refresh or self._looked_us is None or now_us - self._looked_us >= LOOK_EVERY_US:
             self._looked_us = now_us

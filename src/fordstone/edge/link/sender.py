@@ -34,8 +34,8 @@ from fordstone.errors import (
 )
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
-    EPOCHS_A_COMMIT_MAX,
-    RUNS_A_COMMIT_MAX,
+    EPOCHS_PER_COMMIT_MAX,
+    RUNS_PER_COMMIT_MAX,
     Checkpoint,
     Commit,
     Committed,
@@ -66,7 +66,7 @@ from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 log = logging.getLogger(__name__)
 
-STATE_RUNS_MAX: Final = RUNS_A_COMMIT_MAX // 2
+STATE_RUNS_MAX: Final = RUNS_PER_COMMIT_MAX // 2
 """Maximum number of runs of state in a commit, which also names the runs of rows."""
 
 
@@ -233,7 +233,7 @@ class Sender:
         self._acknowledged = 0
         self._at_hub: set[str] = set()
         """Blobs of the newest checkpoint at the hub, which are not sent again."""
-        self._epochs_max = EPOCHS_A_COMMIT_MAX
+        self._epochs_max = EPOCHS_PER_COMMIT_MAX
         self._failures = 0
         self._rejections = 0
         self._rejection: HubRefusedError | CheckpointError | None = None
@@ -403,7 +403,7 @@ class Sender:
         if response.head < batch.last:
             raise HubAwayError(f"the hub accepted epoch {batch.last}, but says that its newest is {response.head}.")
         self._in_sync = True
-        self._epochs_max = EPOCHS_A_COMMIT_MAX
+        self._epochs_max = EPOCHS_PER_COMMIT_MAX
         if batch.checkpoint is not None:
             self._at_hub = {run.digest for run in batch.checkpoint.state}
         self._drop_batch()

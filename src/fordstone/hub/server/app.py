@@ -31,8 +31,7 @@ from fordstone.hub.server.middleware import HubMiddleware, Receive, Scope, Send
 from fordstone.hub.server.routes import Endpoint, Routes
 from fordstone.hub.store.base import LogReader
 from fordstone.hub.store.blob_index import SMALL_BYTES_MAX
-from fordstone.hub.store.blob_owner import claim
-from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, open_blobs
+from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, claim, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore

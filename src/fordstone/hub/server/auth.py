@@ -67,7 +67,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TokenFile:
-    """The tokens of a data directory, for whoever changes or lists them. Safe beside a running hub and other commands."""
+    """The tokens of a data directory, to change and list. Safe beside a running hub and other commands."""
 
     def __init__(self, data: str | Path) -> None:
         self._data = Path(data)
@@ -97,7 +97,7 @@ class TokenFile:
             ) from error
 
     def used_us(self) -> dict[str, int]:
-        """When each token was last used, as far as the hub has written it down: about a minute behind."""
+        """When each token was last used, as far as the hub has written it: up to a minute old."""
         try:
             return msgspec.json.decode((self._data / _USED).read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -106,7 +106,7 @@ class TokenFile:
     def add(
         self, name: str, *, role: Role, now_us: int, node: str | None = None, pipelines: tuple[str, ...] | None = None
     ) -> str:
-        """Make a token and give its text, which is not kept anywhere. `ConfigError` if the name is taken."""
+        """Make a token and return its text, which is not stored. `ConfigError` if the name is taken."""
         checked_name(name, "token")
         if (role == "node") != (node is not None):
             raise ConfigError("a token is for one node (--node ID), or for the center or an admin, which are no nodes.")
@@ -146,7 +146,7 @@ class TokenFile:
         return revoked
 
     def write_used(self, used_us: dict[str, int]) -> None:
-        """Note when tokens were last used. Called by the hub, now and then; a crash may lose the last minute of it."""
+        """Write when tokens were last used. Called by the hub about once a minute; a crash may lose the last minute."""
         data = msgspec.json.format(msgspec.json.encode(used_us, order="deterministic"))
         write_file(self._data / _USED, data, mode=0o600, durable=False)
 
@@ -192,7 +192,7 @@ class Tokens:
 
     @property
     def holding(self) -> int:
-        """How many tokens are not revoked."""
+        """The number of tokens that are not revoked."""
         self._refresh()
         return sum(one.revoked_us is None for several in self._by_index.values() for one in several)
 
@@ -209,7 +209,7 @@ class Tokens:
         return found
 
     def used(self, token: Token) -> None:
-        """Note that a token was used now."""
+        """Remember that a token was used now."""
         self._used_us[token.name] = self._clock_us()
         self._unwritten = True
 
@@ -218,7 +218,7 @@ class Tokens:
         return self._unwritten and self._clock_s() - self._written_s >= WRITE_USED_EVERY_S
 
     def write_used(self) -> None:
-        """Write down when tokens were used. Blocks on the disk, so not on the event loop; trouble is logged."""
+        """Write when tokens were used. Blocks on the disk: not for the event loop. Errors are logged."""
         if not self._unwritten:
             return
         self._written_s, self._unwritten = self._clock_s(), False

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from fordstone.errors import PipelineError
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
-    EPOCHS_A_COMMIT_MAX,
-    RUNS_A_COMMIT_MAX,
+    EPOCHS_PER_COMMIT_MAX,
+    RUNS_PER_COMMIT_MAX,
     WAIT_SECONDS_MAX,
     Checkpoint,
     Commit,
@@ -35,7 +35,7 @@ NUMBER_MAX: Final = 2**63 - 1
 NAMES_MAX: Final = 1_000
 """Maximum number of streams, or of control tables, in one epoch."""
 HOLDER_CHARS_MAX: Final = 200
-SEGMENTS_A_COMMIT_MAX: Final = 20_000
+SEGMENTS_PER_COMMIT_MAX: Final = 20_000
 """Each costs the one writing thread some rows, even if it has no run."""
 _DIGITS_MAX: Final = 19
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def name_in(value: str, what: str) -> str:
-    """A name that may stand in a path and a log line, or a refusal."""
+    """Check a name that is used in paths and log lines."""
     try:
         return checked_name(value, what)
     except PipelineError as error:
@@ -54,14 +54,14 @@ def name_in(value: str, what: str) -> str:
 
 
 def digest_in(value: str) -> str:
-    """A sha256 in hex, or a refusal."""
+    """Check a sha256 in hex."""
     if _DIGEST.fullmatch(value) is None:
         raise Rejection("bad_name", f"a digest is 64 hex digits in lower case, not {value[:80]!r}.")
     return value
 
 
 def holder_in(value: str, what: str) -> str:
-    """A random word that tells one owner from another, or a refusal."""
+    """Check a random word that identifies an owner."""
     if _HOLDER.fullmatch(value) is None:
         raise Rejection(
             "bad_request", f"{what} must be 1 to {HOLDER_CHARS_MAX} printable ASCII characters without spaces."
@@ -70,7 +70,7 @@ def holder_in(value: str, what: str) -> str:
 
 
 def range_in(value: str) -> tuple[int, int]:
-    """`a-b` as numbers, or a refusal."""
+    """Parse `a-b`."""
     match = _RANGE.fullmatch(value)
     if match is None or int(match[1]) > int(match[2]):
         raise Rejection("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
@@ -78,14 +78,14 @@ def range_in(value: str) -> tuple[int, int]:
 
 
 def number_in(value: int, what: str, *, least: int = 0, most: int = NUMBER_MAX) -> int:
-    """A number within its bounds, or a refusal."""
+    """Check a number against its bounds."""
     if not least <= value <= most:
         raise Rejection("bad_request", f"{what} is {value}; it must be from {least} to {most}.")
     return value
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """A JSON body as what it should be, or a refusal."""
+    """Decode a JSON body."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -93,51 +93,51 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def check_run(run: RunRef) -> None:
-    """Refuse a reference that no blob could have."""
+    """Check a reference to a blob."""
     digest_in(run.digest)
     number_in(run.size_bytes, f"size_bytes of {run.digest}", most=BLOB_BYTES_MAX)
     number_in(run.rows, f"rows of {run.digest}")
 
 
 def check_generation(generation: Generation) -> None:
-    """Refuse numbers that the log could not hold."""
+    """Check numbers that the log must hold."""
     number_in(generation.hub, "generation.hub")
     number_in(generation.local, "generation.local")
 
 
 def check_time(value: int, what: str) -> None:
-    """Refuse a time that the log could not hold."""
+    """Check a time that the log must hold."""
     number_in(value, what, least=TIME_MIN_US, most=TIME_MAX_US)
 
 
 def check_commit(commit: Commit, first: int, last: int) -> None:
-    """Refuse a commit that does not say what its address says, or has names and numbers out of bounds."""
+    """Check that a commit has the epochs of its path, and names and numbers within bounds."""
     check_generation(commit.generation)
-    if len(commit.epochs) > EPOCHS_A_COMMIT_MAX:
+    if len(commit.epochs) > EPOCHS_PER_COMMIT_MAX:
         raise Rejection(
-            "bad_request", f"a commit has at most {EPOCHS_A_COMMIT_MAX} epochs, this one {len(commit.epochs)}."
+            "bad_request", f"a commit has at most {EPOCHS_PER_COMMIT_MAX} epochs, this one {len(commit.epochs)}."
         )
-    if last - first >= EPOCHS_A_COMMIT_MAX or [entry.epoch for entry in commit.epochs] != [*range(first, last + 1)]:
+    if last - first >= EPOCHS_PER_COMMIT_MAX or [entry.epoch for entry in commit.epochs] != [*range(first, last + 1)]:
         raise Rejection(
             "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
         )
     segments = sum(len(entry.streams) for entry in commit.epochs)
-    if segments > SEGMENTS_A_COMMIT_MAX:
+    if segments > SEGMENTS_PER_COMMIT_MAX:
         raise Rejection(
             "bad_request",
-            f"a commit has at most {SEGMENTS_A_COMMIT_MAX} segments, this one {segments}: commit fewer epochs.",
+            f"a commit has at most {SEGMENTS_PER_COMMIT_MAX} segments, this one {segments}: commit fewer epochs.",
         )
     runs = sum(check_entry(entry) for entry in commit.epochs)
     if commit.checkpoint is not None:
         runs += check_checkpoint(commit.checkpoint, last)
-    if runs > RUNS_A_COMMIT_MAX:
+    if runs > RUNS_PER_COMMIT_MAX:
         raise Rejection(
-            "bad_request", f"a commit names at most {RUNS_A_COMMIT_MAX} runs, this one {runs}: commit fewer epochs."
+            "bad_request", f"a commit has at most {RUNS_PER_COMMIT_MAX} runs, this one {runs}: commit fewer epochs."
         )
 
 
 def check_entry(entry: EpochEntry) -> int:
-    """Refuse an epoch that is out of bounds; give how many runs it names."""
+    """Check an epoch; return its number of runs."""
     check_time(entry.created_us, "created_us")
     check_names(entry.streams, "stream")
     check_names(entry.controls, "control table")
@@ -153,7 +153,7 @@ def check_entry(entry: EpochEntry) -> int:
 
 
 def check_checkpoint(checkpoint: Checkpoint, last: int) -> int:
-    """Refuse a checkpoint that does not belong to the last epoch; give how many runs it names."""
+    """Check that a checkpoint belongs to the last epoch; return its number of runs."""
     if checkpoint.epoch != last:
         raise Rejection(
             "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
@@ -165,7 +165,7 @@ def check_checkpoint(checkpoint: Checkpoint, last: int) -> int:
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse what may not stand in a path, and too many."""
+    """Check names, and their number."""
     for index, name in enumerate(names):
         if index >= NAMES_MAX:
             raise Rejection("bad_request", f"more than {NAMES_MAX} times a {what} in one body.")

@@ -217,10 +217,9 @@ class LogHandlers:
         pipeline, node = request.path_params["pipeline"], request.path_params["node"]
         health = decoded(await request.body(), Health)
         check_time(health.sent_us, "sent_us")
-        for what in ("epoch", "rows_in", "rows_late", "outbox_epochs", "outbox_bytes", "restarts"):
-            number_in(getattr(health, what), what)
-        if health.watermark_us is not None:
-            check_time(health.watermark_us, "watermark_us")
+        for what, number in msgspec.structs.asdict(health.progress).items():
+            if number is not None:
+                (check_time if what == "watermark_us" else number_in)(number, what)
         kept = msgspec.structs.replace(health, problem=_printable(health.problem), version=_printable(health.version))
         await self._write(lambda tx: tx.log.save_health(pipeline, node, kept, now_us=tx.now_us))
         return Response(status_code=204)

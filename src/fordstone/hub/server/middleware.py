@@ -55,7 +55,7 @@ class Exchange:
     started_s: float
     headers: dict[bytes, bytes]
     caller: str
-    """Who is limited and logged: a token, or a peer address."""
+    """The token or peer address to which limits apply."""
     node: str | None = None
     """The name of a token that belongs to one node; None: the caller represents many."""
     matched: Matched | None = None
@@ -281,6 +281,7 @@ class _Body:
             # The handler waits for the client to disconnect, for as long as the response takes.
             return await self._receive()
         try:
+            # A timer costs 7 us of CPU, and a small request has three: 20 of more than 300 us.
             async with asyncio.timeout(self._limits.chunk_seconds_max):
                 message = await self._receive()
         except TimeoutError:

@@ -1,14 +1,13 @@
-"""Run a hub: the data directory, the socket, TLS, and the server that ties guard and app together, until a signal.
+"""Run a hub until a signal: the data directory, the socket, TLS and the server.
 
-One process, one event loop. What is refused before anything listens: a data directory that another hub has, an address
-beyond this machine without TLS or without a token. There is no switch that turns this off.
+One process, one event loop. Rejected before anything listens: a data directory that another hub has locked, and an address
+that other machines reach without TLS or without a token. There is no option to turn this off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import ipaddress
 import logging
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
@@ -42,19 +41,12 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S: Final = 75
 """Longer than nodes are silent, so that they need no new TLS handshake each time."""
 STOP_SECONDS_MAX: Final = 10
-"""So long may requests take to end once the hub was told to stop."""
-HANDSHAKE_SECONDS_MAX: Final = 10.0
-"""Of TLS. Until it is over nobody counts the connection, which is an open file all the same."""
+"""Timeout for requests in progress when the hub stops."""
 TICK_S: Final = 5.0
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 _BACKLOG: Final = 2_048
 _FILES_WANTED: Final = 65_536
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-"""glibc's numbers of these settings."""
-_KEPT_BYTES: Final = 32 << 20
-_HEAP_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +58,9 @@ class HubOptions:
     blobs: str | None = None
     """Any fsspec URL; None: below `data`."""
     blobs_direct: bool | None = None
-    """Whether readers are told where blobs lie, to read them there. None: unless the URL has a password in it."""
+    """Whether readers get the URL of the blob store, to read from it. None: unless the URL has a password in it."""
     keep_unread_us: int | None = None
-    """Epochs that came longer ago go even if nobody has read them; None: never."""
+    """Epochs received longer ago are removed even if they were not read; None: never."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     ready_file: Path | None = None
@@ -86,14 +78,13 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
     try:
         disk.lock()
         if options.ready_file is not None:
-            # One that a killed hub has left would send people to an address where nobody is.
+            # One that a killed hub has left names an address that no hub listens at.
             options.ready_file.unlink(missing_ok=True)
         tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=now_us)
         with contextlib.closing(bound(host, port)) as sock:
             check_exposure(sock, tls=context is not None, tokens=tokens.holding, options=options)
             _raise_file_limit()
-            _keep_buffers()
-            with _open(options, tokens) as app, asyncio.Runner(loop_factory=Loop) as runner:
+            with _open(options, tokens) as app, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(_run(options, sock, context, tokens, app, on_ready))
             tokens.write_used()
     finally:
@@ -114,7 +105,7 @@ def _open(options: HubOptions, tokens: Tokens) -> contextlib.AbstractContextMana
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """`host:port`, or `[v6]:port`, as two."""
+    """Split `host:port`, or `[v6]:port`."""
     host, colon, port = text.strip().rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or ("[" in host) != (":" in bare) or not (port.isascii() and port.isdigit()):
@@ -125,7 +116,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """TLS 1.2 and later with this certificate; None if there is none."""
+    """Make a context for TLS 1.2 and later with this certificate; None if there is none."""
     if cert is None and key is None:
         return None
     if cert is None or key is None:
@@ -150,7 +141,7 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that has its address and does not listen yet; port 0 takes a free one."""
+    """Make a socket that has its address and does not listen yet; port 0 takes a free one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # With the protocol named, asyncio sends at once; without, every answer waits 40 ms for an acknowledgement.
@@ -170,7 +161,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubOptions) -> None:
-    """Refuse an address that other machines reach, unless there is TLS and a token."""
+    """Reject an address that other machines reach, unless there is TLS and a token."""
     host = sock.getsockname()[0]
     if ipaddress.ip_address(host.partition("%")[0]).is_loopback or (tls and tokens):
         return
@@ -194,7 +185,7 @@ def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubO
 
 
 def now_us() -> int:
-    """The hub's clock."""
+    """Return the time of the hub's clock."""
     return time.time_ns() // 1_000
 
 
@@ -240,18 +231,12 @@ async def _run(
     log.info("hub stopped")
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """The usual event loop, but for servers that do not wait a minute for each TLS handshake."""
-
-    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
-        """As usual."""
-        if kwargs.get("ssl") is not None:
-            kwargs.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS_MAX)
-        return await super().create_server(*args, **kwargs)
-
-
 class _Server(uvicorn.Server):
-    """Uvicorn, with our signals: the first ends polls at once and lets the rest finish, the second ends all."""
+    """Uvicorn's server with other handling of signals, which it has no option for.
+
+    The first signal ends long polls at once and waits for other requests, the second ends all. Uvicorn raises the signal again at its
+    end, which would kill the process before the log is closed.
+    """
 
     def __init__(self, config: uvicorn.Config, *, ready: Callable[[], None], stop: Callable[[], None]) -> None:
         super().__init__(config)
@@ -259,19 +244,19 @@ class _Server(uvicorn.Server):
         self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say so when requests are answered."""
+        """Call `ready` when requests are answered."""
         await super().startup(sockets=sockets)
         if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Nobody waits for news any more."""
+        """End long polls first."""
         self._stop()
         await super().shutdown(sockets=sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A signal ends the server, not the process: what follows (closing the log) must happen."""
+        """Let a signal end the server, not the process: the log must be closed after it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -290,7 +275,7 @@ class _Server(uvicorn.Server):
 
 
 async def _tick(tokens: Tokens) -> None:
-    """What is done now and then."""
+    """Write when tokens were used, about once a minute."""
     while True:
         await asyncio.sleep(TICK_S)
         if tokens.due():
@@ -311,23 +296,9 @@ def _write_ready(path: Path, url: str) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection is an open file, and the usual limit is a thousand."""
+    """Raise the limit of open files: every connection is one, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _keep_buffers() -> None:
-    """Have the allocator keep what the pieces of bodies were in, instead of asking the system for fresh pages for each of them.
-
-    That was half of the time that the kernel spent on a large blob.
-    """
-    try:
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
-        allocator.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-    except (AttributeError, OSError):
-        # Not glibc: its allocator has ways of its own.
-        return

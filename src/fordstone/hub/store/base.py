@@ -40,7 +40,7 @@ class NodeRecord:
 
     node_id: int
     holder: str | None
-    """Who has the lease; None: it was never granted."""
+    """The holder of the lease; None: it was never granted."""
     generation: Generation | None
     head: int
     """The newest epoch; 0: none."""

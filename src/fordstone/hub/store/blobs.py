@@ -1,10 +1,9 @@
-"""Where blobs lie: any fsspec URL, as `<digest[:2]>/<digest>`.
+"""The blob store: any fsspec URL, with blobs as `<digest[:2]>/<digest>`.
 
-What names a blob, and when it may go, is the log's and `retention`'s business.
+The log records references to blobs, and `retention` removes them.
 
-Invariants: a blob appears under its name only whole, verified and (on a disk) durable. An upload that ends otherwise leaves
-nothing under a name; what a crash leaves beside is cleared at the next start. A body is never in memory as a whole unless it
-is small.
+Invariants: a blob appears under its name only whole, verified and (on a disk) durable. An upload that fails leaves nothing
+under a name; temporary files that a crash leaves are removed at the next start. Only small bodies are in memory as a whole.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -23,14 +23,18 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
 
+from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.rejection import Rejection
+from fordstone.storage.atomic import write_file
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-from fordstone.storage.remote import open_filesystem
+from fordstone.storage.remote import Remote, local_path, open_filesystem, open_remote
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
 """An upload stays in memory up to this size."""
 TEMP_SUFFIX: Final = ".part"
+ID_NAME: Final = "hub.id"
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -46,7 +50,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def size(self, digest: str) -> int | None:
-        """How many bytes are under the name; None: there is none."""
+        """Return the size of a blob; None: there is none."""
 
     @abstractmethod
     def open(self, digest: str) -> IO[bytes]:
@@ -54,11 +58,11 @@ class BlobStore(ABC):
 
     @abstractmethod
     def remove(self, digest: str) -> None:
-        """Take one away; it may be gone already."""
+        """Remove a blob; it may be gone already."""
 
     @abstractmethod
     def names(self, prefix: str) -> list[tuple[str, int]]:
-        """Digests and sizes of what is there with these first two hex digits."""
+        """List digests and sizes of the blobs that begin with these two hex digits."""
 
     @abstractmethod
     def beside(self) -> Path:
@@ -76,7 +80,7 @@ class DiskBlobs(BlobStore):
         _clear(self._incoming)
 
     def put(self, digest: str, upload: Upload) -> None:
-        """Write beside, sync, rename, sync the directory. What is beside already is only synced and renamed."""
+        """Write to `incoming`, sync, rename, sync the directory. An upload that is a file already is only synced and renamed."""
         final, now = self._at(digest), str(upload.path or self._incoming / f"{digest}.{secrets.token_hex(8)}")
         try:
             with _storage("write", now):
@@ -108,7 +112,7 @@ class DiskBlobs(BlobStore):
             return size_bytes
 
     def open(self, digest: str) -> IO[bytes]:
-        """Open the file; it can be read to its end even when it is removed meanwhile."""
+        """Open the file; it can be read to its end even if it is removed while it is read."""
         with _storage("read", self._at(digest)):
             try:
                 return Path(self._at(digest)).open("rb")
@@ -180,7 +184,7 @@ class FsspecBlobs(BlobStore):
                 self._fs.invalidate_cache()
                 arrived = int(self._fs.info(path)["size"])
                 if arrived != upload.size_bytes:
-                    raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - told as the store's other errors are
+                    raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - reported as the store's other errors
             self._failpoints.hit("hub.blob-renamed")
         except BaseException:
             with contextlib.suppress(Exception):
@@ -232,9 +236,9 @@ class FsspecBlobs(BlobStore):
 
 
 class Upload:
-    """One body on its way in: hashed as it comes, small in memory, else in a file beside the blobs.
+    """One body that is uploaded: hashed as it comes, in memory while it is small, else in a file beside the blobs.
 
-    Used by one thread at a time. `close` is always called; what was not stored is then gone.
+    Used by one thread at a time. `close` is always called, and removes what was not stored.
     """
 
     def __init__(self, beside: Path) -> None:
@@ -247,7 +251,7 @@ class Upload:
         self._fd = -1
 
     def write(self, *parts: bytes | bytearray) -> None:
-        """Add what came. What goes to the file is not copied on its way."""
+        """Add pieces. What is written to the file is not copied before."""
         for part in parts:
             self._hash.update(part)
             self.size_bytes += len(part)
@@ -267,7 +271,7 @@ class Upload:
         return True
 
     def verify(self, digest: str) -> None:
-        """Refuse what is not what its name says."""
+        """Reject bytes that do not have the digest."""
         found = self._hash.hexdigest()
         if found != digest:
             raise Rejection(
@@ -277,7 +281,7 @@ class Upload:
             )
 
     def close(self) -> None:
-        """Let go."""
+        """Close and remove the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -295,45 +299,45 @@ class Upload:
 
 
 class Gate:
-    """One at a time has a blob in hand, to store it or to remove it.
+    """A lock per blob, for storing and removing it.
 
-    Else one upload might take for durable what another has only just named, or a removal take away what has come again.
+    Otherwise one upload might take for durable what another has only just renamed, or a removal delete what was uploaded again.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._in_hand: set[str] = set()
+        self._locked: set[str] = set()
 
     @contextlib.contextmanager
     def arrival(self, digest: str) -> Iterator[None]:
-        """Wait until nobody has this one in hand; nobody will until it is over."""
+        """Hold the lock of this blob; waits for it."""
         with self._changed:
-            while digest in self._in_hand:
+            while digest in self._locked:
                 self._changed.wait()
-            self._in_hand.add(digest)
+            self._locked.add(digest)
         try:
             yield
         finally:
             with self._changed:
-                self._in_hand.discard(digest)
+                self._locked.discard(digest)
                 self._changed.notify_all()
 
     @contextlib.contextmanager
     def removal(self, digests: list[str]) -> Iterator[list[str]]:
-        """Those of them that nobody has in hand; nobody will until it is over."""
+        """Hold the locks of those that are free, and yield them."""
         with self._changed:
-            free = [digest for digest in digests if digest not in self._in_hand]
-            self._in_hand.update(free)
+            free = [digest for digest in digests if digest not in self._locked]
+            self._locked.update(free)
         try:
             yield free
         finally:
             with self._changed:
-                self._in_hand.difference_update(free)
+                self._locked.difference_update(free)
                 self._changed.notify_all()
 
 
 def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
-    """The store that a URL or path names. `beside`: where uploads to a store that is no disk of ours wait; None: somewhere."""
+    """The store that a URL or path names. `beside`: the directory for uploads to a remote store; None: a temporary one."""
     text = str(url)
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -346,8 +350,56 @@ def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failp
     )
 
 
+def claim(url: str, data: Path) -> None:
+    """Make the store at `url` this hub's. `ConfigError` if it is another hub's; `StorageError` if it cannot be read.
+
+    A hub removes blobs that its log does not record, so two hubs must never share a store. Both the data directory and the
+    store have a file with the hub's random id, which is made once. A data directory restored from a copy keeps its id.
+    """
+    try:
+        ours = _own_id(data / ID_NAME)
+    except OSError as error:
+        raise StorageError(f"{data / ID_NAME} cannot be read: {error.strerror}.") from error
+    local = local_path(url)
+    try:
+        store = open_remote(url if local is None else unquote(local))
+        theirs = _read_id(store)
+        if theirs is None:
+            store.put(ID_NAME, ours.encode())
+            theirs = _read_id(store)
+    except StorageError as error:
+        raise StorageError(f"blob store {url!r} cannot be reached: {error}") from error
+    if theirs != ours:
+        raise ConfigError(
+            f"the blob store {url!r} belongs to another hub ({theirs}; this one is {ours}), and one would remove what the other needs.\n"
+            f"Give this hub another store with --blobs, or start the other hub's --data. If that directory is lost for good, remove "
+            f"{ID_NAME} from the store."
+        )
+
+
+def _own_id(path: Path) -> str:
+    try:
+        found = path.read_text("ascii").strip()
+    except FileNotFoundError:
+        made = secrets.token_hex(16)
+        write_file(path, made.encode())
+        return made
+    if _ID.fullmatch(found) is None:
+        raise StorageError(
+            f"{path} is damaged: restore it from a copy, or from the blob store, which has the same file."
+        )
+    return found
+
+
+def _read_id(store: Remote) -> str | None:
+    try:
+        return store.get(ID_NAME).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return None
+
+
 def _clear(incoming: Path) -> None:
-    """Make the directory for uploads, without those that a killed process has left: one process owns it."""
+    """Make the directory for uploads, and remove those that a killed process has left: one process owns it."""
     with _storage("make the directory", incoming):
         incoming.mkdir(parents=True, exist_ok=True)
         for left in incoming.iterdir():
@@ -356,14 +408,14 @@ def _clear(incoming: Path) -> None:
 
 @contextlib.contextmanager
 def _storage(what: str, where: object) -> Iterator[None]:
-    """Turn what a disk or a backend raises into a refusal; each backend has exceptions of its own."""
+    """Turn what a disk or a backend raises into a rejection; each backend has exceptions of its own."""
     try:
         yield
     except (Rejection, FileNotFoundError):
         raise
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in _FULL
-        reason = "it is full. Make room, or let consumers read on" if full else str(error)
+        reason = "it is full. Free space, or let consumers read on" if full else str(error)
         raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
         ) from error

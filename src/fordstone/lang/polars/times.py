@@ -15,6 +15,13 @@ from fordstone.lang.polars.digits import EDGE_SPACE
 from fordstone.lang.polars.let import let
 from fordstone.lang.schema import DataType
 
+
+def microseconds(times: pl.Series) -> pl.Series:
+    """A time column (Datetime in microseconds, or whole microseconds already) as Int64."""
+    # `to_physical` of a Series goes through the query engine: twenty times as slow as this cast, which copies nothing.
+    return times if times.dtype == pl.Int64 else times.cast(pl.Int64)
+
+
 DAY_US: Final = 86_400_000_000
 _STAMP: Final = pl.Datetime("us", "UTC")
 _FIXED_US: Final = {

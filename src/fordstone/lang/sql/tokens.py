@@ -13,8 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from fordstone.errors import ExpressionError
 from fordstone.lang.dialect import read_part, tokens_of
-from fordstone.lang.sql.errors import SqlError
-from fordstone.lang.sql.syntax import Expr, Name
+from fordstone.lang.sql.syntax import Expr, Name, SqlError
 
 _QUOTED: Final = frozenset({TokenType.STRING, TokenType.IDENTIFIER, TokenType.RAW_STRING, TokenType.HEX_STRING})
 _OPENING: Final = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE})

@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.operators.aggregate.part import Part, Values
 
 _ROW: Final = "__row"

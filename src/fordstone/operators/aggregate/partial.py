@@ -17,8 +17,8 @@ from typing import Final
 import polars as pl
 
 from fordstone.lang.aggregates import Aggregate, AggregateCall
-from fordstone.lang.polars.instant import microseconds
 from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.check import PARTIAL_ROWS
 from fordstone.operators.aggregate.kinds import kind_of

@@ -30,7 +30,7 @@ import polars as pl
 
 from fordstone.errors import FordstoneError, PipelineError, PlanError, SchemaError, TaskError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (

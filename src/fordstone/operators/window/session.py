@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.lang.polars.instant import microseconds
+from fordstone.lang.polars.times import microseconds
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
 from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import Numbers

@@ -1,17 +1,14 @@
-"""Joins and lookups inside Spark: what the edge engine and DuckDB give, with small micro-batches and processes that die."""
+"""Lookups inside Spark: tables in files, and control rows that are kept from micro-batch to micro-batch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
-from tests.edge.joining import Input, Joined, source
+from tests.edge.joining import Input, source
 from tests.edge.runs import same_rows
 from tests.spark.micro import MicroSpark
-from tests.spark.runs import EdgeSide, small_values
-from tests.spark.small_batches import run_with_deaths
+from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
@@ -19,30 +16,6 @@ from fordstone.plan.plan import Lookup
 from fordstone.spark.hosted.query import absolute
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-BOUNDS = [("inner", -5, 10), ("inner", 0, 4), ("left", -2, 3), ("right", -4, 2), ("full", -3, 3)]
-
-
-@pytest.mark.parametrize(("how", "from_s", "to_s"), BOUNDS)
-def test_a_join_gives_what_one_query_over_all_rows_gives_however_often_processes_die(tmp_path, how, from_s, to_s):
-    given = Input.of(to_s + 40, 40)
-    given.write(tmp_path)
-    joined = Joined.over(tmp_path, how, from_s, to_s)
-    options: dict[str, Any] = {"state": tmp_path / "state", "shards": 3, "rows_max": 15, "batch_rows": 8}
-    with small_values(to_s):
-        ended = run_with_deaths(
-            MicroSpark(to_s, cores=2), joined.pipeline, Random(to_s), deaths=3, within=(5, 120), **options
-        )
-    assert ended.died > 0
-    assert ended.batches > 0
-    joined.check(given, how, from_s, to_s)
-
-
-def test_a_join_as_a_batch_job_gives_the_same(tmp_path):
-    given = Input.of(7, 40)
-    given.write(tmp_path)
-    joined = Joined.over(tmp_path, "left", -2, 3)
-    MicroSpark(1, cores=2).run_batch(joined.pipeline.plan(), {}, state=tmp_path / "state", shards=3, batch_rows=8)
-    joined.check(given, "left", -2, 3)
 
 
 def looked_up(root: Path) -> tuple[Pipeline, MemorySink]:

@@ -1,0 +1,453 @@
+"""What operators give: one table of pipelines with the rows that they must give, for every engine.
+
+All cases read the same files, so that an engine runs all of them as one pipeline. The rows move on in time with some disorder;
+a few are late, and several share a time or a key. What must come out is computed by DuckDB or by a plain loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from scipy import special  # type: ignore[import-untyped]  # it ships no types
+from tests.edge import joining, windowing
+from tests.edge.aggregating import TEXTS, Longest
+from tests.edge.aggregating import check as check_aggregates
+from tests.edge.process_functions import TOLD, Visits, by_hand
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, same_rows
+
+from fordstone import Pattern, Pipeline, Stream, by_count, session, sliding, tumbling
+from fordstone.connectors import MemorySink, files, memory
+
+SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "n": "bigint", "s": "string"}
+Row = tuple[str | None, int, float, int | None, str | None]
+Out = Callable[[str, Stream], None]
+"""Give a stream a sink of this name."""
+Found = Callable[[str], pl.DataFrame]
+"""The rows of a sink."""
+GAP_S, SIZE, EVERY, WITHIN_S, HALF_LIFE_S, ALPHA = 4, 5, 2, 6, 4, 0.3
+TIMES: dict[str, Any] = {"k": pl.String, "ts": pl.Datetime("us", "UTC"), "x": pl.Float64}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The input of all cases."""
+
+    rows: list[list[Row]]
+    """By partition."""
+    sides: joining.Input
+
+    @classmethod
+    def some(cls) -> Given:
+        return cls([_some_rows(seed, 70) for seed in (1, 2)], joining.Input.of(7, 40))
+
+    def write(self, root: Path) -> None:
+        (root / "rows").mkdir(parents=True)
+        for number, rows in enumerate(self.rows):
+            records = [dict(zip(SCHEMA, record(row), strict=True)) for row in rows]
+            lines = [json.dumps(one | {"ts": one["ts"].isoformat()}) + "\n" for one in records]
+            (root / "rows" / f"{number}.jsonl").write_text("".join(lines))
+        self.sides.write(root)
+        (root / "sites.csv").write_text("id,site\na,north\nb,south\n")
+
+    def of(self, *places: int) -> list[list[tuple[Any, ...]]]:
+        """The rows with these columns only."""
+        return [[tuple(row[place] for place in places) for row in rows] for rows in self.rows]
+
+    @property
+    def in_time(self) -> list[Row]:
+        return in_time(self.rows)[0]
+
+    @property
+    def late(self) -> int:
+        return in_time(self.rows)[1]
+
+
+def _some_rows(seed: int, count: int) -> list[Row]:
+    rng = Random(seed)
+    return [
+        (
+            rng.choice(["a", "b", "é", None]),
+            second,
+            float(rng.randrange(64)),
+            rng.choice((None, *range(10))),
+            rng.choice((None, "é", "", "long")),
+        )
+        for second in in_disorder(rng, count, steps=(0, 0, 1, 1, 2))
+    ]
+
+
+def at(second: int) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def record(row: Row) -> tuple[Any, ...]:
+    return (row[0], at(row[1]), *row[2:])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The sources of the pipeline."""
+
+    rows: Stream
+    left: Stream
+    right: Stream
+    root: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Steps with sinks, and a check of what these received."""
+
+    name: str
+    build: Callable[[Inputs, Out], None]
+    check: Callable[[Found, Given], None]
+
+
+# Windows.
+
+
+def _slid(size_s: int, every_s: int, offset_s: int, aggregates: dict[str, str], early: str | None = None) -> Case:
+    name = f"sliding_{size_s}_{every_s}_{len(aggregates)}{'_early' if early else ''}"
+    windows = windowing.Slid(size_s, every_s, offset_s, aggregates)
+
+    def build(inputs: Inputs, out: Out) -> None:
+        window = sliding(f"{size_s}s", every=f"{every_s}s", offset=f"{offset_s}s")
+        rows = inputs.rows.with_columns("coalesce(n, 0) AS i", name=f"{name}_i")
+        found = rows.group_by("k").window(window, early=early).agg(name=name, **aggregates)
+        out("out", found)
+        if early is None:
+            out("late", found.late)
+        else:
+            out("final", found.final())
+
+    def check(found: Found, given: Given) -> None:
+        moved_s = int((START - windowing.START).total_seconds())
+        rows = [[(k, second + moved_s, x, n or 0) for k, second, x, n, _ in part] for part in given.rows]
+        wanted = windows.expected(rows)
+        if early is None:
+            same_rows(found("out"), wanted)
+            assert found("late").height == given.late > 0
+        else:
+            same_rows(found("out").unique(windowing.KEY, keep="last", maintain_order=True), wanted)
+            same_rows(found("final"), wanted)
+
+    return Case(name=name, build=build, check=check)
+
+
+def _result(rows: list[tuple[Any, ...]], end_s: int) -> tuple[Any, ...]:
+    values = [row[2] for row in rows]
+    return (rows[0][0], at(rows[0][1]), at(end_s), len(rows), sum(values), max(values))
+
+
+def _sessions(rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    parts: list[list[tuple[Any, ...]]] = []
+    for row in rows:
+        if parts and row[1] - parts[-1][-1][1] < GAP_S:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return (_result(part, part[-1][1] + GAP_S) for part in parts)
+
+
+def _packs(rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    packs = (rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY))
+    return (_result(pack, pack[-1][1]) for pack in packs)
+
+
+def _unaligned(name: str, window: Any, of_key: Callable[[list[Any]], Iterator[tuple[Any, ...]]]) -> Case:
+    def build(inputs: Inputs, out: Out) -> None:
+        rows = inputs.rows.select("k", "ts", "x", name=f"{name}_x")
+        found = rows.group_by("k").window(window).agg(name=name, rows="count(*)", total="sum(x)", top="max(x)")
+        out("out", found)
+        out("late", found.late)
+
+    def check(found: Found, given: Given) -> None:
+        kept, late = in_time(given.of(0, 1, 2))
+        wanted = [
+            row
+            for key in {row[0] for row in kept}
+            for row in of_key(sorted((row for row in kept if row[0] == key), key=lambda row: row[1:]))
+        ]
+        time = pl.Datetime("us", "UTC")
+        columns: dict[str, Any] = {"k": pl.String, "window_start": time, "window_end": time}
+        columns |= {"rows": pl.Int64, "total": pl.Float64, "top": pl.Float64}
+        same_rows(found("out"), pl.DataFrame(wanted, schema=columns, orient="row"))
+        assert found("late").height == late
+
+    return Case(name=name, build=build, check=check)
+
+
+def _build_aggregates(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.select("k", "ts", "x", "s", name="aggregates_x")
+    out("windows", rows.group_by("k").window(tumbling("10s")).agg(name="aggregates", own=Longest.of("s"), **TEXTS))
+    slid = rows.group_by("k").window(sliding("10s", every="5s"))
+    out("sliding", slid.agg(name="sliding_aggregates", own=Longest.of("s"), **TEXTS))
+    out("running", rows.group_by("k").agg(name="aggregates_so_far", own=Longest.of("s"), **TEXTS))
+
+
+def _check_aggregates(found: Found, given: Given) -> None:
+    kept = [(k, second, x, s) for k, second, x, _, s in given.in_time]
+    assert found("windows").height == len({(row[0], at(row[1]).timestamp() // 10) for row in kept})
+    for window in [*found("windows").to_dicts(), *found("sliding").to_dicts()]:
+        inside = [
+            row for row in kept if row[0] == window["k"] and window["window_start"] <= at(row[1]) < window["window_end"]
+        ]
+        check_aggregates(window, inside)  # type: ignore[arg-type]  # keys may be null here
+    # A running aggregate has no late rows.
+    everything = [(k, second, x, s) for part in given.rows for k, second, x, _, s in part]
+    latest = {row["k"]: row for row in found("running").to_dicts()}
+    assert set(latest) == {row[0] for row in everything}
+    for key, row in latest.items():
+        check_aggregates(row, [one for one in everything if one[0] == key])  # type: ignore[misc]  # likewise
+
+
+def _build_rates(inputs: Inputs, out: Out) -> None:
+    given: dict[str, Any] = {
+        "good": "sum(CASE WHEN x > 20 THEN 1 ELSE 0 END)",
+        "n": "count(*)",
+        "mean": "beta_mean(x > 20)",
+    }
+    given |= {"low": "beta_low(x > 20, 0.9)", "high": "beta_high(x > 20, 0.9, 2, 0.5)"}
+    rows = inputs.rows.group_by("k")
+    out("tumbling", rows.window(tumbling("10s")).agg(name="rates", **given))
+    out("sliding", rows.window(sliding("20s", every="10s")).agg(name="sliding_rates", **given))
+    out("running", rows.agg(name="rates_so_far", **given))
+
+
+def _check_rates(found: Found, given: Given) -> None:
+    for sink in ("tumbling", "sliding", "running"):
+        rows = found(sink).select("good", "n", "mean", "low", "high").rows()
+        assert len(rows) > 3
+        for good, n, mean, low, high in rows:
+            assert mean == pytest.approx((1 + good) / (2 + n), rel=1e-12)
+            assert low == pytest.approx(special.betaincinv(1 + good, 1 + n - good, 0.05), rel=1e-9)
+            assert high == pytest.approx(special.betainccinv(2 + good, 0.5 + n - good, 0.05), rel=1e-9)
+    assert found("tumbling")["n"].sum() == len(given.in_time)
+
+
+def _build_windows_of_windows(inputs: Inputs, out: Out) -> None:
+    visits = inputs.rows.group_by("k").window(session("2s")).agg(name="visits", rows="count(*)")
+    packs = visits.group_by("k").window(by_count(2, every=2)).agg(name="packs", rows="sum(rows)")
+    out("out", packs.group_by().window(tumbling("1d")).agg(name="days", packs="count(*)", rows="sum(rows)"))
+
+
+def _check_windows_of_windows(found: Found, given: Given) -> None:
+    days: dict[float, list[int]] = {}
+    for key in {row[0] for row in given.in_time}:
+        visits: list[tuple[int, int]] = []
+        for second in sorted(row[1] for row in given.in_time if row[0] == key):
+            if visits and second - visits[-1][1] < 2:
+                visits[-1] = (visits[-1][0] + 1, second)
+            else:
+                visits.append((1, second))
+        for one, other in zip(visits[::2], visits[1::2], strict=False):
+            # The time of a pack is that of its last visit: just before it ends, two seconds after its last row.
+            day = (at(other[1] + 2) - timedelta(microseconds=1)).timestamp() // 86_400
+            days.setdefault(day, []).append(one[0] + other[0])
+    wanted = sorted((len(rows), sum(rows)) for rows in days.values())
+    assert sorted(found("out").select("packs", "rows").rows()) == wanted
+
+
+# Steps that depend on order.
+
+
+def _build_ewma(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.select("k", "ts", "CAST(n AS DOUBLE) AS x", name="ewma_n")
+    means = rows.group_by("k").ewma(mean="x", alpha=ALPHA, name="ewma")
+    out("means", means)
+    out("late", means.late)
+    out(
+        "by_age",
+        inputs.rows.select("k", "ts", "x", name="ewma_x")
+        .group_by("k")
+        .ewma(mean="x", half_life=f"{HALF_LIFE_S}s", name="ewma_by_age"),
+    )
+
+
+def _check_ewma(found: Found, given: Given) -> None:
+    means: dict[str | None, float] = {}
+    by_alpha, by_age = [], []
+    for k, second, n in sorted(
+        in_time(given.of(0, 1, 3))[0], key=lambda row: (row[1], row[2] is not None, row[2] or 0)
+    ):
+        if n is not None:
+            means[k] = n if k not in means else ALPHA * n + (1 - ALPHA) * means[k]
+        by_alpha.append((k, at(second), n, means.get(k)))
+    kept = sorted(in_time(given.of(0, 1, 2))[0], key=lambda row: row[1:])
+    for place, (k, second, x) in enumerate(kept):
+        mine = [(2 ** ((one[1] - second) / HALF_LIFE_S), one[2]) for one in kept[: place + 1] if one[0] == k]
+        by_age.append((k, at(second), x, sum(w * v for w, v in mine) / sum(w for w, _ in mine)))
+    columns = TIMES | {"mean": pl.Float64}
+    same_rows(found("means"), pl.DataFrame(by_alpha, schema=columns, orient="row"))
+    assert found("late").height == given.late
+    wanted = pl.DataFrame(by_age, schema=columns, orient="row")
+    assert_frame_equal(found("by_age").sort(wanted.columns), wanted.sort(wanted.columns))
+
+
+def _build_deduplicate(inputs: Inputs, out: Out) -> None:
+    once = inputs.rows.select("k", "ts", "x", name="once_x").deduplicate("k", within=f"{WITHIN_S}s", name="once")
+    out("once", once)
+    out("late", once.late)
+    out("counts", once.group_by().window(tumbling("1d")).agg(name="count_once", n="count(*)"))
+
+
+def _check_deduplicate(found: Found, given: Given) -> None:
+    last: dict[str | None, int] = {}
+    wanted = []
+    for k, second, x in sorted(((row[0], row[1], row[2]) for row in given.in_time), key=lambda row: row[1:]):
+        if k not in last or second - last[k] >= WITHIN_S:
+            last[k] = second
+            wanted.append((k, at(second), x))
+    same_rows(found("once"), pl.DataFrame(wanted, schema=TIMES, orient="row"))
+    assert found("late").height == given.late
+    assert found("counts")["n"].sum() == len(wanted)
+
+
+def _build_match(inputs: Inputs, out: Out) -> None:
+    fall = Pattern("fall").start("high", "x > 30").next("low", "x < high.x - 10").within("1h")
+    rows = inputs.rows.select("k", "ts", "x", name="match_x")
+    found = rows.group_by("k").match(fall, {"since": "high.ts", "top": "high.x", "bottom": "low.x"}, name="match")
+    out("out", found)
+    out("late", found.late)
+
+
+def _check_match(found: Found, given: Given) -> None:
+    wanted: Counter[Any] = Counter()
+    for key in {row[0] for row in given.in_time}:
+        mine = sorted((row[1], row[2]) for row in given.in_time if row[0] == key)
+        place = 0
+        while place + 1 < len(mine):
+            (second, top), (_, bottom) = mine[place], mine[place + 1]
+            if top > 30 and bottom < top - 10:
+                wanted[key, at(second), top, bottom] += 1
+                place += 2
+            else:
+                place += 1
+    assert Counter(found("out").select("k", "since", "top", "bottom").rows()) == wanted
+    assert wanted
+    assert found("late").height == given.late
+
+
+def _build_process(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.select("k", "ts", "n AS x", name="process_x")
+    told = rows.group_by("k").process(Visits, schema=TOLD, name="process")
+    out("out", told)
+    out("late", told.late)
+
+
+def _check_process(found: Found, given: Given) -> None:
+    wanted, late = by_hand(given.of(0, 1, 3))
+    assert Counter(found("out").select(list(TOLD)).rows()) == wanted
+    assert found("late").height == late
+
+
+# Joins.
+
+
+def _join_name(how: str, from_s: int, to_s: int) -> str:
+    return f"join_{how}_{from_s}_{to_s}".replace("-", "m")
+
+
+def _build_join(how: Any, from_s: int, to_s: int, inputs: Inputs, out: Out) -> None:
+    name = _join_name(how, from_s, to_s)
+    joined = inputs.left.join(inputs.right, on="k", between=(f"{from_s}s", f"{to_s}s"), how=how, name=name)
+    out("out", joined)
+    out("late", joined.late)
+    if how != "full":
+        counts = joined.group_by("k").window(tumbling(f"{joining.WINDOW_S}s"))
+        counted = counts.agg(name=f"{name}_counts", n="count(*)", top="max(x_right)")
+        out("windows", counted)
+        out("late_windows", counted.late)
+
+
+def _check_join(how: str, from_s: int, to_s: int, found: Found, given: Given) -> None:
+    wanted = given.sides.joined(how, from_s, to_s)
+    same_rows(found("out"), wanted)
+    assert found("late").height == given.sides.late_rows() > 0
+    if how != "full":
+        same_rows(found("windows"), joining.windows_of(wanted, how, from_s, to_s))
+        assert found("late_windows").height == 0, "nothing that a join gives is late for what follows"
+
+
+def _join(how: str, from_s: int, to_s: int) -> Case:
+    return Case(
+        name=_join_name(how, from_s, to_s),
+        build=partial(_build_join, how, from_s, to_s),
+        check=partial(_check_join, how, from_s, to_s),
+    )
+
+
+def _build_lookup(inputs: Inputs, out: Out) -> None:
+    table = files(str(inputs.root / "sites.csv"))
+    sites = inputs.rows.lookup(table, on={"k": "id"}, schema={"id": "string", "site": "string"}, name="lookup")
+    out("out", sites.select("k", "x", "site", name="lookup_x"))
+
+
+def _check_lookup(found: Found, given: Given) -> None:
+    sites = {"a": "north", "b": "south"}
+    wanted = Counter((row[0], row[2], sites.get(str(row[0]))) for rows in given.rows for row in rows)
+    assert Counter(found("out").rows()) == wanted
+
+
+CASES = (
+    _slid(6, 6, 0, windowing.AGGREGATES),
+    _slid(20, 7, 3, windowing.AGGREGATES),
+    _slid(30, 2, 1, windowing.EXACT),
+    _slid(4, 9, 2, windowing.AGGREGATES),
+    _slid(20, 5, 0, windowing.AGGREGATES, "1ms"),
+    _unaligned("sessions", session(f"{GAP_S}s"), _sessions),
+    _unaligned("packs_of_rows", by_count(SIZE, every=EVERY), _packs),
+    Case(name="aggregates", build=_build_aggregates, check=_check_aggregates),
+    Case(name="rates", build=_build_rates, check=_check_rates),
+    Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
+    Case(name="ewma", build=_build_ewma, check=_check_ewma),
+    Case(name="deduplicate", build=_build_deduplicate, check=_check_deduplicate),
+    Case(name="match", build=_build_match, check=_check_match),
+    Case(name="process", build=_build_process, check=_check_process),
+    _join("inner", -5, 10),
+    _join("inner", 0, 4),
+    _join("left", -2, 3),
+    _join("left", -6, -1),
+    _join("right", -4, 2),
+    _join("full", -3, 3),
+    Case(name="lookup", build=_build_lookup, check=_check_lookup),
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """All cases as one pipeline, and what its sinks receive."""
+
+    pipeline: Pipeline
+    sinks: dict[tuple[str, str], MemorySink]
+
+    def found(self, case: Case) -> Found:
+        return lambda sink: self.sinks[case.name, sink].rows()
+
+
+def build(root: Path, *, mode: Any = "aligned") -> Built:
+    """Build the pipeline over the files below `root`."""
+    pipeline = Pipeline("cases", mode=mode)
+    rows = pipeline.source("rows", files(str(root / "rows" / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    left, right = (joining.source(pipeline, name, root) for name in ("l", "r"))
+    inputs = Inputs(rows, left, right, root)
+    sinks: dict[tuple[str, str], MemorySink] = {}
+
+    def out(case: str, sink: str, stream: Stream) -> None:
+        sinks[case, sink] = MemorySink()
+        stream.sink(f"{case}_to_{sink}", memory(sinks[case, sink]))
+
+    for case in CASES:
+        case.build(inputs, partial(out, case.name))
+    return Built(pipeline, sinks)
