@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final, Literal
 
-from fordstone.connectors.control_publish import HubIsAwayError
+from fordstone.connectors.control import HubIsAwayError
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Environment, Job
 from fordstone.edge.engine.engine import Engine

@@ -35,8 +35,7 @@ from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
 from fordstone.plan.ids import TaskId
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph, steps_with_ids
 from fordstone.runtime.assignment import assign, readers
 from fordstone.runtime.chain import Chain, Link

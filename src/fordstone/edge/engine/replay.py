@@ -30,7 +30,7 @@ from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
 from fordstone.errors import CheckpointError, RebuildError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import aggregates, rows_of
+from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
