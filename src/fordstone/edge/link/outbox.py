@@ -83,7 +83,7 @@ class Outbox:
         self._failpoints = failpoints or NoFailpoints()
         self._compact_bytes_min = compact_bytes_min
         self._io = threading.RLock()
-        """Whoever writes the file. Taken before the other, which is never held while a disk is waited for."""
+        """Held while the file is written. Taken before the other lock, which is never held while a disk is waited for."""
         self._mutex = threading.Lock()
         self._sent = 0
         self._kept: deque[_Kept] = deque()
@@ -127,11 +127,10 @@ class Outbox:
 
     # The writer's side.
 
-    def begin(self, sealed: int, find: Callable[[int], Found | None], *, rebuilding: int = 0) -> None:
+    def begin(self, sealed: int, find: Callable[[int], Found | None]) -> None:
         """Read what is there and make it whole. Called before anything else; again if another checkpoint has to be used.
 
-        `sealed`: the newest sealed epoch, of which the last `rebuilding` will be computed, and added, again. `find` makes
-        an entry again from checkpoints and cuts.
+        `sealed`: the newest sealed epoch. `find` restores an entry from checkpoints and cuts.
         """
         lines = self._read()
         self._kept.clear()
@@ -157,12 +156,7 @@ class Outbox:
             # Nothing crosses at all, or nothing was to cross: the sender fills up what the hub wants, without a list of it here.
             empty = found is not None and not found.entry.streams
             self.unsent_before = self._sent if self._fresh or empty else 0
-            newest = sealed
-        surely = sealed - rebuilding
         for epoch in range(self._sent + 1, sealed + 1):
-            if epoch > max(newest, surely) and not lines.damaged:
-                # It was not sealed for the outbox before the crash: computed again, it will be added.
-                break
             self._push(known.get(epoch) or self._find(epoch, find))
         mended = lines.damaged or self._kept_count_differs(lines)
         if mended:
@@ -195,7 +189,7 @@ class Outbox:
             self._swap(entry.epoch, kept)
 
     def make_room(self, size_bytes: int) -> None:
-        """Before a seal: see that so many more bytes fit. `StorageError` while they do not."""
+        """Before a seal: check that this many more bytes fit. `StorageError` while they do not."""
         with self._io:
             beyond = self._bytes + size_bytes - self._bytes_max
             if beyond <= 0 or not self._bytes or self.overrun or not size_bytes:
@@ -232,12 +226,12 @@ class Outbox:
         return None if kept is None else _ENTRY.decode(kept.body)
 
     def digest(self, epoch: int) -> str | None:
-        """The digest of an entry that waits; None if it does not, or was made again so that nobody knows what it was."""
+        """The digest of an entry that waits; None if it does not, or was restored so that its original is unknown."""
         kept = self._waiting(epoch)
         return None if kept is None or not kept.exact else _ENTRY.decode(kept.body).digest()
 
     def mark(self, epoch: int) -> None:
-        """The hub has everything up to here. The mark is durable before anything is let go."""
+        """The hub has everything up to here. The mark is durable before anything is removed."""
         with self._io:
             if epoch <= self._sent:
                 return
