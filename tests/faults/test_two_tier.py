@@ -78,11 +78,13 @@ class Killed(Fault):
     def happen(self, fleet: Fleet, counted: Counted) -> None:
         if self.who != "hub":
             fleet.hub()
-        parts = {} if self.who == "node" else {node: fleet.node(node) for node in fleet.feeds}
-        if self.who == "center":
-            # The hub must know every node: a later one would find windows closed.
-            for node, part in parts.items():
-                part.until(lambda node=node: fleet.head(node) > 0, "epoch at the hub")  # type: ignore[misc]
+        match self.who:
+            case "node":
+                parts = {}
+            case "center":
+                parts = known_nodes(fleet)
+            case "hub":
+                parts = {node: fleet.node(node) for node in fleet.feeds}
         center = fleet.center() if self.center and self.who != "center" else None
         for life, (name, hit) in enumerate(self.kills):
             if self.later_s:
@@ -127,10 +129,9 @@ class AllKilled(Fault):
 
     def happen(self, fleet: Fleet, counted: Counted) -> None:
         rng = Random(self.seed)
-        hub, center = fleet.hub(), fleet.center()
-        nodes = {node: fleet.node(node) for node in fleet.feeds}
-        for node, part in nodes.items():
-            part.until(lambda node=node: fleet.head(node) > 0, "epoch at the hub")  # type: ignore[misc]
+        hub = fleet.hub()
+        nodes = known_nodes(fleet)
+        center = fleet.center()
         for _ in range(self.rounds):
             goal = fleet.sealed("center") + rng.randrange(1, 4)
             fleet.feed_until(center, lambda goal=goal: fleet.sealed("center") >= goal, "epoch of the center")  # type: ignore[misc]
@@ -265,6 +266,14 @@ class ManyWindowsAtOnce(Fault):
         fleet.hub()
         fleet.finish()
         assert fleet.limits() == newest_windows(fleet)
+
+
+def known_nodes(fleet: Fleet) -> dict[str, Part]:
+    """Start the nodes, and wait until the hub knows them: one that came after the center would find windows closed."""
+    nodes = {node: fleet.node(node) for node in fleet.feeds}
+    for node, part in nodes.items():
+        part.until(lambda node=node: fleet.head(node) > 0, "epoch at the hub")  # type: ignore[misc]
+    return nodes
 
 
 def await_removable(fleet: Fleet, center: Part, *, ahead_s: int) -> None:

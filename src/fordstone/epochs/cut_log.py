@@ -1,17 +1,11 @@
-"""The cut log: what decided each epoch, kept a second time beside the manifests.
+"""The cut log, a second record of what decided each epoch; and the directory for damaged files.
 
-One file, `cuts.jsonl`, appended to before each manifest and rewritten when it grows too long. When a manifest is
-damaged, its epoch is computed again from the cut that stands here. After each manifest a line says that the epoch is
-sealed: without it, a manifest that vanished would look like a commit that never happened.
+`cuts.jsonl` is appended to before each manifest. When a manifest is damaged, its epoch is replayed from the cut in this log. After
+each manifest a line records that the epoch is sealed: without it, a lost manifest would look like a commit that never happened.
 
-Invariants: a line counts only under its own checksum; the log never holds two cuts of one epoch by the time that
-epoch is sealed, so a damaged line can never bring an older, unsealed cut of the same epoch back to light; a cut is there
-only if the epoch before it is sealed.
-
-The place for what is damaged: nothing that might still tell something is deleted.
-
-Each checkpoint set aside gets a note, `<epoch>-<n>.json`, written before anything is moved. The note is also the
-durable word that the epoch was sealed, so the order matters: note first, then the files.
+Invariants: a line counts only under its own checksum; when an epoch is sealed the log holds one cut of it, so a damaged line never
+uncovers an older, unsealed cut; a cut is there only if the epoch before it is sealed. A damaged file is never deleted: the note
+that it was set aside, which also records that its epoch was sealed, is durable before the file moves.
 """
 
 from __future__ import annotations
@@ -103,7 +97,7 @@ class CutLogContent:
 
 
 class CutLog:
-    """Appends and finds cuts. Written by one thread at a time: whoever commits."""
+    """Appends and finds cuts. Written by one thread at a time, the one that commits."""
 
     def __init__(
         self,
@@ -145,7 +139,7 @@ class CutLog:
     def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
         """Make the cut durable. Called before the manifest is.
 
-        Lines that a commit which never happened left behind (this epoch or later) go first. A rebuilt epoch only
+        Lines of a commit that never happened (this epoch or later) are removed first. A rebuilt epoch only
         mends its own line. `needed_from`: cuts of this epoch and later survive whatever the bound says.
         """
         if self._newest is None:
@@ -174,7 +168,7 @@ class CutLog:
             self._rewrite(list(together.values()), noted=content.noted)
 
     def mend(self, cuts: Iterable[Cut], aside: Aside) -> str | None:
-        """If there is damage, keep a copy aside and write the log anew with these cuts of whole manifests; says what was wrong."""
+        """If there is damage, keep a copy aside and rewrite the log with these cuts of whole manifests; return what was wrong."""
         content = self.read()
         cuts = list(cuts)
         missing = [cut.epoch for cut in cuts if cut.epoch not in content.cuts]
@@ -188,12 +182,12 @@ class CutLog:
         )
 
     def output_of(self, epochs: range) -> set[str]:
-        """The digests of the runs that these epochs let out, as far as their cuts can be read."""
+        """The digests of the runs that these epochs released, as far as their cuts can be read."""
         found = (cut.segments for epoch, cut in self.read().cuts.items() if epoch in epochs)
         return {run.digest for segments in found for segment in segments for run in segment.runs}
 
     def _append(self, cut: Cut) -> None:
-        # Set before the write: after a failed one nobody knows whether the line is there, so the next try rewrites.
+        # Set before the write: after a failed one it is unknown whether the line is there, so the next try rewrites.
         self._newest = cut.epoch
         # The newline in front ends whatever a crash has left of the line before.
         line = b"\n" + encode_cut(cut) + b"\n"
