@@ -11,8 +11,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.plan.plan import Plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 
 SCHEMA = {"id": "string", "ts": "timestamp", "x": "double"}

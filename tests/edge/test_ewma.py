@@ -15,8 +15,7 @@ from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.errors import PlanMismatchError
 from fordstone.plan.plan import Plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.planner.graph import build_graph
 

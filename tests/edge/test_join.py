@@ -18,8 +18,7 @@ from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import FordstoneError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.plan import Plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 
 

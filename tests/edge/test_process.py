@@ -20,8 +20,7 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import PlanError, RebuildError
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.testing.memory_disk import MemoryDisk
 

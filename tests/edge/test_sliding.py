@@ -13,8 +13,7 @@ from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan.plan import Plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.runtime.progress import Progress
 

@@ -19,8 +19,7 @@ from fordstone.errors import PlanMismatchError
 from fordstone.operators.base import ROW_ID
 from fordstone.plan.plan import Plan
 from fordstone.plan.windows import Window
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.planner.graph import build_graph
 

@@ -36,16 +36,14 @@ from fordstone.connectors.memory import memory
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
-from fordstone.operators.aggregate.combine import EpochCombine
 from fordstone.operators.aggregate.family import make_combiner, partials_of
 from fordstone.operators.aggregate.partial import ROWS
-from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN
+from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN, EpochCombine
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorContext
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.windows import Sliding, Tumbling
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
 
 NODES = 3

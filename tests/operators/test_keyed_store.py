@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from fordstone.lang.schema import DataType
 from fordstone.operators.process import cells as state_cells
-from fordstone.operators.process.cells import CellKind, Scene
+from fordstone.operators.process.cells import CellKind, Scene, coercion, series_of
 from fordstone.operators.process.store import KeyedStore
-from fordstone.operators.process.values import coercion, series_of
 from fordstone.state.base import Piece
 from fordstone.state.memory import IN_MEMORY
 

@@ -15,10 +15,10 @@ from fordstone.api.pattern import Pattern
 from fordstone.errors import FordstoneError, PipelineError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.operators.base import Moment
-from fordstone.operators.match import candidate as match_start
+from fordstone.operators.match import matcher as match_start
 from fordstone.operators.match import matcher as matching
-from fordstone.operators.match.candidate import Going
 from fordstone.operators.match.check import derive_match
+from fordstone.operators.match.matcher import Transitions
 from fordstone.operators.match.step import MatchRows
 from fordstone.plan import plan as p
 from fordstone.state.memory import IN_MEMORY
@@ -44,7 +44,7 @@ def as_in_sql(*stages: p.Stage, **more: Any) -> p.Match:
 def test_a_long_streak_that_comes_to_nothing_costs_each_row_a_few_looks(quantifier):
     step = as_in_sql(stage("a", of("a"), times_max=None, quantifier=quantifier), stage("b", of("b")))
     rows = [("k", at, "a", 0.0) for at in range(1_000)] + [("k", 1_000, "c", 0.0)]
-    with patch.object(Going, "offer", autospec=True, side_effect=Going.offer) as offered:
+    with patch.object(Transitions, "offer", autospec=True, side_effect=Transitions.offer) as offered:
         assert run(step, rows) == {}
     assert offered.call_count < 2 * matching.STRIDE * len(rows)
 
@@ -57,7 +57,7 @@ def test_a_streak_that_stages_may_part_anywhere_has_no_thread_for_each_way():
     operator.on_batch(frame([("k", at, "a", 0.0) for at in range(300)]), late=False)
     operator.on_watermark(300)
     (matcher,) = operator._open.values()
-    assert len(matcher.starts[0].threads) <= match_start.FEW_THREADS
+    assert len(matcher.candidates[0].threads) <= match_start.FEW_THREADS
 
 
 def any_step(random: Random) -> p.Match:
@@ -98,7 +98,7 @@ def any_step(random: Random) -> p.Match:
 def found_of(step: p.Match, rows: list[tuple[Any, ...]], *, merges: bool) -> list[Any] | None:
     """What comes out on each port; None: beginnings gave way, of which there may then be other ones."""
     operator = MatchRows(step, STREAM, state=IN_MEMORY)
-    operator._going.merges &= merges
+    operator._transitions.merges &= merges
     emits = operator.on_batch(frame(rows), late=False)
     for watermark_us in (3, 6, TIME_MAX_US):
         emits += operator.on_watermark(watermark_us)

@@ -13,7 +13,7 @@ from fordstone import KeyedFunction, ValueState
 from fordstone.errors import TaskError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.operators.process import store as keyed_store
-from fordstone.operators.process.timers import Timers
+from fordstone.operators.process.store import Timers
 from fordstone.state.table import MemoryTable
 
 

@@ -7,7 +7,7 @@ from tests.planner.fleets import SCHEMA, above, crossing_of, names, sunk, tiers_
 
 from fordstone import KeyedFunction, Pattern, Pipeline, by_count, session, sliding, tumbling
 from fordstone.connectors import files
-from fordstone.operators.aggregate import combine
+from fordstone.operators.aggregate import running as combine
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.split import columns_read, split

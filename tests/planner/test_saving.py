@@ -7,15 +7,7 @@ from tests.planner.fleets import crossing_of, sunk
 
 from fordstone import sliding, tumbling
 from fordstone.lang.schema import Schema
-from fordstone.planner.push_down import (
-    Saving,
-    assumptions,
-    column_bytes,
-    partial_bytes,
-    row_bytes,
-    saving,
-    saving_words,
-)
+from fordstone.planner.split import Saving, assumptions, column_bytes, partial_bytes, row_bytes, saving, saving_words
 
 
 def words(build) -> list[str]:

@@ -17,8 +17,7 @@ from fordstone.epochs.run_file import digest_of
 from fordstone.epochs.sealed import encode_manifest
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.messages import Checkpoint
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.spark import register
 from fordstone.state.base import RunRef
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.state.base import Piece, RunRef, State
-from fordstone.state.compaction import PIECES_MAX
+from fordstone.state.base import PIECES_MAX, Piece, RunRef, State
 from fordstone.state.timeline import MemoryTimeline
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fordstone.state.compaction import PIECES_MAX, PIECES_TOTAL_MAX, SMALLEST_ROWS, tier_of, worth_folding
+from fordstone.state.base import PIECES_MAX, PIECES_TOTAL_MAX, SMALLEST_ROWS, tier_of, worth_folding
 
 
 def test_pieces_of_one_tier_are_folded_with_the_smaller_ones_between_them() -> None:

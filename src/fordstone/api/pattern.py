@@ -14,7 +14,7 @@ from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.dialect import DIALECT, quoted_name
 from fordstone.lang.duration import positive_us
 from fordstone.lang.expression import split_alias
-from fordstone.operators.match.terms import tree_of
+from fordstone.operators.match.check import tree_of
 from fordstone.plan import plan as p
 
 Condition = str | Column

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from fordstone.errors import ConfigError, PipelineError
 from fordstone.lang.duration import positive_us
 from fordstone.operators.process.context import Context
-from fordstone.operators.process.timers import Timer
+from fordstone.operators.process.store import Timer
 from fordstone.plan import plan as p
 
 __all__ = ["Context", "KeyedFunction", "ListState", "MapState", "Timer", "ValueState", "declared_states"]

@@ -1,4 +1,6 @@
-"""Check a plan: what the stream after each step looks like, and whether the step may read its inputs.
+"""Digests of what the state of each step depends on: if one changed, stored state of that step cannot be used.
+
+Check a plan: what the stream after each step looks like, and whether the step may read its inputs.
 
 `derive` is the only judge. The builder calls it step by step, so that a mistake is an error where it was written; a plan
 read from a file is checked by the same rules. What one kind of step allows is in its family (`operators.registry`); here
@@ -8,7 +10,10 @@ takes them to the center, and only a control table brings rows back, at barriers
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+
+import msgspec
 
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.lang.dialect import TOO_DEEP
@@ -95,3 +100,13 @@ def is_central(step: p.Step, types: Types) -> bool:
             "Take the latter to the center too (.to_center()); rows come back only through a control table."
         )
     return bool(above)
+
+
+def step_digests(plan: p.Plan, types: Types) -> dict[str, str]:
+    """Return the digest of each stateful step by name. Sources count: their state is their positions."""
+    meanings = {step.name: family_of(step).digest(step, types) for step in plan.steps}
+    return {
+        name: hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()
+        for name, meaning in meanings.items()
+        if meaning is not None
+    }

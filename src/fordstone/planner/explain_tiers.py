@@ -17,8 +17,7 @@ from fordstone.plan import plan as p
 from fordstone.planner.explain import BARRIERS, chart, quoted, tasks
 from fordstone.planner.graph import build_graph
 from fordstone.planner.guarantee import end_to_end
-from fordstone.planner.push_down import assumptions, saving, saving_words
-from fordstone.planner.split import Crossing, Tiers, split
+from fordstone.planner.split import Crossing, Tiers, assumptions, saving, saving_words, split
 
 WIDTH: Final = 100
 CenterWords = Callable[[p.Plan], Sequence[str]]

@@ -1,16 +1,12 @@
-"""The seam of state: what an operator's state promises to whoever snapshots and restores it.
+"""The seam between a state and the engine that snapshots and restores it, and the pieces that states are made of.
 
-Three shapes implement it: `table.Table`, `runs.Runs` and `buffer.Buffer`. An operator owns its states and calls their
-own methods; the engine (a task on the edge, a stateful processor on Spark) only calls what stands here.
+A state is an ordered list of immutable pieces. At a barrier the rows changed since the last one are sealed into a new piece, and the
+list is the snapshot; a writer makes unwritten pieces durable later. An attempt that is given up needs no undoing: its pieces
+are still in the list, and the next attempt carries them. Pieces of similar size are merged (`worth_folding`), so that each row is
+rewritten about once per size tier, and the number of pieces grows with the logarithm of the state.
 
-Pieces: the immutable parts that a state is made of, on their way from memory to runs.
-
-A state is an ordered list of pieces. At a barrier the rows changed since the last one are sealed into a new piece and
-the list is handed over as it stands; a writer makes unwritten pieces durable behind the task's back. So an attempt
-that is given up needs no undoing: its pieces are still in the list, and the next attempt carries them.
-
-Invariants: a piece never changes what it stands for; `ref` is set once; a list is only ever appended to at its end or
-has a contiguous part replaced by one piece of the same meaning.
+Invariants: a piece never changes what it means; `ref` is set once; a list is only appended to at its end, or has a contiguous part
+replaced by one piece of the same meaning.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 import polars as pl
@@ -168,3 +165,44 @@ class State(ABC):
     @abstractmethod
     def size_bytes(self) -> int:
         """About how much memory the state takes."""
+
+
+RATIO: Final = 4
+"""Sizes within this factor are alike."""
+PIECES_MAX: Final = 12
+"""So many pieces of one tier are folded."""
+PIECES_TOTAL_MAX: Final = 64
+"""Above so many in all, the cheapest neighbours are folded whatever their sizes."""
+SMALLEST_ROWS: Final = 4096
+"""Pieces up to this are all of the lowest tier: a file costs about as much whatever is in it."""
+
+
+def tier_of(rows: int) -> int:
+    """The tier of a piece of so many rows, from 0."""
+    return ((max(rows, SMALLEST_ROWS) // SMALLEST_ROWS).bit_length() - 1) // (RATIO.bit_length() - 1)
+
+
+def worth_folding(rows: Sequence[int | None]) -> range | None:
+    """Which neighbours to fold, given the rows of each piece, oldest first; `None` is a piece that may not be touched."""
+    tiers = [None if count is None else tier_of(count) for count in rows]
+    for tier in sorted({tier for tier in tiers if tier is not None}):
+        start = alike = 0
+        for at, other in enumerate([*tiers, None]):
+            if other is not None and other <= tier:
+                alike += other == tier
+                continue
+            if alike >= PIECES_MAX:
+                return range(start, at)
+            start, alike = at + 1, 0
+    return _cheapest(rows) if len(rows) > PIECES_TOTAL_MAX else None
+
+
+def _cheapest(rows: Sequence[int | None]) -> range | None:
+    """The `PIECES_MAX` neighbours with the fewest rows together."""
+    best: range | None = None
+    best_rows = 0
+    for start in range(len(rows) - PIECES_MAX + 1):
+        counts = [count for count in rows[start : start + PIECES_MAX] if count is not None]
+        if len(counts) == PIECES_MAX and (best is None or sum(counts) < best_rows):
+            best, best_rows = range(start, start + PIECES_MAX), sum(counts)
+    return best

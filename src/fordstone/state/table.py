@@ -19,9 +19,8 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.state.backend import FOUND, Table
-from fordstone.state.base import Piece, PieceList
+from fordstone.state.base import SMALLEST_ROWS, Piece, PieceList, worth_folding
 from fordstone.state.column import Cells, Slots, column_of
-from fordstone.state.compaction import SMALLEST_ROWS, worth_folding
 from fordstone.state.key_index import MISSING, KeyIndex
 
 DELETED: Final = "__deleted"

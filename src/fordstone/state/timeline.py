@@ -1,28 +1,13 @@
-"""Runs: append-only partial aggregates, dropped whole when their time has come.
+"""Timelines and buffers in memory: rows that live until their time has come.
 
-A windowed aggregate adds partial rows of many keys; nothing is looked up. Partial rows of one key meet when they are
-coalesced, when a merger folds pieces, and at the latest when they are closed.
+Rows arrive open. A barrier seals the open rows into a piece; pieces stay in memory, because they are the state. Every piece is
+ordered by time, so that the rows due at a bound are a slice of it, found by bisection: closing costs what it returns, not what
+it leaves. Nothing is deleted from a piece: a row is dead when its time is not above the last bound (`_closed_us`), and a piece is
+dropped when all its rows are dead. The merger removes the dead rows of pieces that stay.
 
-Leaves to the operator: what a partial row is, and how equal keys fold (`merge_rows`).
-
-Buffer: rows that wait for the watermark, and are given out in order of time.
-
-Operators that depend on order (patterns, EWMA, count windows) hold rows here until no earlier one can come.
-
-Invariants: a row is released once; what a watermark releases, and in which order, does not depend on the batches in
-which the rows came, nor on barriers and restores in between.
-
-Rows that live until their time has come: what `runs.Runs` and `buffer.Buffer` have in common.
-
-Rows arrive open. A barrier seals the open rows into a piece; pieces stay in memory, because they are the state. Every
-piece is ordered by time, so that the rows due at a bound are a slice of it, found by bisection: closing costs what it
-gives out, not what it leaves. Nothing is deleted from a piece: a row is dead when its time is not above the last bound
-(`_closed_us`), and a piece goes when all its rows are dead. The merger sheds the dead rows of those that linger.
-
-Leaves to the shapes: what folding rows means, and in which order due rows are given out.
-
-Invariants: bounds only grow; every open row is alive; the time of a row is never null; frames are never changed, so
-whatever a frozen piece has captured stays as it was, and the merger may swap pieces of the same meaning at any moment.
+Invariants: bounds only grow; every open row is alive; the time of a row is never null; frames are never changed, so that a frozen
+piece stays as it was, and the merger may swap pieces of the same meaning at any moment. A row is closed or released once, and
+what a bound releases does not depend on batches, barriers and restores.
 """
 
 from __future__ import annotations
@@ -39,8 +24,7 @@ import polars as pl
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.state.backend import Buffer, Timeline
-from fordstone.state.base import Piece, PieceList, RunRef, State
-from fordstone.state.compaction import worth_folding
+from fordstone.state.base import Piece, PieceList, RunRef, State, worth_folding
 
 NEVER_US: Final = TIME_MAX_US + 1
 """The time of rows that are never due."""

@@ -15,7 +15,7 @@ from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate
 from fordstone.lang.sql.syntax import Join, SqlError, placed
-from fordstone.operators.join.check import JoinColumns, join_columns
+from fordstone.operators.join.sides import JoinColumns, join_columns
 from fordstone.plan.stream_type import EventTime
 
 LEFT: Final = "left:"

@@ -30,7 +30,7 @@ from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
 from fordstone.errors import CheckpointError, RebuildError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import aggregates, rows_of
+from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
@@ -390,7 +390,7 @@ def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFr
     if cut.overtaking and rows_sealed:
         raise RebuildError(
             f"epoch {cut.epoch} is sealed and unaligned, and its output for sink {sink} is damaged as well as its checkpoint: what it "
-            "let out cannot be known. Bring back the files from a copy, or start over with an empty state directory and new sinks."
+            "released cannot be known. Bring back the files from a copy, or start over with an empty state directory and new sinks."
         )
     if cut.overtaking:
         return [again] if again.height else []

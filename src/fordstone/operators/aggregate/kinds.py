@@ -15,8 +15,21 @@ import polars as pl
 
 from fordstone.lang.aggregates import AggregateCall
 from fordstone.operators.aggregate.beta import Doubles, beta_high, beta_low, beta_means
-from fordstone.operators.aggregate.order import COLLECTED, FIRST, LAST, in_order
-from fordstone.operators.aggregate.part import COUNT, COUNT_TRUE, DOUBLE_SUM, GREATEST, LEAST, SPREAD, SUM, Part, Values
+from fordstone.operators.aggregate.part import (
+    COLLECTED,
+    COUNT,
+    COUNT_TRUE,
+    DOUBLE_SUM,
+    FIRST,
+    GREATEST,
+    LAST,
+    LEAST,
+    SPREAD,
+    SUM,
+    Part,
+    Values,
+    in_order,
+)
 from fordstone.operators.aggregate.sketches import Distinct, Quantiles, estimates, quantiles
 from fordstone.operators.aggregate.user import UserPart
 from fordstone.operators.base import Functions

@@ -20,7 +20,6 @@ from fordstone.lang.aggregates import Aggregate, AggregateCall
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.check import PARTIAL_ROWS
 from fordstone.operators.aggregate.kinds import kind_of
 from fordstone.operators.aggregate.part import Part, Values
 from fordstone.operators.base import ROW_ID, Functions
@@ -29,7 +28,7 @@ from fordstone.plan.windows import Tumbling
 
 END: Final = "__end"
 """The end of a partial row's window, Int64 microseconds."""
-ROWS: Final = PARTIAL_ROWS
+ROWS: Final = "__rows"
 ONE: Final = "__all"
 """Stands for the key where there is none: all rows belong together."""
 STREAMING_ROWS: Final = 200_000

@@ -1,7 +1,13 @@
-"""Aggregates: a combiner before the shuffle, and running results kept up to date. Windows are in `window` and `sliding`.
+"""Aggregates without windows, and partial rows on their way to the center. Windows are in `operators.window`.
 
-The combiner makes partial rows of each batch where it was read, so that less is shuffled; the keyed step merges them.
-Running results are given out at barriers, one row for each key that changed (rule 15).
+`Combine` makes partial rows of each batch before the shuffle, so that less is shuffled; the keyed step merges them.
+`RunningAggregate` emits one row per changed key at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives,
+so that its memory follows the number of keys, and emits all it has at a barrier, so that it has no state (rule 9). At the
+center the operator that takes rows at the edge merges the partial rows; `Merging` only brings them into its form.
+
+Partial rows cross as columns of our types (`crossing_schema`): unsigned numbers, which sketches count their levels with, become
+signed. The name of the column that counts rows contains a digest of what the rows mean: if nodes and center run two versions
+of a pipeline, columns are missing, rather than sums of one thing added to those of another.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.operators.aggregate.partial import Partials
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
 from fordstone.state.backend import FOUND, StateBackend
 from fordstone.state.base import State
@@ -133,3 +140,114 @@ class RunningAggregate(Operator):
             changed = self._partials.merge(pl.concat([before, changed]))
         self._table.put(changed)
         return [Emit(self._partials.finish(changed).with_columns(pl.lit(UPSERT).alias(OP)))]
+
+
+_SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
+"""Levels of a sketch: there are fewer than 64."""
+
+
+def crossing_schema(partials: Partials) -> Schema:
+    """The columns of partial rows as they cross. Raises `SchemaError` where one of them has no type that may."""
+    names = _crossing_names(partials)
+    return Schema(
+        tuple((names.get(name, name), DataType.from_polars(_signed(kind))) for name, kind in partials.schema.items())
+    )
+
+
+def _crossing_names(partials: Partials) -> dict[str, str]:
+    return {ROWS: f"{ROWS}_{partials.meaning}"}
+
+
+class EpochCombine(Operator):
+    """Merges the rows of an epoch into partial rows. Never has state at a barrier."""
+
+    def __init__(self, partials: Partials, *, rows: Combine | None = None) -> None:
+        """`rows`: makes partial rows of the input; None: a feeder has done so before the shuffle."""
+        self._partials = partials
+        self._rows = rows
+        self._names = _crossing_names(partials)
+        self._crossing = crossing_schema(partials).polars
+        self._open: list[pl.DataFrame] = []
+        self._open_rows = 0
+        """Since they were last merged."""
+        self._merged_rows = 0
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Take rows in. Late ones, and those without a time, leave on the late port where there are windows."""
+        if self._rows is None:
+            self._take(frame)
+            return []
+        out: Emits = []
+        for emit in self._rows.on_batch(frame, late=late):
+            if emit.port == LATE:
+                out.append(emit)
+            else:
+                self._take(emit.frame)
+        return out
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - windows close at the center
+        """Nothing waits for time: an epoch's rows cross with the epoch."""
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        """One partial row for each key and window of the epoch."""
+        if not self._open:
+            return []
+        merged = self._merged()
+        self._open, self._open_rows, self._merged_rows = [], 0, 0
+        return [Emit(_cast(merged.rename(self._names), self._crossing))]
+
+    def states(self) -> Mapping[str, State]:
+        """None."""
+        return {}
+
+    def rows_held(self) -> int:
+        """How many partial rows are in memory."""
+        return self._merged_rows + self._open_rows
+
+    def _take(self, partials: pl.DataFrame) -> None:
+        self._open.append(partials)
+        self._open_rows += partials.height
+        if self._open_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
+            merged = self._merged()
+            self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
+
+    def _merged(self) -> pl.DataFrame:
+        return self._partials.merge(pl.concat(self._open)).select(list(self._partials.schema))
+
+
+class Merging(Operator):
+    """An aggregate whose partial rows have crossed: brings them into the form that it keeps."""
+
+    def __init__(self, aggregate: Operator, partials: Partials) -> None:
+        self._aggregate = aggregate
+        self._kept = partials.schema
+        self._names = {crossing: name for name, crossing in _crossing_names(partials).items()}
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        """Take partial rows in. Those of windows that have closed leave on the late port."""
+        rows = frame.rename(self._names).select(list(self._kept))
+        return self._aggregate.on_batch(_cast(rows, self._kept), late=late)
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        """As the aggregate does."""
+        return self._aggregate.on_watermark(watermark_us)
+
+    def on_barrier(self, moment: Moment) -> Emits:
+        """As the aggregate does."""
+        return self._aggregate.on_barrier(moment)
+
+    def states(self) -> Mapping[str, State]:
+        """Those of the aggregate: state does not tell whether rows or partial rows came."""
+        return self._aggregate.states()
+
+
+def _signed(kind: pl.DataType) -> pl.DataType:
+    if isinstance(kind, pl.List):
+        return pl.List(_signed(kind.inner))  # type: ignore[arg-type]  # an instance, as in every schema of a frame
+    return _SIGNED.get(kind, kind)
+
+
+def _cast(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
+    changed = {name: kind for name, kind in schema.items() if frame.schema[name] != kind}
+    return frame.cast(changed) if changed else frame  # type: ignore[arg-type]  # names to types

@@ -24,16 +24,20 @@ from fordstone.errors import PipelineError, PlanError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.operators.base import LATE, Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
 from fordstone.operators.describe import stream_details
-from fordstone.operators.join.check import (
+from fordstone.operators.join.sides import (
     BOUND_MAX_US,
     HOWS,
+    LEFT,
+    RIGHT,
+    Carry,
+    Side,
     check_how,
+    filled,
     holds_us,
     join_columns,
     keys_details,
     pair_time,
 )
-from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side, filled
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only, needs_time
 from fordstone.state.backend import Asked, StateBackend

@@ -32,15 +32,18 @@ from fordstone.operators.base import (
     Stays,
 )
 from fordstone.operators.describe import connector_text, stream_details
-from fordstone.operators.join.check import (
+from fordstone.operators.join.sides import (
+    LEFT,
     LOOKUP_HOWS,
+    RIGHT,
+    Carry,
     JoinColumns,
+    Side,
     check_how,
     join_columns,
     keys_details,
     lookup_columns,
 )
-from fordstone.operators.join.side import LEFT, RIGHT, Carry, Side
 from fordstone.operators.row_order import total_order
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only

@@ -24,7 +24,7 @@ from decimal import Context, Decimal
 from typing import Any, Final
 
 from fordstone.lang.polars.scalar import Scalar, less, wrapped
-from fordstone.operators.match.terms import Slot
+from fordstone.operators.match.check import Slot
 from fordstone.plan import plan as p
 
 Take = Callable[[Any, Any], Any]
@@ -128,7 +128,7 @@ _KINDS: Final[dict[str, Callable[[Slot], tuple[Any, Take, Read]]]] = {
 }
 
 
-def starts(slots: Sequence[Kept]) -> tuple[Any, ...]:
+def initial_states(slots: Sequence[Kept]) -> tuple[Any, ...]:
     """The states before any row."""
     return tuple(slot.start for slot in slots)
 
@@ -361,7 +361,7 @@ def compile_pattern(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that fulfils at least one condition. `place`: the how-manieth of its key's rows it is."""
+    """A row that fulfils at least one condition. `place`: its ordinal among the rows of its key."""
 
     place: int
     time_us: int

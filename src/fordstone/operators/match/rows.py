@@ -21,19 +21,21 @@ from fordstone.lang.polars.scalar import Scalar, Values, as_plain, plain_type, s
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.term import Call, Column, Term, columns_of
 from fordstone.operators.match.automaton import Node, Test, kept
-from fordstone.operators.match.check import MATCH_START, STAGES, Pattern
-from fordstone.operators.match.matcher import Found
-from fordstone.operators.match.terms import (
+from fordstone.operators.match.check import (
     CLASSIFIER,
     DECIDED,
+    MATCH_START,
     NUMBER,
     SLOT_PREFIX,
     SPECIALS,
+    STAGES,
     Condition,
     Measure,
+    Pattern,
     row_text,
     slot_index,
 )
+from fordstone.operators.match.matcher import Found
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import TIMESTAMP
 

@@ -1,14 +1,15 @@
 """Patterns: sequences of rows of a key that fulfil one condition after another.
 
-Rows wait until the watermark passes them, and are then gone through key by key, in order of time and of `row_order`. What the
-row alone decides is worked out for whole batches (`match_rows`); only rows that fulfil some condition are looked at one by
-one (`matching`), and where it does not matter what stands between them, the others are let go of as soon as they come.
+Rows wait until the watermark passes them, and are then matched key by key, in order of time and of `row_order`. Conditions that
+depend on one row alone are computed for whole batches (`rows`); only rows that fulfil some condition are looked at one by one
+(`matcher`). If it does not matter what is between them, all other rows are dropped on arrival.
 
-Open beginnings are kept as objects while the operator runs, and written into a table, as bytes a key, at each barrier.
-What was loaded is read back when its key has rows, or its time is over.
+Open candidates are objects while the operator runs, and are written at each barrier into a table, as MessagePack per key: the rows
+that are held, the nodes over them, parents first, and the candidates with their threads. Everything else is computed when read,
+and a key is read back when it has rows or its time is over.
 
-Invariants: matches are a function of the rows taken in and of the watermark; a key without open beginnings has nothing kept
-(but for the number of its matches, where that is asked for).
+Invariants: matches are a function of the rows received and of the watermark; a key without open candidates has nothing stored
+(except the number of its matches, if that is asked for).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -29,17 +31,111 @@ from fordstone.lang.term import columns_of
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
 from fordstone.operators.describe import keys_text, stream_details
-from fordstone.operators.match.automaton import Row, compile_pattern
-from fordstone.operators.match.candidate import Going, Rules
+from fordstone.operators.match.automaton import Node, Row, compile_pattern, initial_states, states_with
 from fordstone.operators.match.check import Pattern, derive_match, pattern_of
-from fordstone.operators.match.matcher import Found, KeyMatcher, matcher_of, walk
+from fordstone.operators.match.matcher import Candidate, Found, Matcher, Rules, Transitions, matcher_of, walk
 from fordstone.operators.match.rows import Output, RowForms, column_of, numbered
-from fordstone.operators.match.state import decode, encode
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types
 from fordstone.state.backend import StateBackend
 from fordstone.state.base import State
+
+NONE = -1
+
+
+class _Held(msgspec.Struct, frozen=True, array_like=True):
+    places: int
+    matches: int
+    rows: list[tuple[int, int, int, tuple[Any, ...]]]
+    """Place, time, bits, values."""
+    nodes: list[tuple[int, int, int, int]]
+    """Parent, stage, row, which ways are open."""
+    candidates: list[tuple[int, int, list[tuple[int, int]]]]
+    """Row, match so far, threads as node and way."""
+    held: list[int]
+    """Rows that are gone through again."""
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Held)
+
+
+class _Numbers:
+    """Gives rows and nodes numbers, each once, parents before children."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, tuple[Any, ...]]] = []
+        self.nodes: list[tuple[int, int, int, int]] = []
+        self._row_at: dict[int, int] = {}
+        self._node_at: dict[int, int] = {}
+
+    def row(self, row: Row) -> int:
+        """By place: a key has one row at each."""
+        if row.place not in self._row_at:
+            self._row_at[row.place] = len(self.rows)
+            self.rows.append((row.place, row.time_us, row.bits, row.values))
+        return self._row_at[row.place]
+
+    def node(self, node: Node | None) -> int:
+        fresh = []
+        while node is not None and id(node) not in self._node_at:
+            fresh.append(node)
+            node = node.parent
+        at = NONE if node is None else self._node_at[id(node)]
+        for part in reversed(fresh):
+            self.nodes.append((at, part.stage, self.row(part.row), part.alive))
+            at = self._node_at[id(part)] = len(self.nodes) - 1
+        return at
+
+
+def encode(matcher: Matcher) -> bytes:
+    """What is held of a key."""
+    numbers = _Numbers()
+    begun = [
+        (
+            numbers.row(start.row),
+            numbers.node(start.found),
+            [(numbers.node(node), way.option.index) for node, way in start.threads],
+        )
+        for start in matcher.candidates
+    ]
+    held = [numbers.row(row) for row in matcher.held]
+    return _ENCODER.encode(
+        _Held(
+            places=matcher.places,
+            matches=matcher.matches,
+            rows=numbers.rows,
+            nodes=numbers.nodes,
+            candidates=begun,
+            held=held,
+        )
+    )
+
+
+def decode(data: bytes, rules: Rules, transitions: Transitions) -> Matcher:
+    """The key as it was when `encode` wrote it."""
+    stored = _DECODER.decode(data)
+    rows = [Row(place, time_us, bits, values) for place, time_us, bits, values in stored.rows]
+    nodes: list[Node] = []
+    initial = initial_states(rules.automaton.slots)
+    for parent, stage, row, alive in stored.nodes:
+        above = None if parent == NONE else nodes[parent]
+        before = initial if above is None else above.states
+        states = states_with(rules.automaton.stages[stage], before, rows[row].values)
+        node = Node(rules.automaton, above, stage, rows[row], states)
+        node.alive = alive
+        nodes.append(node)
+    matcher = matcher_of(rules, transitions)
+    matcher.places, matcher.matches = stored.places, stored.matches
+    matcher.held = [rows[row] for row in stored.held]
+    for row, found, threads in stored.candidates:
+        start = Candidate(rows[row])
+        start.found = None if found == NONE else nodes[found]
+        start.threads = [(nodes[node], nodes[node].ways[way]) for node, way in threads]
+        matcher.candidates.append(start)
+    return matcher
+
 
 TIMEOUT: Final = "timeout"
 HELD: Final = "__held"
@@ -63,7 +159,7 @@ class MatchRows(Operator):
         self._timeouts = timeouts and step.within_us is not None
         self._forms = RowForms(step, pattern, stream.schema)
         self._rules = _rules(step, self._forms)
-        self._going = Going(self._rules)
+        self._transitions = Transitions(self._rules)
         self._output = Output(step, pattern, stream.schema, self._forms)
         self._numbered = numbered(pattern.measures)
         read = _columns_read(step, pattern, stream.schema)
@@ -72,7 +168,7 @@ class MatchRows(Operator):
         self._table = state.table(
             self._waiting.key, schema=self._waiting.key_types | {_DEADLINE: pl.Int64(), HELD: pl.Binary()}
         )
-        self._open: dict[Key, KeyMatcher] = {}
+        self._open: dict[Key, Matcher] = {}
         self._asleep: dict[Key, bytes] | None = None
         """What was loaded and not yet read back; None: nobody has looked."""
         self._changed: dict[Key, None] = {}
@@ -119,7 +215,7 @@ class MatchRows(Operator):
 
     def _is_kept(self, key: Key) -> bool:
         matcher = self._open.get(key)
-        return matcher is not None and bool(matcher.starts or (self._numbered and matcher.matches))
+        return matcher is not None and bool(matcher.candidates or (self._numbered and matcher.matches))
 
     def _go_through(self, keyed: KeyedRows) -> Iterator[tuple[Key, Found]]:
         """Take released rows into the matchers of their keys."""
@@ -140,10 +236,10 @@ class MatchRows(Operator):
             matcher = self._matcher(key)
             if matcher is None:
                 start = next((at for at in range(start, end) if role(forms[at][0])[0]), end)
-            if start == end and not (adjacent and matcher is not None and matcher.starts):
+            if start == end and not (adjacent and matcher is not None and matcher.candidates):
                 continue
             if matcher is None:
-                matcher = self._open[key] = matcher_of(self._rules, self._going)
+                matcher = self._open[key] = matcher_of(self._rules, self._transitions)
             base, first = matcher.places, int(firsts[number])
             taken = [
                 Row(base + place, time_us, form[0], form[1:])
@@ -169,11 +265,11 @@ class MatchRows(Operator):
                 yield from self._after(key, matcher)
         if watermark_us == TIME_MAX_US:
             for key in [*self._open, *asleep]:
-                if (matcher := self._matcher(key)) is not None and matcher.starts:
+                if (matcher := self._matcher(key)) is not None and matcher.candidates:
                     matcher.end()
                     yield from self._after(key, matcher)
 
-    def _after(self, key: Key, matcher: KeyMatcher) -> Iterator[tuple[Key, Found]]:
+    def _after(self, key: Key, matcher: Matcher) -> Iterator[tuple[Key, Found]]:
         """What a matcher found, once it has gone through rows or time."""
         found, matcher.found = matcher.found, []
         if matcher.dropped:
@@ -189,11 +285,11 @@ class MatchRows(Operator):
         for one in found:
             yield key, one
 
-    def _matcher(self, key: Key) -> KeyMatcher | None:
+    def _matcher(self, key: Key) -> Matcher | None:
         """The matcher of a key, if it has one."""
         found = self._open.get(key)
         if found is None and (held := self._wake().pop(key, None)) is not None:
-            found = self._open[key] = decode(held, self._rules, self._going)
+            found = self._open[key] = decode(held, self._rules, self._transitions)
         return found
 
     def _wake(self) -> dict[Key, bytes]:
@@ -233,7 +329,7 @@ class MatchRows(Operator):
             if some and (port != TIMEOUT or self._timeouts):
                 yield Emit(make(self._keys([key for key, _ in some]), [one for _, one in some]), port=port)
 
-    def _say_dropped(self, matcher: KeyMatcher) -> None:
+    def _say_dropped(self, matcher: Matcher) -> None:
         first, self._dropped = self._dropped == 0, self._dropped + matcher.dropped
         matcher.dropped = 0
         if first:

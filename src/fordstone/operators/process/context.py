@@ -9,10 +9,8 @@ from typing import Any, Final
 
 from fordstone.errors import ConfigError, TaskError
 from fordstone.lang.duration import TIME_MIN_US, UNIT_US, duration_us, human_us
-from fordstone.operators.process.cells import Scene
-from fordstone.operators.process.store import Entry
-from fordstone.operators.process.timers import Timers
-from fordstone.operators.process.values import MOST_US, microseconds_of, time_of
+from fordstone.operators.process.cells import MOST_US, Scene, microseconds_of, time_of
+from fordstone.operators.process.store import Entry, Timers
 
 AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
 """Timers are set so far ahead at most, about 2,700 years: there must be a time for when they run out."""

@@ -45,11 +45,9 @@ from fordstone.operators.base import (
     resolve_function,
 )
 from fordstone.operators.describe import function_text, keys_text, stream_details
-from fordstone.operators.process.cells import NOT_YET_US, CellKind
+from fordstone.operators.process.cells import LEAST_US, MOST_US, NOT_YET_US, UTC, CellKind, coercion, time_of
 from fordstone.operators.process.context import Context, Stage
-from fordstone.operators.process.store import Entry, KeyedStore
-from fordstone.operators.process.timers import Timer, Timers
-from fordstone.operators.process.values import LEAST_US, MOST_US, UTC, coercion, time_of
+from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.operators.rowwise import frame_of
 from fordstone.plan import plan as p

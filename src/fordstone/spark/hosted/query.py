@@ -31,8 +31,7 @@ from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig, spark_span

@@ -28,8 +28,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.registry import make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan, Source, read_plan
-from fordstone.planner.check import stream_types
-from fordstone.planner.digest import step_digests
+from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Graph, VertexKind, build_graph
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.runtime.dead_letters import DEAD_LETTERS
