@@ -19,7 +19,7 @@ def test_a_file_that_is_not_there_is_a_misuse_that_says_where_it_looked(invoke: 
         ("in", "in is a directory"),
         ("in/a.jsonl", "is not a Python file"),
         ("flow.py:2x", "not the name of a variable"),
-        ("flow.py:q", "flow.py: there is no q. Say which one:\n    flow.py:p    (pipeline cold-chain)"),
+        ("flow.py:q", "flow.py: there is no q. Choose one:\n    flow.py:p    (pipeline cold-chain)"),
         ("flow.py:readings", "readings is a Stream, not a pipeline"),
     ],
 )

@@ -12,6 +12,7 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.epochs.run_file import encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import DELETE, OP, UPSERT
@@ -27,7 +28,7 @@ GONE = object()
 
 
 @dataclass
-class FakeHub:
+class FakeHub(HubClient):
     """Numbers versions as the hub does."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import polars as pl
 
 from fordstone.epochs.run_file import encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ConsumerPosition, StreamEpoch, StreamPage
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.state.base import RunRef
@@ -29,8 +30,8 @@ class Epoch:
 
 
 @dataclass
-class FakeHub:
-    """`hub_index.HubReading`, filled by a test."""
+class FakeHub(HubClient):
+    """Answers what readers of streams ask; a test fills it."""
 
     page_commits: int = 1000
     away: bool = False
@@ -38,10 +39,10 @@ class FakeHub:
     refuses: HubRefusedError | None = None
     now_us: int = 0
     blobs: dict[str, bytes] = field(default_factory=dict)
-    epochs: list[StreamEpoch] = field(default_factory=list)
+    entries: list[StreamEpoch] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     passed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What each consumer has passed, by node."""
+    """The position of each consumer, by node."""
 
     def __post_init__(self) -> None:
         self._grown = threading.Condition()
@@ -50,7 +51,7 @@ class FakeHub:
 
     # What a test does.
 
-    def commit(self, node: str, *epochs: Epoch) -> int:
+    def add(self, node: str, *epochs: Epoch) -> int:
         """Commit epochs of a node together; gives the last one's number."""
         with self._grown:
             self._seq += 1
@@ -61,7 +62,7 @@ class FakeHub:
                     ref, data = encode_run(frame, "none")
                     self.blobs[ref.digest] = bytes(data)
                     refs.append(ref)
-                self.epochs.append(
+                self.entries.append(
                     StreamEpoch(
                         seq=seq,
                         node=node,
@@ -78,13 +79,13 @@ class FakeHub:
 
     def reset(self) -> None:
         """Be a new hub."""
-        self.epochs.clear()
+        self.entries.clear()
         self._heads.clear()
         self._seq = 0
 
     def let_go(self, node: str, epoch: int) -> None:
         """Forget epochs of a node up to one."""
-        self.epochs = [entry for entry in self.epochs if entry.node != node or entry.epoch > epoch]
+        self.entries = [entry for entry in self.entries if entry.node != node or entry.epoch > epoch]
 
     def goes(self, *, away: bool) -> None:
         """Go away, or come back."""
@@ -99,15 +100,17 @@ class FakeHub:
 
     # What a reader calls.
 
-    def stream_page(self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0) -> StreamPage:
-        assert (pipeline, stream) == (PIPELINE, STREAM)
+    def stream_page(
+        self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0, limit: int | None = None
+    ) -> StreamPage:
+        assert (pipeline, stream, limit) == (PIPELINE, STREAM, None)
         with self._grown:
             self.calls.append("page")
-            self._grown.wait_for(lambda: self.away or any(one.seq > after for one in self.epochs), min(wait_s, 1.0))
+            self._grown.wait_for(lambda: self.away or any(one.seq > after for one in self.entries), min(wait_s, 1.0))
             self._check(away=self.away)
-            seqs = sorted({entry.seq for entry in self.epochs if entry.seq > after})
+            seqs = sorted({entry.seq for entry in self.entries if entry.seq > after})
             taken = seqs[: self.page_commits]
-            found = [entry for entry in self.epochs if entry.seq in taken]
+            found = [entry for entry in self.entries if entry.seq in taken]
             return StreamPage(epochs=tuple(found), next=taken[-1] if taken else after, more=len(taken) < len(seqs))
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:

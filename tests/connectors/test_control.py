@@ -7,7 +7,7 @@ from tests.connectors.control_hub import KEYS, SCHEMA, control_rows
 
 from fordstone.connectors.base import Chunk, ConnectorSpec, Delivery, Home, OpenContext, SourceOptions
 from fordstone.connectors.control import PARTITION, ControlSource
-from fordstone.connectors.control_log import FOLD_FILES_MIN, ControlLog
+from fordstone.connectors.control_log import COMPACT_FILES_MIN, ControlLog
 from fordstone.connectors.registry import open_source, source_delivery
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError
@@ -66,14 +66,14 @@ def test_bounded_input_ends_with_what_is_there(count):
     assert sum(chunk.frame.height for chunk in chunks) == 2 * count
 
 
-def test_what_is_let_go_of_is_folded_and_trouble_with_that_stops_nobody():
+def test_acknowledged_versions_are_compacted_and_a_failure_of_that_stops_nothing():
     disk = MemoryDisk()
-    source = source_of(FOLD_FILES_MIN + 3, disk=disk)
+    source = source_of(COMPACT_FILES_MIN + 3, disk=disk)
     source.ack({})
     disk.fail_next("create", "full")
-    source.ack({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
-    assert source.log.files == FOLD_FILES_MIN + 3
-    source.ack({PARTITION: PartitionCut(position=FOLD_FILES_MIN)})
+    source.ack({PARTITION: PartitionCut(position=COMPACT_FILES_MIN)})
+    assert source.log.files == COMPACT_FILES_MIN + 3
+    source.ack({PARTITION: PartitionCut(position=COMPACT_FILES_MIN)})
     assert source.log.files == 4
 
 

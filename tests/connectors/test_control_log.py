@@ -1,4 +1,4 @@
-"""The folder of a control table: prefixes after crashes, damage, folding, and reading from any version."""
+"""The folder of a control table: prefixes after crashes, damage, compaction, and reading from any version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, Table, applied, as_table, control_rows
 
-from fordstone.connectors.control_log import FOLD_FILES_MAX, FOLD_FILES_MIN, ControlLog, changes_between
+from fordstone.connectors.control_log import COMPACT_FILES_MAX, COMPACT_FILES_MIN, ControlLog, changes_between
 from fordstone.errors import SourceError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import OP
@@ -43,8 +43,8 @@ def filled(disk: MemoryDisk, versions: list[dict[str, Any]]) -> ControlLog:
 
 
 @settings(deadline=None, max_examples=150)
-@given(versions=versions_of, cut_after=st.integers(0, 120), seed=st.integers(0, 2**32), fold=st.integers(0, 24))
-def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, cut_after, seed, fold):
+@given(versions=versions_of, cut_after=st.integers(0, 120), seed=st.integers(0, 2**32), compact_at=st.integers(0, 24))
+def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, cut_after, seed, compact_at):
     disk, tables = MemoryDisk(), tables_of(versions)
     stored = 0
     log = opened(disk)
@@ -53,8 +53,8 @@ def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, 
         for number, rows in enumerate(versions, 1):
             log.add(number, control_rows(rows))
             stored = number
-            if number == fold:
-                log.fold(number)
+            if number == compact_at:
+                log.compact(number)
     except PowerCut:
         pass
     disk.crash(Random(seed))
@@ -83,13 +83,13 @@ def test_reading_from_every_version_gives_what_follows_however_it_is_cut(version
     assert table == tables[stands]
 
 
-def test_folding_keeps_the_table_and_what_may_still_be_read():
+def test_compaction_keeps_the_table_and_what_may_still_be_read():
     versions = [{"a": float(n), "b": GONE if n % 2 else 1.0} for n in range(1, 41)]
     disk = MemoryDisk()
     log, tables = filled(disk, versions), tables_of(versions)
-    log.fold(FOLD_FILES_MIN - 1)
+    log.compact(COMPACT_FILES_MIN - 1)
     assert log.files == 40
-    log.fold(30)
+    log.compact(30)
     assert log.files == 11
     for one in (log, opened(disk)):
         assert as_table(one.table()) == tables[-1]
@@ -103,20 +103,20 @@ def test_folding_keeps_the_table_and_what_may_still_be_read():
         assert rest.position == 40
         with pytest.raises(SourceError, match="what follows version 7 is gone"):
             one.read(7, 1000)
-        with pytest.raises(SourceError, match="version 12 is needed again and lies within what was folded"):
+        with pytest.raises(SourceError, match="version 12 is needed again and was compacted"):
             one.read(0, 1000, until=12)
 
 
 def test_a_large_table_is_not_written_anew_for_a_few_rows():
     log = opened(MemoryDisk())
     log.begin_at(1, control_rows({f"d{number}": 1.0 for number in range(1000)}))
-    for version in range(2, 2 + FOLD_FILES_MAX):
+    for version in range(2, 2 + COMPACT_FILES_MAX):
         log.add(version, control_rows({"d0": float(version)} if version > 3 else {"x": 1.0}))
-        log.fold(version)
+        log.compact(version)
         if version in {40, 200}:
             assert log.files == version
-    assert log.files < FOLD_FILES_MAX
-    assert as_table(log.table())["d0"] == FOLD_FILES_MAX + 1.0
+    assert log.files < COMPACT_FILES_MAX
+    assert as_table(log.table())["d0"] == COMPACT_FILES_MAX + 1.0
 
 
 @pytest.mark.parametrize("torn", [b"", b"\0" * 300, None])
@@ -141,7 +141,7 @@ def test_a_damaged_version_is_cut_off_with_all_that_is_behind_it(torn, caplog):
 def test_a_damaged_base_leaves_nothing():
     disk = MemoryDisk()
     log = filled(disk, [{"a": float(n)} for n in range(1, 25)])
-    log.fold(20)
+    log.compact(20)
     (name,) = [name for name in disk.list(FOLDER) if name.startswith("base-")]
     disk.damage(f"{FOLDER}/{name}", b"rot")
     assert opened(disk).newest == 0

@@ -14,9 +14,9 @@ from tests.simulation.simulator import SimClock
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory
+from fordstone.connectors import hub as hub_connector
 from fordstone.connectors.base import ConnectorSpec, Delivery, Sink
-from fordstone.connectors.hub import stream as hub_stream
-from fordstone.connectors.hub.epochs import HubSource
+from fordstone.connectors.hub import HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
@@ -168,7 +168,7 @@ class Center:
         if self.bounded:
             return
         self.source.partitions()
-        for entry in self.hub.epochs:
+        for entry in self.hub.entries:
             assert self.source._own is not None
             assert self.source._own.wait_for(entry.node, entry.epoch, WAIT_SECONDS)
 
@@ -199,6 +199,6 @@ class Center:
 def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """The hub that every address leads to."""
     made = FakeHub(now_us=365 * 24 * 3600 * SECOND_US)
-    monkeypatch.setattr(hub_stream, "HubClient", lambda _: made)
-    monkeypatch.setattr(hub_stream, "_PLACES", hub_stream._Places())
+    monkeypatch.setattr(hub_connector, "HubClient", lambda _: made)
+    monkeypatch.setattr(hub_connector, "_STREAMS", hub_connector._Streams())
     return made

@@ -20,7 +20,7 @@ from tests.hub.running import running_hub
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.base import ConnectorSpec, Sink, SinkStream
-from fordstone.connectors.control_publish import HubIsAwayError
+from fordstone.connectors.control import HubIsAwayError
 from fordstone.connectors.registry import open_sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run

@@ -30,11 +30,11 @@ from tests.hub.running import running_hub
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.base import Chunk, ConnectorSpec
-from fordstone.connectors.hub.reader import MAX_AHEAD_US
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
@@ -113,14 +113,14 @@ def test_without_a_time_column_only_marks_make_rows_late():
 def test_a_silent_node_holds_time_back_until_it_speaks(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(60, ("x", 1.0, 1)))
-    hub.commit("b", epoch(60, ("x", 2.0, 2)))
-    hub.commit("c", epoch(3, ("x", 3.0, 3)))
+    hub.add("a", epoch(60, ("x", 1.0, 1)))
+    hub.add("b", epoch(60, ("x", 2.0, 2)))
+    hub.add("c", epoch(3, ("x", 3.0, 3)))
     center.run()
     assert (out.found(), center.watermark_s) == ({}, 3)
-    hub.commit("a", epoch(600))
+    hub.add("a", epoch(600))
     assert center.run().watermark_s == 3
-    hub.commit("c", epoch(10, ("x", 4.0, 4)))
+    hub.add("c", epoch(10, ("x", 4.0, 4)))
     center.run()
     assert (out.found(), center.watermark_s) == ({("x", 0): [1, 2, 3, 4]}, 10)
     assert out.ids("late") == []
@@ -133,22 +133,22 @@ def test_a_node_away_for_longer_than_offline_is_not_waited_for_and_its_old_rows_
     out = Outputs()
     center = Center(hub, center_plan(out))
     for node in ("a", "b", "c"):
-        hub.commit(node, epoch(3, (node, 1.0, ord(node))))
+        hub.add(node, epoch(3, (node, 1.0, ord(node))))
     center.run()
     center.clock.now_us += OFFLINE_US - SECOND_US
-    hub.commit("a", epoch(50))
-    hub.commit("b", epoch(55))
+    hub.add("a", epoch(50))
+    hub.add("b", epoch(55))
     assert center.run().watermark_s == 3
     center.clock.now_us += 2 * SECOND_US
     assert center.run().watermark_s == 50
     assert out.found() == {("a", 0): [97], ("b", 0): [98], ("c", 0): [99]}
-    hub.commit("c", epoch(52, ("c", 49.0, 1), ("c", 51.0, 2)))
+    hub.add("c", epoch(52, ("c", 49.0, 1), ("c", 51.0, 2)))
     center.run()
     assert out.ids("late") == [1]
-    hub.commit("a", epoch(100))
-    hub.commit("b", epoch(100))
+    hub.add("a", epoch(100))
+    hub.add("b", epoch(100))
     assert center.run().watermark_s == 52, "it is waited for again"
-    hub.commit("c", epoch(100))
+    hub.add("c", epoch(100))
     center.run()
     assert out.found()["c", 50] == [2]
     center.kill()
@@ -157,20 +157,42 @@ def test_a_node_away_for_longer_than_offline_is_not_waited_for_and_its_old_rows_
 def test_nodes_that_have_ended_rest_and_end_neither_time_nor_those_that_join_later(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(12, ("a", 1.0, 1)), Epoch(watermark_us=TIME_MAX_US, ended=True))
+    hub.add("a", epoch(12, ("a", 1.0, 1)), Epoch(watermark_us=TIME_MAX_US, ended=True))
     center.run()
     assert center.watermark_s == 12
-    hub.commit("b", epoch(25, ("b", 13.0, 2), ("b", 21.0, 3)))
+    hub.add("b", epoch(25, ("b", 13.0, 2), ("b", 21.0, 3)))
     center.run()
-    hub.commit("b", epoch(40))
+    hub.add("b", epoch(40))
     center.run()
     assert (out.ids("late"), center.watermark_s) == ([], 40), "nobody waits for a node that rests"
     assert out.found() == {("a", 0): [1], ("b", 10): [2], ("b", 20): [3]}
-    hub.commit("a", epoch(45, ("a", 41.0, 4)))
+    hub.add("a", epoch(45, ("a", 41.0, 4)))
     center.run()
-    hub.commit("b", epoch(60))
+    hub.add("b", epoch(60))
     center.run()
     assert center.watermark_s == 45, "started again, it is waited for"
+    center.kill()
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_end_of_a_node_within_history_does_not_end_time_for_what_it_sent_after_it(hub: FakeHub, bounded: bool):
+    out = Outputs()
+    center = Center(hub, center_plan(out), bounded=bounded, batch_rows=1)
+    hub.add("a", epoch(12, ("a", 1.0, 1)), Epoch(watermark_us=TIME_MAX_US, ended=True))
+    hub.add("a", epoch(45, ("a", 41.0, 2)), epoch(60, ("a", 46.0, 3)))
+    center.run()
+    assert (out.ids("late"), out.found()) == ([], {("a", 0): [1], ("a", 40): [2, 3]})
+    center.kill()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_node_whose_stream_is_finished_is_not_waited_for_even_if_the_node_itself_goes_on(hub: FakeHub, ended: bool):
+    center = Center(hub, center_plan(Outputs()))
+    hub.add("a", epoch(12, ("a", 1.0, 1)), Epoch(watermark_us=TIME_MAX_US, ended=ended))
+    hub.add("b", epoch(20, ("b", 13.0, 2)))
+    center.run()
+    hub.add("b", epoch(40))
+    assert center.run().watermark_s == 40
     center.kill()
 
 
@@ -178,7 +200,7 @@ def test_a_hub_away_for_longer_than_offline_makes_no_node_seem_silent(hub: FakeH
     out = Outputs()
     center = Center(hub, center_plan(out))
     for node in ("a", "b"):
-        hub.commit(node, epoch(3, (node, 1.0, ord(node))))
+        hub.add(node, epoch(3, (node, 1.0, ord(node))))
     center.run()
     hub.goes(away=True)
     follower = center.source._follower
@@ -191,10 +213,10 @@ def test_a_hub_away_for_longer_than_offline_makes_no_node_seem_silent(hub: FakeH
     center.clock.now_us += 3 * OFFLINE_US
     center.run()
     hub.goes(away=False)
-    hub.commit("a", epoch(500, ("a", 100.0, 1)))
+    hub.add("a", epoch(500, ("a", 100.0, 1)))
     center.run()
     assert center.watermark_s == 3, "the other may have been there all the time"
-    hub.commit("b", epoch(500, ("b", 100.0, 2)))
+    hub.add("b", epoch(500, ("b", 100.0, 2)))
     center.run()
     assert (out.ids("late"), center.watermark_s) == ([], 500)
     center.kill()
@@ -205,11 +227,11 @@ def test_a_node_a_year_ahead_closes_no_more_than_an_hour_of_windows(hub: FakeHub
     center = Center(hub, center_plan(out))
     hub.now_us = 0
     year_s = 365 * 24 * HOUR_S
-    hub.commit("a", epoch(year_s, ("x", 1.0, 1), ("x", 2.0 * HOUR_S, 2)))
+    hub.add("a", epoch(year_s, ("x", 1.0, 1), ("x", 2.0 * HOUR_S, 2)))
     assert center.run().watermark_s == MAX_AHEAD_US / SECOND_US
     assert out.found() == {("x", 0): [1]}
     hub.now_us = 2 * HOUR_S * SECOND_US
-    hub.commit("a", epoch(year_s, ("x", 2.0 * HOUR_S + 1, 3)))
+    hub.add("a", epoch(year_s, ("x", 2.0 * HOUR_S + 1, 3)))
     center.run()
     assert out.found()["x", 2 * HOUR_S] == [2, 3]
     assert out.ids("late") == []
@@ -219,8 +241,8 @@ def test_a_node_a_year_ahead_closes_no_more_than_an_hour_of_windows(hub: FakeHub
 def test_rows_that_were_late_at_the_edge_are_late_here(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(5, ("x", 1.0, 1), ("x", 2.0, 2), late=[2]))
-    hub.commit("a", epoch(10, ("x", 9.0, 3)))
+    hub.add("a", epoch(5, ("x", 1.0, 1), ("x", 2.0, 2), late=[2]))
+    hub.add("a", epoch(10, ("x", 9.0, 3)))
     center.run()
     assert out.found() == {("x", 0): [1, 3]}
     assert out.ids("late") == [2]
@@ -231,10 +253,10 @@ def test_rows_that_were_late_at_the_edge_are_late_here(hub: FakeHub):
 def test_epochs_without_rows_move_time(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(1, ("x", 1.0, 1)))
+    hub.add("a", epoch(1, ("x", 1.0, 1)))
     center.run()
     for second in range(2, 12):
-        hub.commit("a", epoch(second))
+        hub.add("a", epoch(second))
         assert center.run().watermark_s == second
     assert out.found() == {("x", 0): [1]}
     center.kill()
@@ -243,7 +265,7 @@ def test_epochs_without_rows_move_time(hub: FakeHub):
 def test_rows_without_a_time_go_to_the_dead_letters(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(10, ("x", None, 1), ("x", 2.0, 2)))
+    hub.add("a", epoch(10, ("x", None, 1), ("x", 2.0, 2)))
     center.run()
     assert center.letters.count == 1
     assert out.found() == {("x", 0): [2]}
@@ -253,13 +275,13 @@ def test_rows_without_a_time_go_to_the_dead_letters(hub: FakeHub):
 def test_a_node_that_joins_later_is_late_only_with_what_is_older_than_the_centers_time(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.commit("a", epoch(20, ("x", 1.0, 1)))
+    hub.add("a", epoch(20, ("x", 1.0, 1)))
     center.run()
-    hub.commit("b", epoch(15, ("x", 14.0, 2), ("x", 21.0, 3)))
+    hub.add("b", epoch(15, ("x", 14.0, 2), ("x", 21.0, 3)))
     center.run()
     assert out.ids("late") == [2]
-    hub.commit("b", epoch(40))
-    hub.commit("a", epoch(40))
+    hub.add("b", epoch(40))
+    hub.add("a", epoch(40))
     center.run()
     assert out.found() == {("x", 0): [1], ("x", 20): [3]}
     center.kill()
@@ -272,8 +294,8 @@ def test_time_goes_on_although_rows_carry_none(hub: FakeHub, bounded: bool):
     pipeline.source("s", memory(MemorySource([[]])), schema={"k": "string", "id": "bigint"}).sink("rows", memory(sink))
     center = Center(hub, over_hub(pipeline.plan(), {"url": "http://hub.test"}), bounded=bounded)
     partial = rows(("x", None, 1)).select("k", "id")
-    hub.commit("a", Epoch(runs=[partial], watermark_us=7 * SECOND_US))
-    hub.commit("b", Epoch(watermark_us=TIME_MIN_US))
+    hub.add("a", Epoch(runs=[partial], watermark_us=7 * SECOND_US))
+    hub.add("b", Epoch(watermark_us=TIME_MIN_US))
     center.run()
     assert sink.rows()["id"].to_list() == [1]
     if bounded:
@@ -282,7 +304,7 @@ def test_time_goes_on_although_rows_carry_none(hub: FakeHub, bounded: bool):
         assert center.watermark_s == TIME_MAX_US / SECOND_US
     else:
         assert center.watermark_s is None
-        hub.commit("b", Epoch(watermark_us=9 * SECOND_US))
+        hub.add("b", Epoch(watermark_us=9 * SECOND_US))
         assert center.run().watermark_s == 7
         center.kill()
         center.start()
@@ -295,7 +317,7 @@ def test_a_bounded_run_that_has_ended_has_ended_although_its_rows_carry_no_time(
     pipeline = Pipeline("p")
     pipeline.source("s", memory(MemorySource([[]])), schema={"k": "string", "id": "bigint"}).sink("rows", memory(sink))
     center = Center(hub, over_hub(pipeline.plan(), {"url": "http://hub.test"}), bounded=True)
-    hub.commit("a", Epoch(runs=[rows(("x", None, 1)).select("k", "id")], watermark_us=7))
+    hub.add("a", Epoch(runs=[rows(("x", None, 1)).select("k", "id")], watermark_us=7))
     center.run()
     center.kill()
     assert center.start().time_has_ended
@@ -305,8 +327,8 @@ def test_a_bounded_run_that_has_ended_has_ended_although_its_rows_carry_no_time(
 def test_at_the_end_of_bounded_input_everything_comes_out(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out), bounded=True)
-    hub.commit("a", epoch(1, ("x", 1.0, 1)))
-    hub.commit("b", epoch(500, ("x", 400.0, 2)))
+    hub.add("a", epoch(1, ("x", 1.0, 1)))
+    hub.add("b", epoch(500, ("x", 400.0, 2)))
     center.run()
     assert center.engine is not None
     assert center.engine.over
@@ -318,10 +340,10 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
     out = Outputs()
     center = Center(hub, center_plan(out))
     for second in range(1, 9):
-        hub.commit("a", epoch(second, ("x", float(second), second)))
+        hub.add("a", epoch(second, ("x", float(second), second)))
         center.run()
     passed = hub.passed["center"].get("a", 0)
-    hub.commit("a", epoch(9))
+    hub.add("a", epoch(9))
     assert center.engine is not None
     kept = center.engine.store.manifest(center.engine.store.epochs()[0]).cut.sources["s"].partitions["a"].position
     assert passed <= kept
@@ -330,7 +352,7 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
     center.kill()
     hub.let_go("a", kept)
     center.start(damage_newest=True)
-    hub.commit("a", epoch(100))
+    hub.add("a", epoch(100))
     center.run()
     assert out.found()["x", 0] == list(range(1, 9))
     center.kill()
@@ -338,7 +360,7 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
 
 def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: FakeHub):
     center = Center(hub, center_plan(Outputs()))
-    hub.commit("a", epoch(1))
+    hub.add("a", epoch(1))
     center.run()
     told: list[tuple[int, int, int]] = []
 
@@ -350,7 +372,7 @@ def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: Fake
 
     center.source.ack = let_go  # type: ignore[method-assign]
     for second in range(2, 5):
-        hub.commit("a", epoch(second))
+        hub.add("a", epoch(second))
         center.run()
     assert all(position == oldest for position, oldest, _ in told)
     assert any(oldest < newest for _, oldest, newest in told)
@@ -361,13 +383,13 @@ def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: Fake
 def test_with_weaker_guarantees_time_is_where_it_was_after_a_kill(hub: FakeHub, guarantee: p.Guarantee):
     out = Outputs()
     center = Center(hub, center_plan(out, guarantee=guarantee))
-    hub.commit("a", epoch(20, ("x", 1.0, 1), ("x", 21.0, 2)))
-    hub.commit("b", epoch(20, ("x", 2.0, 3)))
+    hub.add("a", epoch(20, ("x", 1.0, 1), ("x", 21.0, 2)))
+    hub.add("b", epoch(20, ("x", 2.0, 3)))
     assert center.run().watermark_s == 20
     center.kill()
     center.start()
-    hub.commit("a", epoch(40, ("x", 22.0, 4)))
-    hub.commit("b", epoch(40))
+    hub.add("a", epoch(40, ("x", 22.0, 4)))
+    hub.add("b", epoch(40))
     assert center.run().watermark_s == 40
     ids = [sorted(found) for frame in out.windows.written for found in frame["ids"].to_list()]
     assert sorted(ids) == [[1, 3], [2, 4]]
@@ -405,12 +427,12 @@ def run_history(hub: FakeHub, nodes: dict[str, list[Epoch]], rng: Random, *, wil
     center = Center(hub, center_plan(out), batch_rows=rng.choice((1, 5, 1000)) if wild else 1000)
     left = {node: list(epochs) for node, epochs in nodes.items()}
     for node, epochs in left.items():
-        hub.commit(node, epochs.pop(0))
+        hub.add(node, epochs.pop(0))
     while any(left.values()):
         node = rng.choice([node for node, epochs in left.items() if epochs])
         size = rng.randint(1, 5) if wild else 1
         taken, left[node] = left[node][:size], left[node][size:]
-        hub.commit(node, *taken)
+        hub.add(node, *taken)
         if not wild:
             continue
         center.run(rng.choice((5, 20, 60)))

@@ -11,12 +11,13 @@ from tests.cli.test_view import PROGRESS
 
 from fordstone.edge.agent.health import HealthReporter
 from fordstone.errors import HubAwayError, HubRefusedError, StorageError
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Health
 from fordstone.protocol.progress import Counters
 from fordstone.runtime.clock import SystemClock
 
 
-class Hub:
+class Hub(HubClient):
     """Remembers, or is away."""
 
     def __init__(self) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tests.simulation.simulator import SimClock
 
 from fordstone.edge.link import sender as parcel
-from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.outbox import Found, Outbox
 from fordstone.edge.link.owner import Owner
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns
 from fordstone.epochs.sealed import decode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubError, HubRefusedError
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     Checkpoint,
     Commit,
@@ -38,14 +39,14 @@ PIPELINE, NODE = "p", "n"
 HOUR_US = 3_600_000_000
 
 
-class FakeHub:
+class FakeHub(HubClient):
     """Keeps the rules of a hub, and does what `trouble` says before or after each call."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
-        self.epochs: list[EpochEntry] = []
+        self.entries: list[EpochEntry] = []
         self.commits: list[Commit] = []
-        self.checkpoint: Checkpoint | None = None
+        self.newest_checkpoint: Checkpoint | None = None
         self.generation = Generation(hub=1, local=0)
         self.calls: list[str] = []
         self.before: Callable[[str], None] = lambda _: None
@@ -55,14 +56,14 @@ class FakeHub:
         self._called("lease")
         self.generation = Generation(hub=self.generation.hub + request.take_over, local=request.local)
         self.after("lease")
-        return Lease(generation=self.generation, head=len(self.epochs))
+        return Lease(generation=self.generation, head=len(self.entries))
 
     def head(self, pipeline: str, node: str) -> Head:
         self._called("head")
         self.after("head")
-        if not self.epochs:
+        if not self.entries:
             return Head()
-        return Head(epoch=len(self.epochs), digest=self.epochs[-1].digest(), generation=self.generation)
+        return Head(epoch=len(self.entries), digest=self.entries[-1].digest(), generation=self.generation)
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         digests = list(digests)
@@ -80,22 +81,22 @@ class FakeHub:
         self._called("commit")
         if commit.generation < self.generation:
             raise refused("stale_generation", 412)
-        new = [entry for entry in commit.epochs if entry.epoch > len(self.epochs)]
+        new = [entry for entry in commit.epochs if entry.epoch > len(self.entries)]
         for entry in commit.epochs:
-            if entry.epoch <= len(self.epochs) and self.epochs[entry.epoch - 1] != entry:
+            if entry.epoch <= len(self.entries) and self.entries[entry.epoch - 1] != entry:
                 raise refused("other_content", 409)
-        if new and new[0].epoch != len(self.epochs) + 1:
-            raise refused("gap", 409, next_epoch=len(self.epochs) + 1)
+        if new and new[0].epoch != len(self.entries) + 1:
+            raise refused("gap", 409, next_epoch=len(self.entries) + 1)
         named = {run.digest for entry in new for segment in entry.streams.values() for run in segment.runs}
         if commit.checkpoint is not None:
             named |= {run.digest for run in (*commit.checkpoint.state, commit.checkpoint.manifest)}
         if lacking := sorted(named - self.blobs.keys()):
             raise refused("missing_blobs", 424, missing=tuple(lacking))
-        self.epochs += new
+        self.entries += new
         self.commits.append(commit)
-        self.checkpoint = commit.checkpoint or self.checkpoint
+        self.newest_checkpoint = commit.checkpoint or self.newest_checkpoint
         self.after("commit")
-        return Committed(head=len(self.epochs), already=not new)
+        return Committed(head=len(self.entries), already=not new)
 
     def _called(self, name: str) -> None:
         self.before(name)
@@ -123,9 +124,12 @@ class Node:
         self.store = CheckpointStore(self.disk, pipeline=PIPELINE, node=NODE, compression="none", keep=2)
         self.outbox = Outbox(self.disk, f"{PIPELINE}/{NODE}", bytes_max=1 << 30, compact_bytes_min=2000)
         epochs = self.store.epochs()
-        self.outbox.begin(max(epochs, default=0), lambda _: None, rebuilding=1 if epochs else 0)
-        if epochs and epochs[-1] > self.outbox.newest:
-            self.outbox.add(entry_of(self.store.manifest(epochs[-1])))
+
+        def find(epoch: int) -> Found | None:
+            """The last epoch may have been sealed just before the crash."""
+            return Found(entry_of(self.store.manifest(epoch)), exact=True) if epoch == epochs[-1] else None
+
+        self.outbox.begin(max(epochs, default=0), find)
         self.sender = Sender(
             hub=self.hub,
             outbox=self.outbox,
@@ -231,15 +235,15 @@ def test_behind_all_segments_are_sent_and_only_the_last_manifest(monkeypatch: py
     node.send()
     assert [len(commit.epochs) for commit in node.hub.commits] == [100, 100, 50]
     assert [commit.checkpoint is not None for commit in node.hub.commits] == [False, False, True]
-    assert [entry.epoch for entry in node.hub.epochs] == list(range(1, 251))
-    assert all(run.digest in node.hub.blobs for entry in node.hub.epochs for run in entry.streams["s"].runs)
+    assert [entry.epoch for entry in node.hub.entries] == list(range(1, 251))
+    assert all(run.digest in node.hub.blobs for entry in node.hub.entries for run in entry.streams["s"].runs)
 
 
 def test_the_checkpoint_at_the_hub_is_whole():
     node = Node()
     node.seal(3)
     node.send()
-    found = node.hub.checkpoint
+    found = node.hub.newest_checkpoint
     assert found is not None
     manifest = decode_manifest(node.hub.blobs[found.manifest.digest], pipeline=PIPELINE, node=NODE, epoch=3)
     assert {run.digest for run in manifest.runs()} <= node.hub.blobs.keys()
@@ -250,7 +254,7 @@ def test_without_hub_state_no_checkpoint_is_sent():
     node = Node(hub_state=False)
     node.seal(3)
     node.send()
-    assert node.hub.checkpoint is None
+    assert node.hub.newest_checkpoint is None
     assert len(node.hub.blobs) == 3
 
 
@@ -287,7 +291,7 @@ def test_an_hour_without_the_hub_costs_a_bounded_number_of_calls_and_nothing_els
     node.seal(5)
     node.hub.before = lambda _: None
     node.send()
-    assert len(node.hub.epochs) == 5
+    assert len(node.hub.entries) == 5
     assert node.sender.problem is None
 
 
@@ -310,7 +314,7 @@ def test_a_lost_answer_changes_nothing(name: str):
     node.seal(20)
     node.hub.after = once(name, HubAwayError("the answer was lost"))
     node.send()
-    assert [entry.epoch for entry in node.hub.epochs] == list(range(1, 21))
+    assert [entry.epoch for entry in node.hub.entries] == list(range(1, 21))
     assert node.outbox.epochs == 0
 
 
@@ -329,7 +333,7 @@ def test_a_commit_that_never_arrived_is_sent_again_without_its_blobs():
     node.hub.before = once("commit", HubAwayError("the request was lost"))
     node.send()
     assert node.hub.calls.count("put") == len(node.hub.blobs)
-    assert len(node.hub.epochs) == 3
+    assert len(node.hub.entries) == 3
 
 
 def test_blobs_that_the_hub_lost_are_sent_again():
@@ -339,9 +343,9 @@ def test_blobs_that_the_hub_lost_are_sent_again():
     node.hub.blobs.clear()
     node.seal()
     node.send()
-    assert len(node.hub.epochs) == 2
-    assert node.hub.checkpoint is not None
-    assert {run.digest for run in node.hub.checkpoint.state} <= node.hub.blobs.keys()
+    assert len(node.hub.entries) == 2
+    assert node.hub.newest_checkpoint is not None
+    assert {run.digest for run in node.hub.newest_checkpoint.state} <= node.hub.blobs.keys()
     assert node.hub.calls.count("commit") == 3
 
 
@@ -375,7 +379,7 @@ def test_whoever_was_shut_out_is_told_so_even_if_the_successor_has_sent_other_ro
     node = Node()
     node.seal(2)
     node.step()
-    node.hub.epochs = [EpochEntry(epoch=1, streams={}, created_us=99)]
+    node.hub.entries = [EpochEntry(epoch=1, streams={}, created_us=99)]
     node.hub.generation = Generation(hub=2, local=1)
     with pytest.raises(FencedError, match="taken over"):
         node.send()
@@ -412,7 +416,7 @@ def test_a_hub_that_forgot_the_lease_is_asked_for_it_again():
     node.hub.before = once("commit", refused("not_found", 404))
     node.send()
     assert node.hub.calls.count("lease") == 2
-    assert len(node.hub.epochs) == 1
+    assert len(node.hub.entries) == 1
 
 
 @pytest.mark.parametrize("code", ["unauthorised", "forbidden", "bad_request", "storage", "failed"])
@@ -449,13 +453,13 @@ def test_a_range_that_is_too_large_is_halved():
 
     node.hub.commit = bounded  # type: ignore[method-assign, assignment]
     node.send()
-    assert len(node.hub.epochs) == 8
+    assert len(node.hub.entries) == 8
 
 
 def test_other_content_at_the_hub_stops_with_words():
     node = Node()
     node.seal(2)
-    node.hub.epochs = [EpochEntry(epoch=1, streams={}, created_us=99)]
+    node.hub.entries = [EpochEntry(epoch=1, streams={}, created_us=99)]
     with pytest.raises(HubError, match=r"disagree(.|\n)*epoch 1 has other content"):
         node.send()
     assert node.outbox.epochs == 2
@@ -463,7 +467,7 @@ def test_other_content_at_the_hub_stops_with_words():
 
 def test_a_hub_that_is_ahead_stops_with_words():
     node = Node()
-    node.hub.epochs = [EpochEntry(epoch=epoch, streams={}, created_us=0) for epoch in (1, 2, 3)]
+    node.hub.entries = [EpochEntry(epoch=epoch, streams={}, created_us=0) for epoch in (1, 2, 3)]
     node.seal()
     with pytest.raises(HubError, match=r"newest that was sealed here is 1(.|\n)*--take-over does not help"):
         node.send()
@@ -481,12 +485,12 @@ def test_a_damaged_run_is_never_sent_and_stays_until_it_is_brought_back():
         node.step()
         node.clock.now_us += node.sender.idle_wait_us or 0
     assert "damaged" in (node.sender.problem or "")
-    assert node.hub.epochs == []
+    assert node.hub.entries == []
     with pytest.raises(DamagedError):
         node.sender.finish(patient=True, wait=passing(node))
     replace(node.disk, path, data)
     node.send()
-    assert len(node.hub.epochs) == 3
+    assert len(node.hub.entries) == 3
 
 
 def test_rows_do_not_wait_for_a_state_that_is_damaged():
@@ -495,8 +499,8 @@ def test_rows_do_not_wait_for_a_state_that_is_damaged():
     state = node.store.manifest(1).states[0].runs[1]
     replace(node.disk, f"{PIPELINE}/{NODE}/runs/{state.digest}", b"?")
     node.send()
-    assert len(node.hub.epochs) == 1
-    assert node.hub.checkpoint is None
+    assert len(node.hub.entries) == 1
+    assert node.hub.newest_checkpoint is None
 
 
 def test_rows_do_not_wait_for_a_state_that_this_hub_finds_too_large():
@@ -512,10 +516,10 @@ def test_rows_do_not_wait_for_a_state_that_this_hub_finds_too_large():
 
     node.hub.put_blob = picky  # type: ignore[method-assign]
     node.send()
-    assert [len(node.hub.epochs), node.hub.checkpoint, node.sender.problem] == [1, None, None]
+    assert [len(node.hub.entries), node.hub.newest_checkpoint, node.sender.problem] == [1, None, None]
     node.seal()
     node.send()
-    assert len(node.hub.epochs) == 2
+    assert len(node.hub.entries) == 2
     assert not node.store._pins
 
 
@@ -531,7 +535,7 @@ def test_rows_do_not_wait_for_a_state_that_makes_the_commit_too_large():
 
     node.hub.commit = picky  # type: ignore[method-assign]
     node.send()
-    assert [len(node.hub.epochs), node.hub.checkpoint] == [3, None]
+    assert [len(node.hub.entries), node.hub.newest_checkpoint] == [3, None]
 
 
 def test_a_state_of_too_many_runs_for_one_commit_is_not_sent(monkeypatch: pytest.MonkeyPatch):
@@ -539,7 +543,7 @@ def test_a_state_of_too_many_runs_for_one_commit_is_not_sent(monkeypatch: pytest
     node = Node()
     node.seal()
     node.send()
-    assert [len(node.hub.epochs), node.hub.checkpoint] == [1, None]
+    assert [len(node.hub.entries), node.hub.newest_checkpoint] == [1, None]
 
 
 def test_nothing_is_pinned_when_all_is_sent():
@@ -571,7 +575,7 @@ def test_at_the_end_of_a_bounded_run_all_is_sent_however_long_that_takes():
 
     node.hub.before = later
     node.sender.finish(patient=True, wait=passing(node))
-    assert len(node.hub.epochs) == 5
+    assert len(node.hub.entries) == 5
     assert node.clock.now_us >= back_us
 
 
@@ -587,7 +591,7 @@ def test_told_to_stop_what_is_left_is_sent_if_the_hub_is_there():
     node = Node()
     node.seal(5)
     node.sender.finish(patient=False, wait=lambda _: True)
-    assert len(node.hub.epochs) == 5
+    assert len(node.hub.entries) == 5
 
 
 def test_told_to_stop_a_hub_that_is_away_holds_nobody_up():
@@ -646,10 +650,10 @@ def test_whatever_is_lost_and_whenever_it_crashes_the_hub_has_each_epoch_once_an
                 node.crash(Random(number))
             case "wait":
                 node.clock.now_us += 60_000_000
-        assert node.hub.epochs == sealed[: len(node.hub.epochs)]
-        assert node.outbox.sent <= len(node.hub.epochs)
+        assert node.hub.entries == sealed[: len(node.hub.entries)]
+        assert node.outbox.sent <= len(node.hub.entries)
     node.send()
-    assert node.hub.epochs == sealed
+    assert node.hub.entries == sealed
 
 
 def replace(disk: MemoryDisk, path: str, data: bytes) -> None:

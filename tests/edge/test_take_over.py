@@ -5,12 +5,13 @@ from __future__ import annotations
 from fordstone.edge.link.checkpoints import hub_checkpoints
 from fordstone.edge.link.owner import Owner
 from fordstone.epochs.store import CheckpointStore
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Checkpoint, Generation, Head, Lease, LeaseRequest
 from fordstone.state.base import RunRef
 from fordstone.testing.memory_disk import MemoryDisk
 
 
-class Busy:
+class Busy(HubClient):
     """A hub to which somebody commits an epoch behind every answer, until shut out."""
 
     def __init__(self) -> None:

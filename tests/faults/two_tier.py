@@ -22,10 +22,10 @@ from tests.faults.process import Ended, Process
 from tests.faults.two_tier_child import Command
 
 from fordstone.connectors import latest, rows
-from fordstone.connectors.control_log import apply_changes
 from fordstone.epochs.run_file import decode_run
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import StreamEpoch
 
 FILE = str(Path(__file__).with_name("two_tier_pipeline.py"))

@@ -9,14 +9,14 @@ from tests.simulation.fleet_host import KEEP, Host
 from tests.simulation.fleet_scenario import CONTROL, CUT, PIPELINE, FleetScenario
 
 from fordstone.connectors.base import Sink, SinkStream, Source
-from fordstone.connectors.control_publish import ControlSink
-from fordstone.connectors.hub.epochs import HubOptions, HubSource
-from fordstone.connectors.hub.index import Follower
+from fordstone.connectors.control import ControlSink
+from fordstone.connectors.hub import HubOptions, HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.connectors import ConnectorOpener
 from fordstone.edge.link.owner import holder_of
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
+from fordstone.hub.client.reader import Follower
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.testing.memory_disk import MemoryDisk
@@ -25,16 +25,16 @@ CENTER: Final = "center"
 
 
 class SteppedFollower(Follower):
-    """Follows the hub when it is told to, instead of on a thread of its own."""
+    """Follows the hub when it is stepped, instead of on a thread of its own."""
 
     def start(self) -> None:
         """Nothing begins by itself."""
 
-    def wait_for_first(self, seconds: float) -> None:
-        """Ask until all was told, or the hub turned out to be away."""
+    def wait_until_listed(self, seconds: float) -> None:
+        """Ask until everything is listed, or the hub turned out to be away."""
         del seconds
-        while not self.asked:
-            self.turn()
+        while not self.listed:
+            self.step()
 
 
 class CenterEnds(ConnectorOpener):
@@ -55,6 +55,7 @@ class CenterEnds(ConnectorOpener):
             bounded=self._host.bounded,
             clock_us=self._host.clock.monotonic_us,
             pause=lambda _: None,
+            chance=lambda: 1.0,
             follower=self._host.followed,
         )
 
@@ -135,6 +136,6 @@ class Center(Host):
     def _follow(self) -> bool:
         if self._follower is None or self.clock.now_us < self._follow_at_us:
             return False
-        wait_s = self._follower.turn()
+        wait_s = self._follower.step()
         self._follow_at_us = self.clock.now_us + int(wait_s * 1e6)
         return True

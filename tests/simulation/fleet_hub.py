@@ -172,7 +172,7 @@ class FleetHub:
     # Blobs.
 
     def put_blob(self, digest: str, data: bytes) -> None:
-        """As `hub.blob_calls` does."""
+        """Store a blob as `BlobHandlers.put` does."""
         upload = Upload(self.blobs.beside())
         upload.write(data)
         with self._gate.arrival(checks.digest_in(digest)):

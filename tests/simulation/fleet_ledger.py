@@ -15,9 +15,9 @@ from tests.simulation.fleet_hub import FleetHub
 from tests.simulation.fleet_scenario import CONTROL, CUT, SOURCE
 from tests.simulation.rows import LATENESS_S, SimulationError
 
-from fordstone.connectors.control_log import apply_changes
 from fordstone.epochs.manifest import Cut
 from fordstone.epochs.run_file import decode_run
+from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import RunRef

@@ -15,8 +15,7 @@ from unittest.mock import patch
 import msgspec
 from tests.simulation.fleet_hub import MemoryBlobs
 
-from fordstone.connectors.hub.epochs import HubSource
-from fordstone.connectors.hub.reader import HubReader
+from fordstone.connectors.hub import HubReader
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
@@ -181,7 +180,7 @@ def position_told_before_the_seal() -> Iterator[None]:
     def early(self: HubReader, rows_max: int, until: Any = None) -> Any:
         chunk = original(self, rows_max, until)
         source = self._source
-        if chunk is not None and isinstance(source, HubSource):
+        if chunk is not None and source is not None:
             source.ack({self._node: PartitionCut(position=int(chunk.position))})
         return chunk
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tests.simulation.fleet_hub import FleetHub, HubCrashedError
 
 from fordstone.errors import DamagedError, HubAwayError, HubRefusedError
+from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     Checkpoint,
     Commit,
@@ -97,7 +98,7 @@ class Network:
         return HubAwayError(f"{what}.")
 
 
-class Wire:
+class Wire(HubClient):
     """The hub as one machine sees it."""
 
     def __init__(self, network: Network, name: str) -> None:
@@ -110,7 +111,7 @@ class Wire:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _ask(self, work: Callable[[], T], *, changes: bool = False) -> T:
+    def _through(self, work: Callable[[], T], *, changes: bool = False) -> T:
         if self.cut_off:
             raise HubAwayError("cut off.")
         return self._network.ask(work, changes=changes)
@@ -119,33 +120,33 @@ class Wire:
 
     def put_blob(self, digest: str, data: bytes) -> None:
         """Store a blob."""
-        self._ask(partial(self._hub.put_blob, digest, data), changes=True)
+        self._through(partial(self._hub.put_blob, digest, data), changes=True)
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
         """Read a blob, checked."""
         del direct_url
-        data = self._ask(partial(self._hub.get_blob, ref.digest))
+        data = self._through(partial(self._hub.get_blob, ref.digest))
         if len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.digest:
             raise DamagedError(f"blob {ref.digest[:12]} is not what was asked for.")
         return data
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Which blobs the hub lacks."""
-        return self._ask(partial(self._hub.missing, list(digests)))
+        return self._through(partial(self._hub.missing, list(digests)))
 
     # Nodes.
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         """Take or renew the right to commit."""
-        return self._ask(partial(self._hub.lease, pipeline, node, request), changes=True)
+        return self._through(partial(self._hub.lease, pipeline, node, request), changes=True)
 
     def head(self, pipeline: str, node: str) -> Head:
         """Where the node stands."""
-        return self._ask(partial(self._hub.head, pipeline, node))
+        return self._through(partial(self._hub.head, pipeline, node))
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
         """The newest checkpoint."""
-        return self._ask(partial(self._hub.checkpoint, pipeline, node))
+        return self._through(partial(self._hub.checkpoint, pipeline, node))
 
     def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
         """Commit a range."""
@@ -157,7 +158,7 @@ class Wire:
             self._network.ledger.check_answer(node, commit, answer)
             return answer
 
-        return self._ask(carried_out, changes=True)
+        return self._through(carried_out, changes=True)
 
     # Readers and publishers.
 
@@ -166,11 +167,11 @@ class Wire:
     ) -> StreamPage:
         """What was committed to a stream."""
         del wait_s, limit
-        return self._ask(partial(self._hub.stream_page, pipeline, stream, after=after))
+        return self._through(partial(self._hub.stream_page, pipeline, stream, after=after))
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
         """Register, or say how far a consumer has come."""
-        self._ask(partial(self._hub.consumer, pipeline, consumer, position), changes=True)
+        self._through(partial(self._hub.consumer, pipeline, consumer, position), changes=True)
 
     def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
         """Publish a version."""
@@ -181,9 +182,9 @@ class Wire:
                 self._network.ledger.note_version(published, self._hub.get_blob(published.blob.digest))
             return published
 
-        return self._ask(carried_out, changes=True)
+        return self._through(carried_out, changes=True)
 
     def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
         """The versions of a control table."""
         del wait_s
-        return self._ask(partial(self._hub.control_page, pipeline, control, after=after))
+        return self._through(partial(self._hub.control_page, pipeline, control, after=after))

@@ -13,7 +13,7 @@ from tests.spark.micro_state import Died
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.connectors.base import ConnectorSpec
-from fordstone.connectors.control_publish import HubIsAwayError
+from fordstone.connectors.control import HubIsAwayError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types

@@ -21,7 +21,7 @@ from tests.spark.micro_state import Died
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, files, memory
 from fordstone.connectors import rows as read_rows
-from fordstone.connectors.hub.epochs import HubSource
+from fordstone.connectors.hub import HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
 from fordstone.epochs.manifest import Cut
@@ -53,7 +53,7 @@ def heard(query: MicroQuery, hub: FakeHub) -> None:
     """Wait until the planner has heard of everything that the hub has."""
     source = source_of(query)
     source.partitions()
-    for entry in hub.epochs:
+    for entry in hub.entries:
         assert source._own is not None
         assert source._own.wait_for(entry.node, entry.epoch, WAIT_SECONDS)
 
@@ -93,13 +93,13 @@ def test_a_stream_that_grows_and_dies_gives_what_the_edge_gives(seed: int, hub: 
     spark, plan = MicroSpark(seed), center_plan(out)
     left = {node: list(epochs) for node, epochs in nodes.items()}
     for node, epochs in left.items():
-        hub.commit(node, epochs.pop(0))
+        hub.add(node, epochs.pop(0))
     query = None
     while any(left.values()):
         node = rng.choice([node for node, epochs in left.items() if epochs])
         size = rng.randint(1, 4)
         taken, left[node] = left[node][:size], left[node][size:]
-        hub.commit(node, *taken)
+        hub.add(node, *taken)
         spark.fate.dies_at = None
         try:
             if query is None:
@@ -127,21 +127,21 @@ def test_a_stream_that_grows_and_dies_gives_what_the_edge_gives(seed: int, hub: 
 def test_a_silent_node_holds_time_back_and_one_that_is_away_does_not(hub: FakeHub, tmp_path: Path):
     out, now_us = Outputs(), 0
     query = started(MicroSpark(), center_plan(out), tmp_path)
-    hub.commit("a", epoch(3, ("x", 1.0, 1)))
-    hub.commit("b", epoch(3, ("x", 2.0, 2)))
+    hub.add("a", epoch(3, ("x", 1.0, 1)))
+    hub.add("b", epoch(3, ("x", 2.0, 2)))
     query.reader._planned()._clock_us = lambda: now_us
     heard(query, hub)
     query.run()
-    hub.commit("a", epoch(50))
+    hub.add("a", epoch(50))
     heard(query, hub)
     query.run()
     assert (watermark_s(query), out.found()) == (3, {})
     now_us = OFFLINE_US
-    hub.commit("a", epoch(51))
+    hub.add("a", epoch(51))
     heard(query, hub)
     query.run()
     assert (watermark_s(query), out.found()) == (51, {("x", 0): [1, 2]})
-    hub.commit("b", epoch(52, ("x", 50.0, 3), ("x", 51.0, 4)))
+    hub.add("b", epoch(52, ("x", 50.0, 3), ("x", 51.0, 4)))
     heard(query, hub)
     query.run()
     assert out.ids("late") == [3]
@@ -154,18 +154,18 @@ def test_a_node_of_which_the_hub_has_nothing_left_may_come_back_and_holds_time_b
     out = Outputs()
     spark = MicroSpark()
     query = started(spark, center_plan(out), tmp_path)
-    hub.commit("a", epoch(3, ("x", 1.0, 1)))
-    last = hub.commit("b", epoch(3, ("x", 2.0, 2)))
+    hub.add("a", epoch(3, ("x", 1.0, 1)))
+    last = hub.add("b", epoch(3, ("x", 2.0, 2)))
     heard(query, hub)
     query.run()
     source_of(query).close()
     hub.let_go("b", last)
-    hub.commit("a", epoch(60))
+    hub.add("a", epoch(60))
     query = started(spark, center_plan(out), tmp_path)
     heard(query, hub)
     query.run()
     assert (watermark_s(query), out.found()) == (3, {})
-    hub.commit("b", epoch(20))
+    hub.add("b", epoch(20))
     heard(query, hub)
     query.run()
     assert (watermark_s(query), out.found()) == (20, {("x", 0): [1, 2]})
@@ -178,7 +178,7 @@ def test_a_node_of_which_the_hub_has_nothing_left_may_come_back_and_holds_time_b
 def test_while_the_hub_is_away_there_is_nothing_to_do_and_then_it_goes_on(hub: FakeHub, tmp_path: Path):
     out = Outputs()
     hub.goes(away=True)
-    hub.commit("a", epoch(10, ("x", 1.0, 1)))
+    hub.add("a", epoch(10, ("x", 1.0, 1)))
     query = started(MicroSpark(), center_plan(out), tmp_path)
     assert not query.step()
     hub.goes(away=False)
@@ -191,12 +191,12 @@ def test_while_the_hub_is_away_there_is_nothing_to_do_and_then_it_goes_on(hub: F
 def test_a_query_begun_again_while_the_hub_is_away_changes_nothing_and_then_goes_on(hub: FakeHub, tmp_path: Path):
     out = Outputs()
     spark = MicroSpark()
-    hub.commit("a", epoch(5, ("x", 1.0, 1)))
+    hub.add("a", epoch(5, ("x", 1.0, 1)))
     query = started(spark, center_plan(out), tmp_path)
     query.run()
     source_of(query).close()
     hub.goes(away=True)
-    hub.commit("a", epoch(10, ("x", 2.0, 2)))
+    hub.add("a", epoch(10, ("x", 2.0, 2)))
     query = started(spark, center_plan(out), tmp_path)
     assert not query.step()
     hub.goes(away=False)
@@ -209,9 +209,9 @@ def test_a_query_begun_again_while_the_hub_is_away_changes_nothing_and_then_goes
 def test_what_comes_after_an_available_now_query_has_begun_is_left_for_the_next(hub: FakeHub, tmp_path: Path):
     out = Outputs()
     spark = MicroSpark()
-    hub.commit("a", epoch(5, ("x", 1.0, 1)))
+    hub.add("a", epoch(5, ("x", 1.0, 1)))
     query = started(spark, center_plan(out), tmp_path, available_now=True)
-    hub.commit("a", epoch(10, ("x", 2.0, 2)))
+    hub.add("a", epoch(10, ("x", 2.0, 2)))
     heard(query, hub)
     query.run()
     assert out.ids("rows") == [1]
@@ -226,11 +226,11 @@ def test_a_planned_batch_whose_hub_stays_away_fails_with_words_and_is_done_later
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     out = Outputs()
-    hub.commit("a", epoch(10, ("x", 1.0, 1)))
+    hub.add("a", epoch(10, ("x", 1.0, 1)))
     spark = MicroSpark()
     query = started(spark, center_plan(out), tmp_path)
     hub.away_for_blobs = True
-    monkeypatch.setattr("fordstone.connectors.hub.epochs.PAUSE_MAX_SECONDS", 0.0)
+    monkeypatch.setattr("fordstone.hub.client.client.RETRY_SECONDS_MAX", 0.0)
     with pytest.raises(SourceError, match="start the hub again"):
         query.run()
     hub.away_for_blobs = False
@@ -242,12 +242,12 @@ def test_a_planned_batch_whose_hub_stays_away_fails_with_words_and_is_done_later
 
 def test_what_spark_has_committed_the_hub_may_let_go(hub: FakeHub, tmp_path: Path):
     query = started(MicroSpark(), center_plan(Outputs()), tmp_path)
-    hub.commit("a", epoch(1), epoch(2))
-    hub.commit("b", epoch(1))
+    hub.add("a", epoch(1), epoch(2))
+    hub.add("b", epoch(1))
     heard(query, hub)
     query.run()
     query.reader.commit({"epoch": query.epoch, "work": "{}"})
-    hub.commit("a", epoch(3))
+    hub.add("a", epoch(3))
     assert hub.wait_for_passed("center", {"a": 2, "b": 1})
     query.reader.commit({"epoch": 77, "work": "{}"})
     source_of(query).close()
@@ -255,7 +255,7 @@ def test_what_spark_has_committed_the_hub_may_let_go(hub: FakeHub, tmp_path: Pat
 
 def test_the_token_is_not_kept_with_the_query(hub: FakeHub, tmp_path: Path):
     plan = center_plan(Outputs(), place={"url": "https://hub.test", "token": "fst_secret"})
-    hub.commit("a", epoch(10, ("x", 1.0, 1)))
+    hub.add("a", epoch(10, ("x", 1.0, 1)))
     query = started(MicroSpark(), plan, tmp_path)
     query.run()
     kept = [file for file in tmp_path.rglob("*") if file.is_file()]
@@ -372,10 +372,10 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
 
 def _on_the_edge(fake: FakeHub, nodes: dict[str, Any]) -> Found:
     with pytest.MonkeyPatch.context() as patch:
-        from fordstone.connectors.hub import stream as hub_stream
+        from fordstone.connectors import hub as hub_connector
 
-        patch.setattr(hub_stream, "HubClient", lambda _: fake)
-        patch.setattr(hub_stream, "_PLACES", hub_stream._Places())
+        patch.setattr(hub_connector, "HubClient", lambda _: fake)
+        patch.setattr(hub_connector, "_STREAMS", hub_connector._Streams())
         return run_history(fake, nodes, Random(0), wild=False)
 
 

@@ -16,12 +16,12 @@ from tests.spark.hub_nodes import HubNode
 
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import FencedError, SchemaError
+from fordstone.hub.client import publisher
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ControlVersion
 from fordstone.spark import register
-from fordstone.spark.formats import control as hub_control
-from fordstone.spark.formats.control import ControlSetting, ControlStreamWriter, folded, publish, rows_of, written
+from fordstone.spark.formats.control import ControlSetting, ControlStreamWriter, publish, rows_of, written
 
 SCHEMA = "device string, threshold double"
 
@@ -141,7 +141,7 @@ def test_a_mistake_in_the_options_is_told(spark, hub):
 
 def test_a_commit_that_comes_again_after_an_abort_publishes_nothing_more(hub):
     setting = setting_of(hub, "again", owner="q")
-    writer = ControlStreamWriter(setting, _struct(), snapshot=False)
+    writer = ControlStreamWriter(setting, _struct(), replace=False)
     messages = [
         writer.write(iter([batch(("x", 1.0))])),
         writer.write(iter([batch(("y", 2.0))])),
@@ -164,7 +164,7 @@ def test_an_owner_that_another_has_followed_is_shut_out(hub):
             [written(setting, _struct(), iter([batch(("x", 1.0))]))],
             owner=owner,
             batch=number,
-            snapshot=False,
+            replace=False,
         )
 
     one("old", 0)
@@ -175,11 +175,11 @@ def test_an_owner_that_another_has_followed_is_shut_out(hub):
 
 
 def test_now_and_then_a_version_is_the_whole_table(hub, monkeypatch):
-    monkeypatch.setattr(hub_control, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(publisher, "SNAPSHOT_EVERY", 3)
     setting = setting_of(hub, "snapshots")
     for number in range(4):
         tasks = [written(setting, _struct(), iter([batch((f"d{number}", float(number)))]))]
-        publish(setting, _struct(), tasks, owner="q", batch=number, snapshot=False)
+        publish(setting, _struct(), tasks, owner="q", batch=number, replace=False)
     found = versions(hub, "snapshots")
     assert [(version.batch, version.snapshot) for version in found] == [(2, True), (3, False)]
     assert [row[0] for row in rows(hub, found[0])] == ["d0", "d1", "d2"]
@@ -188,18 +188,23 @@ def test_now_and_then_a_version_is_the_whole_table(hub, monkeypatch):
 def test_a_table_whose_columns_became_others_begins_anew(hub):
     setting = setting_of(hub, "columns")
     tasks = [written(setting, _struct(), iter([batch(("x", 1.0))]))]
-    publish(setting, _struct(), tasks, owner="old", batch=0, snapshot=False)
+    publish(setting, _struct(), tasks, owner="old", batch=0, replace=False)
     wider = _struct(SCHEMA + ", unit string")
     more = pa.RecordBatch.from_pylist([{"device": "y", "threshold": 2.0, "unit": "C"}])
-    publish(setting, wider, [written(setting, wider, iter([more]))], owner="new", batch=0, snapshot=False)
+    publish(setting, wider, [written(setting, wider, iter([more]))], owner="new", batch=0, replace=False)
     (version,) = versions(hub, "columns")
     assert version.snapshot
     assert rows(hub, version) == [("y", 2.0, "C", "upsert")]
 
 
-def test_of_a_key_the_last_row_counts_and_without_a_key_none():
-    frames = [rows_of([batch(("x", 1.0), (None, 2.0))], _struct()), rows_of([batch(("x", 3.0))], _struct())]
-    assert folded(frames, ["device"]).rows() == [("x", 3.0, "upsert")]
+def test_of_a_key_the_last_row_counts_and_rows_without_a_key_are_dropped(hub):
+    setting = setting_of(hub, "keys")
+    tasks = [
+        written(setting, _struct(), iter([batch(*values)])) for values in ([("x", 1.0), (None, 2.0)], [("x", 3.0)])
+    ]
+    publish(setting, _struct(), tasks, owner="q", batch=0, replace=False)
+    (version,) = versions(hub, "keys")
+    assert rows(hub, version) == [("x", 3.0, "upsert")]
 
 
 def test_times_are_the_same_moments_in_utc_and_an_odd_op_is_told():
@@ -213,5 +218,5 @@ def test_times_are_the_same_moments_in_utc_and_an_odd_op_is_told():
     assert frame.schema["at"] == frame.schema["plain"] == pl.Datetime("us", "UTC")
     assert frame.row(0) == ("x", moment, moment, "upsert")
     odd = pa.RecordBatch.from_pylist([{"device": "x", "__op": "drop"}])
-    with pytest.raises(SchemaError, match="'drop'; it says 'upsert' or 'delete'"):
+    with pytest.raises(SchemaError, match="'drop'; it has to be 'upsert' or 'delete'"):
         rows_of([odd], _struct("device string, __op string"))

@@ -1,31 +1,35 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+import pickle
+from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from tests.hub.running import running_hub
+from tests.spark.hub_nodes import HubNode
 
-from fordstone.errors import HubAwayError, SourceError
+from fordstone.errors import SourceError
+from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.reader import Gap, StreamReader
 from fordstone.hub.messages import Epochs, StreamEpoch, StreamPage
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.spark.formats.access import patiently
-from fordstone.spark.formats.offsets import (
-    MAX_AHEAD_US,
-    Gap,
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.spark.formats.source import (
+    BatchPlanner,
+    HubBatchReader,
+    HubSource,
+    HubStreamReader,
     Limit,
     Offset,
-    RunRead,
-    assign,
-    batch,
-    gaps,
-    lost,
+    StreamSetting,
+    find_lost,
     next_offset,
     reads_of,
-    time_of,
 )
-from fordstone.spark.formats.tail import StreamTail
 from fordstone.state.base import RunRef
 
 NOW_US = 1_000_000_000_000_000
@@ -49,7 +53,7 @@ def test_the_same_offset_has_the_same_text_whatever_way_it_came_about():
 
 
 @pytest.mark.parametrize("value", [{}, {"epoch": 1, "work": "x"}, {"nodes": {"a": "1"}, "seq": 0, "watermark_us": 0}])
-def test_an_offset_of_somebody_else_is_told_so(value):
+def test_an_offset_of_another_source_is_refused(value):
     with pytest.raises(SourceError, match="checkpoint location of this query's own"):
         Offset.from_json(value)
 
@@ -94,22 +98,27 @@ def test_the_watermark_is_what_all_nodes_have_passed_and_never_goes_back():
     assert joined.watermark_us == 70
 
 
-def test_a_clock_ahead_of_the_hubs_counts_an_hour_at_most_unless_the_node_has_ended():
-    assert time_of(entry(1, "a", 1, watermark_us=NOW_US + 9 * MAX_AHEAD_US)) == NOW_US + MAX_AHEAD_US
-    assert time_of(entry(1, "a", 1, watermark_us=TIME_MAX_US, ended=True)) == TIME_MAX_US
-    assert time_of(entry(1, "a", 1, watermark_us=TIME_MIN_US)) == TIME_MIN_US
-
-
-def test_a_gap_is_found_for_nodes_that_were_read_before_and_for_no_others():
-    start = Offset(nodes={"a": 2}, seq=1)
-    assert gaps(start, [entry(3, "a", 5), entry(4, "b", 9)]) == [Gap(node="a", first=3, last=4)]
-    assert gaps(start, [entry(3, "a", 3), entry(4, "a", 4)]) == []
+def test_the_watermark_does_not_wait_for_finished_nodes_and_does_not_end_with_them():
+    start = next_offset(
+        Offset(),
+        [entry(1, "a", 1, watermark_us=50), entry(1, "a", 2, watermark_us=TIME_MAX_US, ended=True)],
+        read_to=1,
+        limit=Limit(),
+    )
+    assert (start.watermark_us, set(start.finished)) == (50, {"a"})
+    assert Offset.from_json(json.loads(text(start))) == start
+    onward = next_offset(start, [entry(2, "b", 1, watermark_us=90)], read_to=2, limit=Limit())
+    assert (onward.watermark_us, set(onward.finished)) == (90, {"a"})
+    back = next_offset(onward, [entry(3, "a", 3, watermark_us=60)], read_to=3, limit=Limit())
+    assert (back.watermark_us, set(back.finished)) == (90, set())
+    both = [entry(4, "b", 2, watermark_us=200), entry(5, "a", 4, watermark_us=120)]
+    assert next_offset(back, both, read_to=5, limit=Limit()).watermark_us == 120
 
 
 def test_what_is_lost_of_a_planned_batch_is_named():
     start, end = Offset(nodes={"a": 1}, seq=1), Offset(nodes={"a": 3, "b": 1}, seq=4)
-    assert lost(start, end, [entry(2, "a", 2), entry(3, "a", 3), entry(4, "b", 1)]) == []
-    assert lost(start, end, [entry(2, "a", 2)]) == [Gap(node="a", first=3, last=3), Gap(node="b", first=1, last=1)]
+    assert find_lost(start, end, [entry(2, "a", 2), entry(3, "a", 3), entry(4, "b", 1)]) == []
+    assert find_lost(start, end, [entry(2, "a", 2)]) == [Gap(node="a", first=3, last=3), Gap(node="b", first=1, last=1)]
 
 
 @given(
@@ -126,26 +135,15 @@ def test_batches_of_any_limit_have_every_epoch_once_and_in_order(commits, rows_m
     seen: list[StreamEpoch] = []
     start = Offset()
     while True:
-        behind = [item for item in log if item.seq > start.seq]
-        end = next_offset(start, behind, read_to=len(commits), limit=Limit(rows=rows_max))
+        waiting = [item for item in log if item.epoch > start.nodes.get(item.node, 0)]
+        end = next_offset(start, waiting, read_to=len(commits), limit=Limit(rows=rows_max))
         if end == start:
             break
-        seen += batch(start, end, behind)
+        seen += [item for item in waiting if item.epoch <= end.nodes.get(item.node, 0)]
         start = end
     assert sorted(seen, key=log.index) == log
     for node, last in at.items():
         assert [item.epoch for item in seen if item.node == node] == list(range(1, last + 1))
-
-
-def test_runs_are_dealt_out_evenly_and_no_task_is_without():
-    reads = [
-        RunRead(node="a", epoch=n, digest=f"{n}", size_bytes=size, rows=1) for n, size in enumerate([9, 1, 1, 8, 1])
-    ]
-    hands = assign(reads, 2)
-    assert sorted(sum(read.size_bytes for read in hand) for hand in hands) == [10, 10]
-    assert sorted(read.epoch for hand in hands for read in hand) == [0, 1, 2, 3, 4]
-    assert len(assign(reads[:1], 8)) == 1
-    assert assign([], 8) == []
 
 
 def test_runs_without_rows_are_not_read_and_equal_runs_are_read_each():
@@ -161,7 +159,7 @@ def test_runs_without_rows_are_not_read_and_equal_runs_are_read_each():
     assert [read.digest for read in reads_of([twice])] == ["a", "a"]
 
 
-class PagedHub:
+class PagedHub(HubClient):
     """Gives entries in pages of two commits."""
 
     def __init__(self, log: list[StreamEpoch]) -> None:
@@ -184,84 +182,101 @@ class PagedHub:
         return Epochs(epochs=())
 
 
-def tail_of(hub: PagedHub, *, fail_on_loss: bool = True) -> StreamTail:
-    return StreamTail(hub, "p", "s", fail_on_loss=fail_on_loss)  # type: ignore[arg-type]  # all that it asks of a client
+def planner_of(hub: PagedHub, *, fail_on_loss: bool = True) -> BatchPlanner:
+    return BatchPlanner(StreamReader(hub, "p", "s"), fail_on_loss=fail_on_loss)
 
 
 def test_a_batch_goes_over_pages_and_is_planned_again_from_its_offsets_alone():
     hub = PagedHub([entry(seq, "a", seq) for seq in range(1, 8)])
-    tail = tail_of(hub)
-    end = tail.latest(Offset(), Limit(rows=5))
+    planner = planner_of(hub)
+    end = planner.plan(Offset(), Limit(rows=5))
     assert end.nodes == {"a": 5}
-    planned = tail.batch(Offset(), end)
+    planned = planner.epochs(Offset(), end)
     assert [item.epoch for item in planned] == [1, 2, 3, 4, 5]
-    assert tail_of(hub).batch(Offset(), end) == planned
-    assert tail.latest(end, Limit()).nodes == {"a": 7}
+    assert planner_of(hub).epochs(Offset(), end) == planned
+    assert planner.plan(end, Limit()).nodes == {"a": 7}
+
+
+def test_a_batch_can_be_planned_again_after_the_next_one_was_looked_for():
+    hub = PagedHub([entry(1, "a", epoch) for epoch in (1, 2, 3)])
+    planner = planner_of(hub)
+    end = planner.plan(Offset(), Limit(rows=1))
+    assert planner.plan(end, Limit(rows=1)).nodes == {"a": 2}
+    assert [item.epoch for item in planner.epochs(Offset(), end)] == [1]
 
 
 def test_pages_that_are_held_are_not_asked_for_again():
     hub = PagedHub([entry(seq, "a", seq) for seq in range(1, 5)])
-    tail = tail_of(hub)
+    planner = planner_of(hub)
     start = Offset()
     for _ in range(4):
-        start = tail.latest(start, Limit(rows=1))
+        start = planner.plan(start, Limit(rows=1))
     assert start.nodes == {"a": 4}
     assert hub.asked == sorted(set(hub.asked))
 
 
 def test_available_now_reads_nothing_that_came_later():
     hub = PagedHub([entry(1, "a", 1), entry(2, "b", 1)])
-    tail = tail_of(hub)
-    until = tail.end()
+    planner = planner_of(hub)
+    until = planner.newest_commit()
     hub.log.append(entry(3, "a", 2))
-    end = tail.latest(Offset(), Limit(), until=until)
+    end = planner.plan(Offset(), Limit(), until=until)
     assert end.nodes == {"a": 1, "b": 1}
-    assert tail.latest(end, Limit(), until=until) == end
+    assert planner.plan(end, Limit(), until=until) == end
 
 
 def test_the_offset_behind_everything_is_where_reading_all_would_end():
     hub = PagedHub([entry(seq, "ab"[seq % 2], seq, watermark_us=seq) for seq in range(1, 8)])
-    assert tail_of(hub).skipped().nodes == {"a": 6, "b": 7}
+    assert planner_of(hub).offset_of_end().nodes == {"a": 6, "b": 7}
 
 
 def test_epochs_that_the_hub_let_go_stop_the_query_unless_loss_is_allowed():
     hub = PagedHub([entry(5, "a", 5)])
     start = Offset(nodes={"a": 2}, seq=2)
     with pytest.raises(SourceError, match=r"node a: 3 to 4.*failOnDataLoss.*consumer"):
-        tail_of(hub).latest(start, Limit())
-    assert tail_of(hub, fail_on_loss=False).latest(start, Limit()).nodes == {"a": 5}
+        planner_of(hub).plan(start, Limit())
+    assert planner_of(hub, fail_on_loss=False).plan(start, Limit()).nodes == {"a": 5}
     with pytest.raises(SourceError, match="node a: 3 to 4"):
-        tail_of(hub).batch(start, Offset(nodes={"a": 5}, seq=5))
+        planner_of(hub).epochs(start, Offset(nodes={"a": 5}, seq=5))
 
 
 def test_an_epoch_with_rows_is_found_behind_many_without():
     hub = PagedHub([entry(1, "a", 1), StreamEpoch(seq=2, node="a", epoch=2, runs=(), watermark_us=0, received_us=0)])
-    found = tail_of(hub).example()
+    found = StreamReader(hub, "p", "s").example()
     assert found is not None
-    assert found.epoch == 1
+    assert found[0].epoch == 1
 
 
-def test_a_call_is_tried_again_while_the_hub_is_away_and_then_given_up():
-    now_s, slept = [0.0], deque[float]()
+def test_the_calls_that_spark_makes_read_each_row_once_although_the_reader_is_sent_and_made_again(tmp_path):
+    schema = StructType([StructField("n", LongType()), StructField("_node", StringType())])
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now_s[0] += seconds
+    def rows(reader: HubStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, str]]:
+        sent = pickle.loads(pickle.dumps(reader))
+        found = [batch for share in reader.partitions(start, end) for batch in sent.read(share)]
+        return sorted((row["n"], row["_node"]) for batch in found for row in batch.to_pylist())
 
-    answers: list[HubAwayError | str] = [HubAwayError("away"), HubAwayError("away"), "here"]
-
-    def call() -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert patiently(call, sleep=sleep, clock_s=lambda: now_s[0]) == "here"
-    assert len(slept) == 2
-
-    def never() -> str:
-        raise HubAwayError("away")
-
-    with pytest.raises(HubAwayError):
-        patiently(never, seconds=30, sleep=sleep, clock_s=lambda: now_s[0])
-    assert now_s[0] <= 35
+    with running_hub(tmp_path / "hub") as address:
+        options = {"hub": address.url, "pipeline": "p", "stream": "readings", "consumer": "query"}
+        node = HubNode(address, "p", "a")
+        node.commit(pl.DataFrame({"n": [1, 2]}))
+        node.commit(pl.DataFrame({"n": [3]}))
+        reader = HubStreamReader(StreamSetting.of(options), schema)
+        start = reader.initialOffset()
+        first = reader.latestOffset(start, ReadMaxRows(2))
+        assert rows(reader, start, first) == [(1, "a"), (2, "a")]
+        again = HubStreamReader(StreamSetting.of(options), schema)
+        assert rows(again, start, first) == [(1, "a"), (2, "a")]
+        again.commit(first)
+        HubNode(address, "p", "b").commit(pl.DataFrame({"n": [4]}))
+        again.prepareForTriggerAvailableNow()
+        node.commit(pl.DataFrame({"n": [5]}))
+        second = again.latestOffset(first, ReadAllAvailable())
+        assert rows(again, first, second) == [(3, "a"), (4, "b")]
+        assert again.latestOffset(second, ReadAllAvailable()) == second
+        latest = HubStreamReader(StreamSetting.of({**options, "startingEpochs": "latest"}), schema).initialOffset()
+        assert latest["nodes"] == {"a": 3, "b": 1}
+        job = HubBatchReader(StreamSetting.of(options), schema)
+        found = [batch for share in job.partitions() for batch in job.read(share)]
+        assert sorted(row["n"] for batch in found for row in batch.to_pylist()) == [1, 2, 3, 4, 5]
+        assert HubSource(options).schema().fieldNames() == ["n", "_node", "_epoch"]
+    assert reader.latestOffset(first, ReadAllAvailable()) == first, "the hub is away"

@@ -221,7 +221,7 @@ def test_partial_rows_are_read_with_the_columns_that_they_have(spark, hub):
         ({"pipeline": "nothing", "stream": "readings"}, "has no rows at the hub"),
         ({"pipeline": "../up", "stream": "readings"}, "a name has 1 to 100 letters"),
         ({"pipeline": "some", "stream": "s", "startingEpochs": "7"}, "it is 'earliest' or 'latest'"),
-        ({"pipeline": "some", "stream": "s", "maxRowsPerBatch": "few"}, "a whole number from 1 on"),
+        ({"pipeline": "some", "stream": "s", "maxRowsPerBatch": "few"}, "a whole number of at least 1"),
     ],
 )
 def test_a_mistake_in_the_options_is_told_when_the_table_is_loaded(spark, hub, options, words):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import FAILED, Mistake, Misuse
+from fordstone.cli.errors import FAILED, UsageError, UserError
 from fordstone.cli.help import HelpGroup
 from fordstone.cli.loading import limit_polars, load_pipeline
 from fordstone.cli.logs import configure_logging
@@ -95,9 +95,9 @@ def show(epoch: int | None, *, state: str, pipeline: str | None, node: str | Non
     store = read_store(state, pipeline, node)
     epochs = store.epochs()
     if not epochs:
-        raise Mistake(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
+        raise UserError(f"pipeline {store.pipeline} on node {store.node} has no checkpoint yet.")
     if epoch is not None and epoch not in epochs:
-        raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, epochs))}.")
+        raise UsageError(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, epochs))}.")
     manifest = store.manifest(epochs[-1] if epoch is None else epoch)
     if as_json:
         import msgspec
@@ -124,7 +124,7 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
 
     store = opened()
     if epoch is not None and epoch not in store.epochs():
-        raise Misuse(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
+        raise UsageError(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
     report = _verified(opened, epoch)
     if as_json:
         fmt.print_json(_verify_facts(report))
@@ -187,7 +187,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
         if epochs:
             match = match_plan(store.manifest(epochs[-1]).step_digests, step_digests(plan, types))
             if not match.whole:
-                raise Mistake(
+                raise UserError(
                     f"checkpoint {epochs[-1]} of pipeline {plan.pipeline} was written by another plan, so this file does not define how to "
                     f"combine its state.\n{match.explain().partition('--allow')[0].rstrip()}\nGive the file that the pipeline ran with."
                 )
@@ -443,16 +443,16 @@ def _location(given: str) -> str:
         return given
     path = Path(given).expanduser()
     if not path.is_dir():
-        raise Misuse(f"there is no directory {given} (working directory {Path.cwd()}).")
+        raise UsageError(f"there is no directory {given} (working directory {Path.cwd()}).")
     queries = spark_queries(path)
     if not queries:
-        raise Misuse(
+        raise UsageError(
             f"{given} has no state of a Spark query. Give the --state that the pipeline ran with on Spark, or "
             f"<state>/<pipeline>/{SPARK_DIRECTORY} below it."
         )
     if len(queries) > 1:
         listed = "\n".join(f"    {one}" for one in queries)
-        raise Misuse(f"{given} has the state of several queries. Give one of:\n{listed}")
+        raise UsageError(f"{given} has the state of several queries. Give one of:\n{listed}")
     return str(queries[0].absolute())
 
 
@@ -483,7 +483,7 @@ def spark_queries(root: Path) -> list[Path]:
 
 def _only(root: Path, pipeline: str | None, node: str | None) -> tuple[str, str]:
     if not root.is_dir():
-        raise Misuse(f"there is no state directory {root} (working directory {Path.cwd()}). Give it with --state.")
+        raise UsageError(f"there is no state directory {root} (working directory {Path.cwd()}). Give it with --state.")
     there = sorted(
         (path.parent.parent.name, path.parent.name)
         for path in root.glob("*/*/manifests")
@@ -493,14 +493,14 @@ def _only(root: Path, pipeline: str | None, node: str | None) -> tuple[str, str]
         queries = spark_queries(root)
         if queries:
             listed = "\n".join(f"    fordstone checkpoints import-spark {path} --state {root}" for path in queries)
-            raise Misuse(
+            raise UsageError(
                 f"{root} has checkpoints of Spark, but none of the edge. To make one from Spark's state:\n{listed}"
             )
-        raise Misuse(f"{root} has no checkpoints: no pipeline has run with --state {root} yet.")
+        raise UsageError(f"{root} has no checkpoints: no pipeline has run with --state {root} yet.")
     found = [(one, other) for one, other in there if pipeline in {None, one} and node in {None, other}]
     if len(found) == 1:
         return found[0]
     listed = "\n".join(f"    --pipeline {one} --node {other}" for one, other in found or there)
     if not found:
-        raise Misuse(f"{root} does not have this pipeline and node. It has:\n{listed}")
-    raise Misuse(f"{root} has the checkpoints of several pipelines or nodes. Give one of:\n{listed}")
+        raise UsageError(f"{root} does not have this pipeline and node. It has:\n{listed}")
+    raise UsageError(f"{root} has the checkpoints of several pipelines or nodes. Give one of:\n{listed}")

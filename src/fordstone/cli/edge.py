@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from fordstone.cli.errors import FAILED, MISUSED, Misuse
+from fordstone.cli.errors import FAILED, WRONG_USAGE, UsageError
 from fordstone.cli.help import EXIT_CODES, HelpCommand
 from fordstone.cli.loading import split_target
 from fordstone.cli.logs import configure_logging
@@ -96,7 +96,7 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
         supervisor.kill()
     codes = [supervisor.code_of(label) for label in supervisor.given_up]
     if codes:
-        sys.exit(MISUSED if set(codes) == {MISUSED} else FAILED)
+        sys.exit(WRONG_USAGE if set(codes) == {WRONG_USAGE} else FAILED)
 
 
 def labels_of(files: tuple[str, ...]) -> dict[str, str]:
@@ -106,7 +106,7 @@ def labels_of(files: tuple[str, ...]) -> dict[str, str]:
         path, name = split_target(file)
         label = path.stem if name is None else f"{path.stem}.{name}"
         if label in labels:
-            raise Misuse(
+            raise UsageError(
                 f"{labels[label]} and {file} would share the folder {label} of the state directory. Rename one."
             )
         labels[label] = file

@@ -23,7 +23,7 @@ from fordstone.errors import FencedError, FordstoneError, TaskError
 log = logging.getLogger(__name__)
 
 FAILED: Final = 1
-MISUSED: Final = 2
+WRONG_USAGE: Final = 2
 FENCED: Final = 3
 FAILURE: Final = "command failed"
 """The event of the log line with the error of a command."""
@@ -31,7 +31,7 @@ _OURS: Final = str(Path(fordstone.__file__).parent)
 _BUG = "This is a bug in fordstone. Please report it with the lines above."
 
 
-class Mistake(click.ClickException):
+class UserError(click.ClickException):
     """An error that the user can fix: shown as text, without a traceback."""
 
     exit_code = FAILED
@@ -46,16 +46,16 @@ class Mistake(click.ClickException):
         click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", file=file, err=True)
 
 
-class Fenced(Mistake):
+class TakenOverError(UserError):
     """Another process owns the pipeline on this node now. A supervisor must not restart this one."""
 
     exit_code = FENCED
 
 
-class Misuse(Mistake):
+class UsageError(UserError):
     """The command line is wrong."""
 
-    exit_code = MISUSED
+    exit_code = WRONG_USAGE
 
 
 def as_exit(error: Exception) -> click.ClickException | None:
@@ -63,19 +63,19 @@ def as_exit(error: Exception) -> click.ClickException | None:
     if isinstance(error, click.ClickException):
         return error
     if isinstance(error, FencedError):
-        return Fenced(str(error))
+        return TakenOverError(str(error))
     if isinstance(error, FordstoneError) and not isinstance(error, TaskError):
-        return Mistake(str(error))
+        return UserError(str(error))
     cause = error.__cause__ if isinstance(error, TaskError) else error
     if cause is None:
-        return Mistake(str(error))
+        return UserError(str(error))
     if error is not cause and of_spark(cause):
-        return Mistake(f"{error}{_in_worker(cause)}")
+        return UserError(f"{error}{_in_worker(cause)}")
     theirs = frames_of_user_code(cause.__traceback__)
     if not theirs:
         return None
     message = str(error) if error is not cause else "a function of the pipeline raised an exception."
-    return Mistake(f"{message}\n\n{_shown(cause, theirs)}")
+    return UserError(f"{message}\n\n{_shown(cause, theirs)}")
 
 
 def of_spark(error: BaseException) -> bool:
@@ -108,21 +108,21 @@ def frames_of_user_code(trace: TracebackType | None) -> list[traceback.FrameSumm
     return [frame for frame in below if _is_users(frame.filename)]
 
 
-def in_file(error: BaseException, path: Path) -> Mistake:
+def in_file(error: BaseException, path: Path) -> UserError:
     """The error for an exception raised while the user's file was loaded, with the frames from their file on."""
     frames = list(traceback.extract_tb(error.__traceback__))
     places = [place for place, frame in enumerate(frames) if Path(frame.filename) == path]
     if isinstance(error, FordstoneError):
         where = frames[places[-1]] if places else None
         at = "" if where is None else f"\n\nin {path}, line {where.lineno}:\n    {where.line}"
-        return Mistake(f"{error}{at}")
+        return UserError(f"{error}{at}")
     if isinstance(error, SyntaxError) and not places:
-        return Mistake(f"{path} is not valid Python.\n\n{''.join(traceback.format_exception_only(error)).rstrip()}")
+        return UserError(f"{path} is not valid Python.\n\n{''.join(traceback.format_exception_only(error)).rstrip()}")
     below = frames[places[0] :] if places else []
     if below and _is_ours(below[-1].filename):
-        return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, below)}\n\n{_BUG}")
+        return UserError(f"{path} raised an exception while it was loaded.\n\n{_shown(error, below)}\n\n{_BUG}")
     theirs = [frame for frame in below if _is_users(frame.filename)]
-    return Mistake(f"{path} raised an exception while it was loaded.\n\n{_shown(error, theirs)}")
+    return UserError(f"{path} raised an exception while it was loaded.\n\n{_shown(error, theirs)}")
 
 
 def _shown(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:

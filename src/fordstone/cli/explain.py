@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.cli.help import HelpCommand
 from fordstone.cli.loading import limit_polars, load_pipeline
 
@@ -77,7 +77,7 @@ def explain(
         return
     if engine == "spark":
         if form == "mermaid":
-            raise Misuse("--format mermaid draws the tasks of the edge engine; with --on spark use --format text.")
+            raise UsageError("--format mermaid draws the tasks of the edge engine; with --on spark use --format text.")
         from fordstone.spark import explain as on_spark
 
         text = on_spark.explain(plan, bounded=bounded, shards=parallelism)

@@ -42,7 +42,7 @@ def size(size_bytes: int) -> str:
 
 
 def span(span_us: float) -> str:
-    """`85 us`, `12 ms`, `1.2 s`, `3 min 20 s`, `2 d 3 h`: as exact as anyone reads it."""
+    """`85 us`, `12 ms`, `1.2 s`, `3 min 20 s`, `2 d 3 h`: two units at most."""
     if span_us < 0:
         return f"-{span(-span_us)}"
     if span_us < _KILO:
@@ -74,7 +74,7 @@ def instant(us: int) -> str:
 def share(part: float) -> str:
     """`0.031` as `3.1 %`, with the digits that count."""
     percent = part * 100
-    if abs(percent) < 0.001:  # noqa: PLR2004 - nobody can tell it from nothing
+    if abs(percent) < 0.001:  # noqa: PLR2004 - too small to show
         return "0 %"
     return f"{percent:.2g} %" if abs(percent) < 10 else f"{percent:.0f} %"  # noqa: PLR2004 - two digits
 

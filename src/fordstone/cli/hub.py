@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import Mistake, Misuse
+from fordstone.cli.errors import UsageError, UserError
 from fordstone.cli.help import HelpGroup
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import json_option
@@ -172,9 +172,9 @@ def add_token(
     as FORDSTONE_HUB_TOKEN.
     """
     if [node is not None, center, admin].count(True) != 1:
-        raise Misuse("give exactly one of --node ID, --center and --admin.")
+        raise UsageError("give exactly one of --node ID, --center and --admin.")
     if admin and pipelines:
-        raise Misuse("--pipeline goes with --node and --center; an admin token is for everything.")
+        raise UsageError("--pipeline goes with --node and --center; an admin token is for everything.")
     from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
@@ -187,7 +187,7 @@ def add_token(
             now_us=time.time_ns() // 1_000,
         )
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
     click.echo(text)
     click.echo(f"Store it now: {file.path} has only its hash.", err=True)
 
@@ -203,7 +203,7 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
     try:
         TokenFile(data or parent).revoke(name, now_us=time.time_ns() // 1_000)
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
     click.echo(f"revoked {name}.")
 
 
@@ -250,7 +250,7 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
         from fordstone.hub.server.limits import Limits
         from fordstone.hub.server.serve import HubOptions, serve
     except ModuleNotFoundError as error:
-        raise Mistake(
+        raise UserError(
             f"the hub needs {error.name}, which is not installed here. Install it with: pip install 'fordstone[hub]'"
         ) from error
 
@@ -266,7 +266,7 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
         keep_unread_us = None if keep_unread is None else positive_us(keep_unread, what="--keep-unread")
         serve(HubOptions(data=Path(data), keep_unread_us=keep_unread_us, limits=limits, **options), on_ready=ready)
     except ConfigError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _share_handlers() -> None:

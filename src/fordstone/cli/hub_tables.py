@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import Mistake
+from fordstone.cli.errors import UserError
 from fordstone.cli.help import HelpCommand
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import address_of, json_option, reader_options
@@ -66,7 +66,7 @@ def nodes(hub_url: str, token_file: str | None, ca: str | None, **how: Any) -> N
 )
 @_reading
 def streams(hub_url: str, token_file: str | None, ca: str | None, **how: Any) -> None:
-    """List streams: nodes, size, and what each consumer has not read yet."""
+    """List streams: nodes, size, and unread epochs."""
     _answer(
         hub_url,
         token_file,
@@ -235,7 +235,7 @@ def _asked(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:
     try:
         return ask(client)
     except HubAwayError as error:
-        raise Mistake(
+        raise UserError(
             f"{error}\nIs a hub running at {url}? `fordstone hub` starts one; --hub sets the address."
         ) from error
     except HubRefusedError as error:
@@ -243,7 +243,7 @@ def _asked(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:
             "unauthorised": "\nGive a valid token with --token-file. On the hub: fordstone hub token add NAME --admin.",
             "forbidden": "\nThe token has another role. On the hub: fordstone hub token add NAME --admin.",
         }.get(error.code, "")
-        raise Mistake(f"{error}{hint}") from error
+        raise UserError(f"{error}{hint}") from error
 
 
 def _watch(look: Callable[[], Table]) -> None:

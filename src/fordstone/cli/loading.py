@@ -1,7 +1,7 @@
-"""Find the pipeline that `FILE[:name]` means.
+"""Load the pipeline of `FILE[:NAME]`, and keep the process small.
 
-The file becomes a module named by its stem, with its directory first on the import path: then the functions in it have
-import paths that another process can use too.
+The file becomes a module named by its stem, with its directory first on the import path, so that another process can import the
+functions in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fordstone.cli.errors import Misuse, in_file
+from fordstone.cli.errors import UsageError, in_file
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -33,7 +33,7 @@ _EXAMPLE: Final = """
 
 
 def load_pipeline(target: str) -> Pipeline:
-    """The pipeline of `FILE` or `FILE:name`. Raises what the command line shows."""
+    """Return the pipeline of `FILE` or `FILE:NAME`. Raises what the command line shows."""
     path, name = split_target(target)
     module = _load(path)
     from fordstone.api.pipeline import Pipeline
@@ -47,12 +47,12 @@ def load_pipeline(target: str) -> Pipeline:
             if hasattr(module, name)
             else f"there is no {name}"
         )
-        raise Misuse(f"{path}: {what}. {_offer(path, found)}")
+        raise UsageError(f"{path}: {what}. {_offer(path, found)}")
     if len({id(pipeline) for pipeline in found.values()}) == 1:
         return next(iter(found.values()))
     if found:
-        raise Misuse(f"{path} has several pipelines. {_offer(path, found)}")
-    raise Misuse(f"{path} has no pipeline. Define one, and leave running it to this command:\n{_EXAMPLE}")
+        raise UsageError(f"{path} has several pipelines. {_offer(path, found)}")
+    raise UsageError(f"{path} has no pipeline. Define one; this command runs it:\n{_EXAMPLE}")
 
 
 def file_of(target: str) -> Path:
@@ -64,24 +64,24 @@ def _offer(path: Path, found: dict[str, Pipeline]) -> str:
     if not found:
         return "The file has no pipeline."
     lines = [f"    {path}:{label}    (pipeline {pipeline.name})" for label, pipeline in found.items()]
-    return "\n".join(["Say which one:", *lines])
+    return "\n".join(["Choose one:", *lines])
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
-    """The file and the variable of `FILE` or `FILE:name`, without loading anything. Raises `Misuse` if there is no such file."""
+    """Return the file and the variable of `FILE` or `FILE:NAME` without loading it. Raises `UsageError` if there is no such file."""
     name: str | None = None
     path = Path(target)
     if not path.exists() and ":" in target:
         file, _, name = target.rpartition(":")
         path = Path(file)
         if not name.isidentifier():
-            raise Misuse(f"{target!r}: {name!r} after the ':' is not the name of a variable.")
+            raise UsageError(f"{target!r}: {name!r} after the ':' is not the name of a variable.")
     if path.is_dir():
-        raise Misuse(f"{path} is a directory. Name the Python file that declares the pipeline.")
+        raise UsageError(f"{path} is a directory. Give the Python file that declares the pipeline.")
     if not path.exists():
-        raise Misuse(f"{path} does not exist (working directory {Path.cwd()}).")
+        raise UsageError(f"{path} does not exist (working directory {Path.cwd()}).")
     if path.suffix != ".py":
-        raise Misuse(f"{path} is not a Python file. A pipeline is declared in a .py file.")
+        raise UsageError(f"{path} is not a Python file. Pipelines are declared in .py files.")
     return path, name
 
 
@@ -106,15 +106,13 @@ def _load(path: Path) -> ModuleType:
 
 
 def _check_stem(path: Path, whole: Path) -> None:
-    """A file that is named like another module would be taken for it, here or by a library."""
+    """Reject a file named like another module: this process or a library would import the wrong one."""
     try:
         known = importlib.util.find_spec(whole.stem)
     except (ImportError, ValueError):
         known = None
     if known is not None and known.origin is not None and Path(known.origin).resolve() != whole:
-        raise Misuse(
-            f"{path}: Python has another module named {whole.stem!r} ({known.origin}). Give the file another name."
-        )
+        raise UsageError(f"{path}: Python has another module named {whole.stem!r} ({known.origin}). Rename the file.")
 
 
 def limit_polars(parallelism: int) -> None:

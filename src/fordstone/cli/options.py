@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.cli.help import EngineOption, TierOption
 from fordstone.errors import FordstoneError
 
@@ -285,15 +285,15 @@ outbox_options = options_of(
 def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, why: str = "this command") -> HubAddress:
     """The hub's address. `why`: what needs a hub, for the error."""
     if hub_url is None:
-        raise Misuse(f"{why} needs a hub: give --hub URL, or set {HUB_VARIABLE}. `fordstone hub` runs one.")
+        raise UsageError(f"{why} needs a hub: give --hub URL, or set {HUB_VARIABLE}. `fordstone hub` runs one.")
     from fordstone.hub.client.address import HubAddress
 
     if ca is not None and not Path(ca).is_file():
-        raise Misuse(f"--ca {ca}: there is no such file.")
+        raise UsageError(f"--ca {ca}: there is no such file.")
     try:
         return HubAddress(url=hub_url, token=_token(token_file), ca=ca)
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _token(token_file: str | None) -> str | None:
@@ -303,9 +303,9 @@ def _token(token_file: str | None) -> str | None:
         with Path(token_file).open("rb") as file:
             text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Misuse(f"--token-file {token_file}: cannot be read ({error}).") from error
+        raise UsageError(f"--token-file {token_file}: cannot be read ({error}).") from error
     if not text:
-        raise Misuse(
+        raise UsageError(
             f"--token-file {token_file}: the file is empty. Put the output of `fordstone hub token add` there."
         )
     return text
@@ -328,7 +328,7 @@ def size_of(text: str, what: str) -> int:
     unit = unit if not unit or unit.endswith("B") else f"{unit}B"
     unit = "" if unit == "B" else unit
     if found is None or unit not in _UNITS or float(found[1]) <= 0:
-        raise Misuse(f"{what} {text}: this is not a size. Write a number with a unit, such as 500MB or 10GiB.")
+        raise UsageError(f"{what} {text}: this is not a size. Write a number with a unit, such as 500MB or 10GiB.")
     return int(float(found[1]) * _UNITS[unit])
 
 
@@ -340,7 +340,7 @@ def node_of(name: str | None) -> str:
         return checked_name(name if name is not None else socket.gethostname(), "node")
     except FordstoneError as error:
         more = "" if name is not None else " This is the machine's name; give another one with --node."
-        raise Misuse(f"{error}{more}") from error
+        raise UsageError(f"{error}{more}") from error
 
 
 def is_given(context: click.Context, name: str) -> bool:
@@ -364,7 +364,7 @@ def reject_engine_options(context: click.Context, engine: str) -> None:
     other = "spark" if engine == "edge" else "edge"
     for name, option in engine_options(context, other).items():
         if is_given(context, name):
-            raise Misuse(f"{option.opts[0]} goes with --on {other}, not with --on {engine}. {option.otherwise}")
+            raise UsageError(f"{option.opts[0]} goes with --on {other}, not with --on {engine}. {option.otherwise}")
 
 
 def reject_tier_options(context: click.Context, allowed: frozenset[str], why: str) -> None:
@@ -372,7 +372,7 @@ def reject_tier_options(context: click.Context, allowed: frozenset[str], why: st
     for option in context.command.params:
         name = option.name or ""
         if isinstance(option, TierOption) and name not in allowed and is_typed(context, name):
-            raise Misuse(f"{option.opts[0]}: {why}")
+            raise UsageError(f"{option.opts[0]}: {why}")
 
 
 def given_options(context: click.Context, names: frozenset[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.cli.help import EXIT_CODES, FENCED_CODE, HelpCommand, TierOption
 from fordstone.cli.loading import file_of, limit_polars, load_pipeline, trim_memory
 from fordstone.cli.logs import add_log_fields, configure_logging
@@ -174,7 +174,7 @@ def center(context: click.Context, /, file: str, *, engine: str, **options: Any)
         why = f"pipeline {plan.pipeline} has one tier: it does not use to_center() and reads no hub. Omit the option."
         reject_tier_options(context, frozenset(), why)
         if engine == "edge":
-            raise Misuse(
+            raise UsageError(
                 f"pipeline {plan.pipeline} has one tier, so it has no center. Run it with: fordstone run FILE."
             )
     _run(context, file, pipeline, options, part="center" if plan.tiered else None, engine=engine)
@@ -182,7 +182,7 @@ def center(context: click.Context, /, file: str, *, engine: str, **options: Any)
 
 def _check_part(context: click.Context, part: Part, engine: str) -> None:
     if part == "edge" and engine == "spark":
-        raise Misuse("--part edge runs in this process; --on spark goes with --part center.")
+        raise UsageError("--part edge runs in this process; --on spark goes with --part center.")
     if part == "edge":
         reject_tier_options(context, HUB | OUTBOX | {"part"}, "with --part edge no center runs here.")
     else:
@@ -218,7 +218,7 @@ def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
     tiers = split(plan)
     half = tiers.edge if part == "edge" else tiers.center
     if half is None:
-        raise Misuse(
+        raise UsageError(
             f"pipeline {plan.pipeline} has no {part} part: it does not use to_center(). Run it with: fordstone run FILE."
         )
     return placed(half, hub)
@@ -272,7 +272,7 @@ def config_of(options: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig(**options)
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _run_on_spark(
@@ -312,16 +312,16 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise Misuse(f"--conf {text!r}: write NAME=VALUE, as in --conf spark.executor.memory=4g.")
+            raise UsageError(f"--conf {text!r}: write NAME=VALUE, as in --conf spark.executor.memory=4g.")
         found[name] = value
     return found
 
 
 def _spark_config(options: dict[str, Any]) -> SparkConfig:
     if options["interval"] == "auto":
-        raise Misuse("--interval auto goes with --on edge. On Spark, write a span, as in --interval 10s.")
+        raise UsageError("--interval auto goes with --on edge. On Spark, write a span, as in --interval 10s.")
     if options["allow_new_state"] and options["from_checkpoint"] is None:
-        raise Misuse(
+        raise UsageError(
             "--allow-new-state needs --from-checkpoint on Spark, which can neither drop nor add state of a query that has started. "
             "Start a new query from a checkpoint of the old one: fordstone checkpoints import-spark."
         )
@@ -330,4 +330,4 @@ def _spark_config(options: dict[str, Any]) -> SparkConfig:
     try:
         return SparkConfig(**options)
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from fordstone.cli.errors import FAILURE, FENCED, MISUSED, Fenced, Mistake, Misuse
+from fordstone.cli.errors import FAILURE, FENCED, WRONG_USAGE, TakenOverError, UsageError, UserError
 from fordstone.cli.logs import json_line, text_line
 from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
 from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, Board, View, make_view
@@ -195,7 +195,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
         ready_file.parent.mkdir(parents=True, exist_ok=True)
         ready_file.unlink(missing_ok=True)
     except OSError as error:
-        raise Mistake(f"--state {state}: the directory cannot be written ({error}).") from error
+        raise UserError(f"--state {state}: the directory cannot be written ({error}).") from error
     supervisor = Supervisor(
         spawn=spawning(router.on_line, catch_out=True),
         monotonic_us=SystemClock().monotonic_us,
@@ -218,7 +218,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
         part = schedule.failed
         raise _failure(part, router.error_of(part), supervisor.given_up.get(part, ""), supervisor.code_of(part))
     if router.stdout_closed:
-        raise Mistake("stdout: the reader of the output has closed it. Stopped.")
+        raise UserError("stdout: the reader of the output has closed it. Stopped.")
     view.finish(stopped=signals.stop_requested)
 
 
@@ -305,7 +305,7 @@ class LineRouter:
 def _reject_options(context: click.Context) -> None:
     """Reject options that do not apply when everything runs on one machine."""
     if is_given(context, "engine"):
-        raise Misuse(
+        raise UsageError(
             "--on: this pipeline has two tiers, edge and center. Choose the center's engine with --center spark|local."
         )
     reject_tier_options(
@@ -315,12 +315,12 @@ def _reject_options(context: click.Context) -> None:
     )
     for name, why in _UNSUPPORTED.items():
         if is_typed(context, name):
-            raise Misuse(why)
+            raise UsageError(why)
     if context.params["center_on"] == "spark":
         return
     for name, option in engine_options(context, "spark").items():
         if is_given(context, name):
-            raise Misuse(f"{option.opts[0]} goes with --center spark, not with --center local.")
+            raise UsageError(f"{option.opts[0]} goes with --center spark, not with --center local.")
 
 
 def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
@@ -363,8 +363,8 @@ def _url_in(ready_file: Path) -> str | None:
     return text or None
 
 
-def _failure(part: str, error: str, why: str, code: int | None) -> Mistake:
+def _failure(part: str, error: str, why: str, code: int | None) -> UserError:
     name = {HUB: "the hub", EDGE: "the edge part", CENTER: "the center"}[part]
     text = error or (f"{why}. Its output is above." if why else "it did not start in time.")
-    kind = {MISUSED: Misuse, FENCED: Fenced}.get(code or 0, Mistake)
+    kind = {WRONG_USAGE: UsageError, FENCED: TakenOverError}.get(code or 0, UserError)
     return kind(f"{name} failed, and the rest was stopped: {text}")

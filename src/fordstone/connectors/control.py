@@ -1,15 +1,16 @@
 """Connector `control`: a control table as nodes read it and as the center writes it.
 
-The source reads only the folder that `edge.control_fetch` fills, so it needs no network, works offline and replays exactly.
+The source reads only the folder that `edge.link.control` fills, so it needs no network, works offline and replays exactly.
 It has one partition, whose positions are the table's versions. Its rows carry `__op` and `__version` beside the table's
-columns. The sink is in `control_publish`.
+columns. The sink publishes each epoch of the center's rows as a version, through `hub.client.publisher`.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import polars as pl
@@ -28,11 +29,16 @@ from fordstone.connectors.base import (
 )
 from fordstone.connectors.control_log import ControlLog
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, DamagedError, StorageError
+from fordstone.errors import ConfigError, DamagedError, HubAwayError, StorageError
+from fordstone.hub.client.publisher import ControlPublisher
+from fordstone.operators.base import OP, UPSERT
 from fordstone.operators.join.lookup import VERSION
 from fordstone.plan.ids import PartitionId, Position, checked_name
 from fordstone.plan.plan import ConnectorSpec
 from fordstone.storage.disk import FatalStorageError
+
+if TYPE_CHECKING:
+    from fordstone.hub.client.client import HubClient
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ class ControlKind(ConnectorKind):
         return Delivery.EXACTLY_ONCE
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """The hub knows which batches of whom it has."""
+        """The hub publishes a batch of an owner once."""
         del spec
         return Delivery.EXACTLY_ONCE
 
@@ -68,8 +74,7 @@ class ControlKind(ConnectorKind):
             raise ConfigError(
                 f"control table {spec.options['control']} is published through a hub: give its address (--hub)."
             )
-        # Only where it is written: nodes that read the table need no client for it.
-        from fordstone.connectors.control_publish import ControlSink  # noqa: PLC0415 - see above
+        # Nodes that only read the table need no client.
         from fordstone.hub.client.address import HubAddress  # noqa: PLC0415 - see above
         from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - see above
 
@@ -99,12 +104,12 @@ class ControlSource(Source):
         return (PARTITION,)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
-        """Start reading behind a version."""
+        """Start reading after a version."""
         del partition
         return _ControlReader(self.log, int(position), bounded=self._bounded, with_positions=with_positions)
 
     def size_bytes(self) -> int | None:
-        """Nothing that a progress bar should wait for."""
+        """Nothing: a progress bar does not wait for it."""
         return 0
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
@@ -113,20 +118,20 @@ class ControlSource(Source):
         return 1.0
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
-        """Fold what nobody will read again."""
+        """Compact versions that will not be read again."""
         if PARTITION not in cuts:
             return
         try:
-            self.log.fold(cuts[PARTITION].position)
+            self.log.compact(cuts[PARTITION].position)
         except FatalStorageError:
             raise
         except (StorageError, DamagedError) as error:
-            # Nobody waits for it, and the next time it is tried again.
-            log.warning("control versions not folded", extra={"folder": self.log.folder, "problem": str(error)})
+            # It is tried again with the next call.
+            log.warning("control versions not compacted", extra={"folder": self.log.folder, "problem": str(error)})
 
 
 class _ControlReader(Reader):
-    """Reads versions, whole ones."""
+    """Reads whole versions."""
 
     def __init__(self, table: ControlLog, position: int, *, bounded: bool, with_positions: bool) -> None:
         self._log = table
@@ -155,3 +160,54 @@ class _ControlReader(Reader):
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+class HubIsAwayError(StorageError):
+    """Rows that could not be published for now. The edge engine waits and tries again; on Spark the batch is run again."""
+
+
+class ControlSink(Sink):
+    """Publishes one control table. Used by one thread at a time."""
+
+    def __init__(
+        self, client: HubClient, stream: SinkStream, *, pipeline: str, control: str, keys: Sequence[str]
+    ) -> None:
+        self._client = client
+        self._control = control
+        self._publisher = ControlPublisher(client, pipeline=pipeline, control=control, keys=keys)
+        self._columns = pl.Schema(dict(stream.schema.polars) | {OP: pl.String()})
+        # Without a name for the checkpoint, rows may be published again after a restart, under another owner.
+        self._owner = stream.owner or secrets.token_hex(16)
+        self._written = 0
+
+    @property
+    def delivery(self) -> Delivery:
+        """The hub publishes an epoch of an owner once."""
+        return Delivery.EXACTLY_ONCE
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Publish the epoch's rows as a version; an epoch without rows is none."""
+        self._publish(epoch, frame)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Publish rows at once. After a restart they may come again, from another owner: such batches have no lasting numbers."""
+        if not self._written:
+            self._owner = secrets.token_hex(16)
+        self._written += 1
+        self._publish(self._written, frame)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()
+
+    def _publish(self, batch: int, frame: pl.DataFrame) -> None:
+        if OP not in frame.columns:
+            frame = frame.with_columns(pl.lit(UPSERT).alias(OP))
+        rows = frame.select(list(self._columns)).cast(self._columns)
+        try:
+            self._publisher.publish(rows, owner=self._owner, batch=batch)
+        except HubAwayError as error:
+            # Without the cause: Spark recognises errors of users by their class names in the text, and this is none.
+            raise HubIsAwayError(
+                f"control table {self._control} cannot be published: {error} It will be tried again."
+            ) from None

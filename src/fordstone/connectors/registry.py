@@ -29,12 +29,12 @@ ENTRY_POINTS: Final = "fordstone.connectors"
 
 _NO_CONTEXT: Final = OpenContext()
 _OURS: Final = {
-    "center": ("fordstone.connectors.hub.stream", "CenterKind"),
+    "center": ("fordstone.connectors.hub", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
     "delta": ("fordstone.connectors.delta.connector", "DeltaKind"),
     "files": ("fordstone.connectors.files.source", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
-    "hub": ("fordstone.connectors.hub.stream", "HubKind"),
+    "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),

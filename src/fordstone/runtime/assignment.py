@@ -6,10 +6,14 @@ checkpoint tells the time of whoever sent it. After rescaling all are dealt out 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from fordstone.epochs.manifest import Manifest, PartitionCut
 from fordstone.plan.ids import PartitionId
+
+T = TypeVar("T")
 
 
 def readers(manifest: Manifest | None, source: str, parallelism: int) -> dict[str, int]:
@@ -40,3 +44,14 @@ def newcomers(
             least = min(range(len(known)), key=lambda index: len(known[index]) + len(given[index]))
             given[least] = (*given[least], name)
     return given
+
+
+def balance(items: Sequence[T], tasks: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Spread items over at most `tasks` tasks: large ones first, each to the task with the least. No task is empty."""
+    shares: list[list[T]] = [[] for _ in range(min(tasks, len(items)))]
+    loads = [(0, number) for number in range(len(shares))]
+    for item in sorted(items, key=size, reverse=True):
+        load, number = heapq.heappop(loads)
+        shares[number].append(item)
+        heapq.heappush(loads, (load + size(item), number))
+    return shares

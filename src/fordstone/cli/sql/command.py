@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.cli.help import HelpCommand
 from fordstone.cli.loading import limit_polars
 from fordstone.cli.logs import configure_logging
@@ -165,14 +165,16 @@ def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None
 
 def _query_text(query: str | None, file: str | None) -> str:
     if (query is None) == (file is None):
-        raise Misuse("give a query, or --file with one: fordstone sql \"SELECT ...\" --source readings='in/*.jsonl'")
+        raise UsageError(
+            "give a query, or --file with one: fordstone sql \"SELECT ...\" --source readings='in/*.jsonl'"
+        )
     if file is not None:
         try:
             return Path(file).read_text(encoding="utf-8")
         except OSError as error:
-            raise Misuse(f"--file {file}: {error.strerror}.") from error
+            raise UsageError(f"--file {file}: {error.strerror}.") from error
         except UnicodeDecodeError:
-            raise Misuse(f"--file {file} is not text in UTF-8.") from None
+            raise UsageError(f"--file {file} is not text in UTF-8.") from None
     return sys.stdin.read() if query == "-" else str(query)
 
 
@@ -200,14 +202,14 @@ def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
     try:
         return pipeline, pipeline.sql(text)
     except FordstoneError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _make_output(stream: Stream, options: dict[str, Any]) -> Output:
     from fordstone.cli.sql.output import JsonOutput, LiveOutput, Order, PlainOutput
 
     if sys.stdout is None:
-        raise Misuse(
+        raise UsageError(
             "standard output is closed, so the result cannot be printed. Redirect it to /dev/null if you do not need it."
         )
     order = Order.of(stream._type)  # noqa: SLF001 - our own class

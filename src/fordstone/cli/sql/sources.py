@@ -18,7 +18,7 @@ import msgspec
 import polars as pl
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.connectors.files.bytes import open_bytes
 from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
 from fordstone.connectors.files.settings import FileSettings
@@ -233,7 +233,7 @@ def _add(
     source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not given.follow))
     paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:
-        raise Misuse(
+        raise UsageError(
             f"no file matches {pattern!r} yet, so its columns cannot be inferred. Give them: --schema "
             f"'{name}=device string, ts timestamp, temp double'."
         )
@@ -241,7 +241,7 @@ def _add(
     columns = {column: declared.get(column, kind) for column, kind in found.columns.items()}
     columns |= {column: kind for column, kind in declared.items() if column not in columns}
     if not columns:
-        raise Misuse(
+        raise UsageError(
             f"no columns were found in {paths[0]}. If it is empty, give them: --schema '{name}=device string, temp double'."
         )
     moments = [column for column, kind in columns.items() if Schema.of({column: kind})[column].name == "timestamp"]
@@ -273,14 +273,16 @@ def _describe(
 
 def _by_name(sources: Sequence[str]) -> dict[str, str]:
     if not sources:
-        raise Misuse(f"no source was given. Give the files that a name in FROM stands for: {EXAMPLE}")
+        raise UsageError(f"no source was given. Give the files that a name in FROM stands for: {EXAMPLE}")
     found: dict[str, str] = {}
     for text in sources:
         name, equals, pattern = text.partition("=")
         if not equals or not name.strip() or not pattern.strip():
-            raise Misuse(f"--source {text!r}: write NAME=PATTERN, as in {EXAMPLE}")
+            raise UsageError(f"--source {text!r}: write NAME=PATTERN, as in {EXAMPLE}")
         if name.strip() in found:
-            raise Misuse(f"--source {name.strip()} is given twice. One pattern may match many files: 'in/**/*.jsonl'.")
+            raise UsageError(
+                f"--source {name.strip()} is given twice. One pattern may match many files: 'in/**/*.jsonl'."
+            )
         found[name.strip()] = pattern.strip()
     return found
 
@@ -293,13 +295,15 @@ def _for_each(texts: Sequence[str], patterns: dict[str, str], option: str) -> di
         if equals and name.strip() in patterns:
             found[name.strip()] = value.strip()
         elif equals:
-            raise Misuse(f"{option} {text!r}: there is no source {name.strip()!r}. There are: {', '.join(patterns)}.")
+            raise UsageError(
+                f"{option} {text!r}: there is no source {name.strip()!r}. There are: {', '.join(patterns)}."
+            )
         elif len(patterns) == 1:
             found[next(iter(patterns))] = text.strip()
         elif option == "--time":
             found |= {name: text.strip() for name in patterns if name not in found}
         else:
-            raise Misuse(
+            raise UsageError(
                 f"{option} {text!r}: there are several sources, so name one: {option} '{next(iter(patterns))}={text}'."
             )
     return found
@@ -317,13 +321,13 @@ def _columns(text: str) -> dict[str, str]:
         else:
             name, _, kind = part.partition(" ")
         if not name or not kind.strip():
-            raise Misuse(
+            raise UsageError(
                 f"--schema: {part!r} is not a column with its type. Write for instance: device string, temp double"
             )
         try:
             DataType.parse(kind)
         except SchemaError as error:
-            raise Misuse(f"--schema: column {name}: {error}") from error
+            raise UsageError(f"--schema: column {name}: {error}") from error
         found[name] = kind.strip()
     return found
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import Misuse
+from fordstone.cli.errors import UsageError
 from fordstone.cli.logs import json_line
 from fordstone.cli.table import GAP, Table
 from fordstone.errors import SinkError
@@ -510,6 +510,6 @@ def _check_stdout(plan: Plan) -> None:
         and live_of(step.connector) is None
     ]
     if printing:
-        raise Misuse(
+        raise UsageError(
             f"--json needs stdout for itself, but sink {', '.join(printing)} prints there. Write to files instead, or omit --json."
         )

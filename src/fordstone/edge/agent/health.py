@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from fordstone.errors import HubError
 from fordstone.hub.messages import Health, HealthState
 from fordstone.protocol.progress import Counters
 
 if TYPE_CHECKING:
+    from fordstone.hub.client.client import HubClient
     from fordstone.runtime.clock import Clock
     from fordstone.runtime.progress import Progress
 
@@ -27,18 +28,10 @@ LAST_REPORT_S: Final = 5.0
 """Timeout of the last report, at the end of a run."""
 
 
-class Reports(Protocol):
-    """The call of `hub.client.HubClient` that is made here."""
-
-    def report_health(self, node: str, pipeline: str, health: Health) -> None:
-        """Send a report. Raises `HubError`."""
-        ...
-
-
 class HealthReporter:
     """Receives progress from the thread that runs the pipeline, and sends from its own. Used as a context around the run."""
 
-    def __init__(self, hub: Reports, *, node: str, pipeline: str, clock: Clock, version: str = "") -> None:
+    def __init__(self, hub: HubClient, *, node: str, pipeline: str, clock: Clock, version: str = "") -> None:
         self._hub = hub
         self._node = node
         self._pipeline = pipeline

@@ -6,7 +6,7 @@ only resume exactly where its rows end.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fordstone.edge.engine.recovery import Remote
 from fordstone.edge.link.owner import Owner
@@ -14,34 +14,16 @@ from fordstone.epochs.sealed import decode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.epochs.survey import Survey
 from fordstone.errors import CheckpointError, HubError, StorageError
-from fordstone.hub.messages import Checkpoint, Head, Lease, LeaseRequest
+from fordstone.hub.messages import Checkpoint, LeaseRequest
 from fordstone.protocol.recovery import CheckpointFact
-from fordstone.state.base import RunRef
+
+if TYPE_CHECKING:  # a node without a hub loads no HTTP client
+    from fordstone.hub.client.client import HubClient
 
 _NOTHING = Survey(checkpoints=(), cuts=frozenset())
 
 
-class CheckpointHub(Protocol):
-    """The calls of `hub.client.HubClient` that are made here."""
-
-    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
-        """Take or renew the right to commit."""
-        ...
-
-    def head(self, pipeline: str, node: str) -> Head:
-        """Return the newest epoch that the hub has of the node."""
-        ...
-
-    def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
-        """Return the newest checkpoint."""
-        ...
-
-    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
-        """Return a blob, checked."""
-        ...
-
-
-def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *, take_over: bool) -> Remote:
+def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, take_over: bool) -> Remote:
     """Return the hub's checkpoints for recovery.
 
     A whole state directory never waits for the hub. The hub is asked only if a checkpoint here is damaged, or if there is
@@ -88,7 +70,7 @@ def hub_checkpoints(hub: CheckpointHub, store: CheckpointStore, owner: Owner, *,
     return Remote(survey=survey, fetch=fetch)
 
 
-def _fence_others(hub: CheckpointHub, store: CheckpointStore, owner: Owner) -> int:
+def _fence_others(hub: HubClient, store: CheckpointStore, owner: Owner) -> int:
     """Take the lease over. Return the newest epoch that the hub has, to which no other process can add any more."""
     request = LeaseRequest(holder=owner.holder, local=owner.incarnation, take_over=True)
     return hub.lease(store.pipeline, store.node, request).head

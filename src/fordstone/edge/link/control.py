@@ -15,26 +15,29 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Source
 from fordstone.connectors.control import PARTITION, ControlSource
-from fordstone.connectors.control_log import ControlLog, apply_changes, changes_between
+from fordstone.connectors.control_log import ControlLog, changes_between
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
 from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
 from fordstone.protocol.backoff import Backoff
 from fordstone.runtime.progress import Progress
-from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+if TYPE_CHECKING:  # a node without a hub loads no HTTP client
+    from fordstone.hub.client.client import HubClient
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +46,6 @@ WAIT_SECONDS: Final = 25.0
 FETCH_BACKOFF: Final = Backoff(first_us=200_000, max_us=30_000_000)
 STOP_SECONDS: Final = 0.5
 """Timeout for a thread that waits for the hub. It ends later by itself, and stores nothing more."""
-
-
-class Hub(Protocol):
-    """The calls of `hub.client.HubClient` that are made here."""
-
-    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
-        """Return the versions after one."""
-        ...
-
-    def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
-        """Read a blob."""
-        ...
 
 
 class _UnfitError(Exception):
@@ -66,7 +57,7 @@ class ControlFetcher:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: HubClient,
         table: ControlLog,
         *,
         pipeline: str,

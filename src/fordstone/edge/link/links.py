@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,10 +17,10 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Environment, Steppable
 from fordstone.edge.engine.recovery import Remote
 from fordstone.edge.engine.writer import Writer
-from fordstone.edge.link.checkpoints import CheckpointHub, hub_checkpoints
+from fordstone.edge.link.checkpoints import hub_checkpoints
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import next_owner
-from fordstone.edge.link.sender import Hub, Sender
+from fordstone.edge.link.sender import Sender
 from fordstone.epochs.fetch import fetch_checkpoint, survey_remote
 from fordstone.epochs.store import CheckpointStore
 from fordstone.epochs.upload import Uploader
@@ -42,15 +42,11 @@ FINISH_UNITS_MAX: Final = 100_000
 _CHANCE_STEPS: Final = 1 << 20
 
 
-class NodeHub(Hub, CheckpointHub, Protocol):
-    """All calls that a node makes about its epochs: `hub.client.HubClient`, or a stand-in for it."""
-
-
 class HubLink:
     """Made once per start, after the state directory is locked. It does not call the hub: a node starts without it, too."""
 
     def __init__(
-        self, hub: NodeHub, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore
+        self, hub: HubClient, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore
     ) -> None:
         drops = config.outbox_full == "drop_oldest"
         if drops and plan.guarantee != "at_most_once":

@@ -16,7 +16,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import Owner
@@ -38,11 +38,8 @@ from fordstone.hub.messages import (
     RUNS_PER_COMMIT_MAX,
     Checkpoint,
     Commit,
-    Committed,
     EpochEntry,
     Generation,
-    Head,
-    Lease,
     LeaseRequest,
     Refusal,
 )
@@ -63,6 +60,9 @@ from fordstone.runtime.clock import Clock
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+if TYPE_CHECKING:  # a node without a hub loads no HTTP client
+    from fordstone.hub.client.client import HubClient
 
 log = logging.getLogger(__name__)
 
@@ -178,37 +178,13 @@ REJECTIONS_MAX: Final = 3
 """Maximum number of rejections in a row at the end of a bounded run; then the last one is raised."""
 
 
-class Hub(Protocol):
-    """The calls of `hub.client.HubClient` that the sender makes."""
-
-    def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
-        """Take or renew the right to commit."""
-        ...
-
-    def head(self, pipeline: str, node: str) -> Head:
-        """Return the newest epoch that the hub has of the node."""
-        ...
-
-    def missing(self, digests: Iterable[str]) -> set[str]:
-        """Return the blobs that the hub lacks."""
-        ...
-
-    def put_blob(self, digest: str, data: bytes) -> None:
-        """Store a blob."""
-        ...
-
-    def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
-        """Commit a range."""
-        ...
-
-
 class Sender:
     """Stepped by one thread. Any thread may read `problem` and the counts."""
 
     def __init__(
         self,
         *,
-        hub: Hub,
+        hub: HubClient,
         outbox: Outbox,
         store: CheckpointStore,
         owner: Owner,

@@ -1,26 +1,23 @@
 """The client of the hub: every call of `hub.messages`, over HTTP.
 
-Used by nodes, centers and the command line, from any thread. It tries each call once: whether and when to try again is
-the caller's to decide. What it reads is checked: bodies have bounds in bytes and time, blobs have their digest.
+Used by nodes, centers and the command line, from any thread. It tries each call once; `retry` tries a call again for a bounded
+time. What it reads is checked: bodies have bounds in bytes and time, blobs have their digest.
 
 `HubAwayError`: no answer, or none that makes sense; trying again may help. `HubRefusedError`: the hub said no.
 `DamagedError`: a blob came whole, with other bytes than its name says.
-
-Reading blobs straight from the store behind the hub, where it can be reached from here.
-
-Never fails: what cannot be had this way is had through the hub. What is given has the size and the digest that were asked
-for, so it does not matter who said where to look.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
+import random
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -56,14 +53,18 @@ from fordstone.hub.messages import (
     StreamPage,
     Streams,
 )
+from fordstone.protocol.backoff import Backoff
 from fordstone.state.base import RunRef
 
 URLS_MAX: Final = 64
-"""So many stores are remembered as out of reach."""
+"""Maximum number of stores that are remembered as unreachable."""
 
 
 class DirectBlobs:
-    """Remembers which stores cannot be reached."""
+    """Reads blobs from the hub's store directly, where it can be reached from here. Never fails: the hub is asked instead.
+
+    What it gives has the size and digest that were asked for, so the URL need not be trusted.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -107,24 +108,28 @@ class DirectBlobs:
 
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 10.0
 WAIT_MARGIN_SECONDS: Final = 10.0
-"""A long poll that the hub has not answered so long after its time is given up."""
+"""Grace after the end of a long poll, for its answer to come."""
 SPEED_MIN_BYTES: Final = 4096
-"""A body may take its time-out, and beyond it as long as so many bytes come each second."""
+"""Bytes per second at which a body may take longer than its timeout."""
 CONNECTIONS_MAX: Final = 8
 CHUNK_BYTES: Final = 1 << 16
 WHOLE_BYTES_MAX: Final = 1 << 20
-"""Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own time-out."""
+"""Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own timeout."""
 BUFFERED_BYTES_MAX: Final = 2 << 20
 BUFFERED_SPEED_MIN: Final = 8192
-"""So much of a body may wait in the socket when all of it is sent, and leave it at this speed, before its answer can come."""
+"""How much of a sent body may still be in the socket, and the least speed at which it leaves, before the answer can come."""
 UNACKNOWLEDGED_SECONDS_MAX: Final = 60.0
-"""A line on which nothing arrives for so long is dead, however much is still to be sent."""
+"""Timeout of a connection on which nothing is acknowledged, however much is still to be sent."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
 MISSING_DIGESTS_MAX: Final = 10_000
-"""Asked about in one call."""
+"""Maximum in one call."""
+RETRY: Final = Backoff(first_us=100_000, max_us=5_000_000)
+RETRY_SECONDS_MAX: Final = 120.0
+"""Maximum of all pauses of one `retry`."""
 _AWAY: Final = frozenset({408, 425, 429})
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
@@ -150,7 +155,7 @@ class HubClient:
         )
 
     def close(self) -> None:
-        """Let go of idle connections."""
+        """Close idle connections."""
         self._pool.clear()
 
     # Blobs.
@@ -169,7 +174,7 @@ class HubClient:
         return data
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
-        """A blob from the store behind the hub where that can be reached from here, else through the hub; checked."""
+        """A blob, checked: from the hub's store where that can be reached from here, else through the hub."""
         if direct_url is not None:
             data = self._direct.read(direct_url, ref)
             if data is not None:
@@ -194,7 +199,7 @@ class HubClient:
         return self._ask("POST", f"{_node(pipeline, node)}/lease", Lease, body=request)
 
     def head(self, pipeline: str, node: str) -> Head:
-        """Where the node stands at the hub; epoch 0 if the hub has never heard of it."""
+        """The newest epoch of the node at the hub; 0 if the hub does not know the node."""
         return self._ask("GET", f"{_node(pipeline, node)}/head", Head)
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
@@ -212,7 +217,7 @@ class HubClient:
         return self._ask("POST", f"{_node(pipeline, node)}/epochs/{first}-{last}", Committed, body=commit)
 
     def report_health(self, node: str, pipeline: str, health: Health) -> None:
-        """Say how a node is."""
+        """Report the health of a node."""
         self._call("PUT", f"{API}/nodes/{_part(node)}/health/{_part(pipeline)}", body=_ENCODER.encode(health))
 
     # A center's calls.
@@ -225,7 +230,7 @@ class HubClient:
         return self._ask("GET", path, StreamPage, query={"after": after, "limit": limit}, wait_s=wait_s)
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
-        """Register a consumer, or say how far it has come: what every consumer has passed may go."""
+        """Register a consumer, or report its position: the hub may drop what every consumer has passed."""
         self._call(
             "PUT", f"{API}/pipelines/{_part(pipeline)}/consumers/{_part(consumer)}", body=_ENCODER.encode(position)
         )
@@ -238,7 +243,7 @@ class HubClient:
         """The versions of a control table after `after`; waits up to `wait_s` for one."""
         return self._ask("GET", _control(pipeline, control), ControlPage, query={"after": after}, wait_s=wait_s)
 
-    # What people ask.
+    # For people.
 
     def nodes(self) -> Nodes:
         """Every pipeline on every node."""
@@ -260,7 +265,7 @@ class HubClient:
             return False
         return True
 
-    # How.
+    # Requests.
 
     def _ask(
         self,
@@ -323,7 +328,7 @@ class HubClient:
                 raise
             response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._away(f"does not answer {method} {target.partition('?')[0]} ({_told(error)})") from error
+            raise self._away(f"does not answer {method} {target.partition('?')[0]} ({_reason(error)})") from error
         if 200 <= response.status < 300:  # noqa: PLR2004 - what HTTP calls success
             return data
         raise self._refused(method, target.partition("?")[0], response, data)
@@ -352,9 +357,9 @@ class HubClient:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             refusal = None
         if refusal is None or response.status >= 500 or response.status in _AWAY:  # noqa: PLR2004 - the server's own trouble
-            told = f": {refusal.message.removesuffix('.')}" if refusal is not None else ""
+            said = f": {refusal.message.removesuffix('.')}" if refusal is not None else ""
             retry_after_s = _retry_after(response.headers.get("Retry-After"))
-            return self._away(f"answered {method} {path} with status {response.status}{told}", retry_after_s)
+            return self._away(f"answered {method} {path} with status {response.status}{said}", retry_after_s)
         return HubRefusedError(
             f"the hub at {self.address.url} refused {method} {path}: {refusal.message}",
             status=response.status,
@@ -364,6 +369,23 @@ class HubClient:
 
     def _away(self, what: str, retry_after_s: float | None = None) -> HubAwayError:
         return HubAwayError(f"the hub at {self.address.url} {what}.", retry_after_s=retry_after_s)
+
+
+def retry(
+    call: Callable[[], T], *, pause: Callable[[float], None] = time.sleep, chance: Callable[[], float] = random.random
+) -> T:
+    """Return what the call gives, trying again while the hub is away, with growing pauses; then raise its `HubAwayError`."""
+    paused_s = 0.0
+    for failures in itertools.count(1):
+        try:
+            return call()
+        except HubAwayError as error:
+            pause_s = RETRY.wait_s(failures, chance=chance(), retry_after_s=error.retry_after_s)
+            paused_s += pause_s
+            if paused_s > RETRY_SECONDS_MAX:
+                raise
+        pause(pause_s)
+    raise AssertionError("it counts without end")
 
 
 def _socket_options() -> list[tuple[int, int, int | bytes]]:
@@ -383,7 +405,7 @@ def _tls(ca: str | None) -> ssl.SSLContext:
     return context
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """The innermost reason in a few words, without object addresses."""
     while isinstance(reason := getattr(error, "reason", None) or error.__cause__ or error.__context__, Exception):
         error = reason

@@ -1,7 +1,7 @@
-"""Tell a Spark session of Fordstone's data sources, so that anybody's PySpark job can use them.
+"""Register Fordstone's data sources in a Spark session, so that anybody's PySpark job can use them.
 
-Works in a session that has nothing else of Fordstone's: classic, or Spark Connect, where the server's Python needs Fordstone. The
-classes are named, not sent: workers import them.
+This works in any session: classic, or Spark Connect, where the server's Python needs Fordstone. Classes are sent by name, and
+workers import them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fordstone.spark.session.settings import SPARK_MIN, too_old
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats `fordstone`, `fordstone-control` and `fordstone-state` known in this session. Doing it again is harmless.
+    """Make the formats `fordstone`, `fordstone-control` and `fordstone-state` known in this session. Repeating it is harmless.
 
-    `fordstone.spark.session.session()` and `prepared()` do it themselves. A session made from this one by `newSession` has them not.
+    `fordstone.spark.session.session()` and `prepared()` do it themselves. A session made from this one by `newSession` does not have them.
 
     Raises:
         ConfigError: This Spark is too old for them.
@@ -27,7 +27,7 @@ def register(spark: SparkSession) -> None:
         raise ConfigError(
             f"this session is of Spark {spark.version}; Fordstone's data sources need Spark {'.'.join(map(str, SPARK_MIN))} or newer."
         )
-    # Not above: every Python worker imports this module, and hardly any of them needs a client of the hub.
+    # Not above: every Python worker imports this module, and most of them need no client of the hub.
     from fordstone.spark.formats.control import ControlFormat  # noqa: PLC0415 - as said
     from fordstone.spark.formats.source import HubSource  # noqa: PLC0415 - as said
     from fordstone.spark.formats.state import StateSource  # noqa: PLC0415 - as said
@@ -41,8 +41,8 @@ def register(spark: SparkSession) -> None:
 def _active(spark: SparkSession) -> Iterator[None]:
     """Make this the active session of this thread for a while.
 
-    Spark asks the active session, and not the one that it was told to register in, whether a name is taken by something else: it would
-    take our source in another session for that.
+    Spark checks in the active session, and not in the one that it registers in, whether a name is taken: our source in another
+    session would look like a clash.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:  # Spark Connect: the server has a session for each client

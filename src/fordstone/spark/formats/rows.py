@@ -1,7 +1,7 @@
 """Rows of runs as Spark takes them: Arrow IPC in, record batches of one exact schema out. No pandas, no Python objects.
 
-Invariants: every value is the stored one, nulls and NaNs included, or the cast fails; of a compressed run only those columns are
-unpacked that are asked for; batches are neither tiny nor huge, however the runs are cut.
+Invariants: every value is the stored one, nulls and NaNs included, or the cast fails; only requested columns of a compressed
+run are decompressed; batches are neither tiny nor huge, however the runs are cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH_ROWS_MIN: Final = 1 << 16
 """Smaller batches are joined: each costs a message to the JVM."""
 BATCH_ROWS_MAX: Final = 1 << 18
 BATCH_BYTES: Final = 32 << 20
-"""From this size on a batch goes, however few its rows."""
+"""A batch of this size is sent, however few its rows."""
 _FILE_MAGIC: Final = b"ARROW1"
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
@@ -34,11 +34,11 @@ _DIGITS_MAX: Final = 38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """The bytes of one run, and the columns that all its rows have alike."""
+    """The bytes of one run, and the columns that have one value for all its rows."""
 
     data: bytes
     where: str
-    """For messages: whose run this is."""
+    """For messages: where the run comes from."""
     constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ def spark_columns(stored: pa.Schema) -> StructType:
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects of whoever gives it rows of these columns."""
+    """The Arrow schema that Spark expects for rows of these columns."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -151,7 +151,7 @@ def _repeated(value: pa.Scalar, rows: int, column: pa.Field) -> pa.Array:
 
 
 def _stored_batches(run: RunRows, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The run's batches with those columns that the target has, and no work for the others."""
+    """The run's batches with the columns of the target; others are not decoded."""
     wanted = [column.name for column in target if column.name not in run.constants]
     there = stored_columns(run.data)
     missing = [name for name in wanted if there.get_field_index(name) < 0]
@@ -174,7 +174,7 @@ def _stored_batches(run: RunRows, target: pa.Schema) -> Iterator[pa.RecordBatch]
 
 
 def _reader(data: bytes, fields: list[int] | None) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
-    # Tasks share the machine's cores among them already.
+    # Tasks share the machine's cores already.
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
     source = pa.BufferReader(data)
     try:

@@ -1,15 +1,18 @@
 """Format `fordstone`: a stream of a hub as a source of anybody's PySpark job, streaming or batch.
 
-Spark calls the planner's half in a process beside the driver, and `read` in its tasks. A micro-batch is made of whole epochs; a
-row comes once, as `hub_offsets` says. Nothing here needs Fordstone's session settings.
+Spark calls the planner's half in a process beside the driver, and `read` in its tasks. `hub.client.reader` asks the hub; here
+its epochs become offsets, micro-batches and tasks. Nothing here needs Fordstone's session settings.
+
+Invariants: a batch is made of whole epochs, of each node in order and without gaps; offsets only grow; an offset differs from
+the one before only if there are epochs in between; equal offsets have equal text, since Spark compares them as text.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,29 +27,248 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from fordstone.errors import ConfigError, HubAwayError, HubRefusedError, SchemaError, SourceError
+from fordstone.errors import ConfigError, HubAwayError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.messages import ConsumerPosition, StreamEpoch
+from fordstone.hub.client.reader import Gap, StreamIndex, StreamReader, declared_us, find_gaps, is_finished
+from fordstone.hub.messages import StreamEpoch
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
-from fordstone.spark.formats.access import Options, address_of, client_of, count, flag, named, patiently
-from fordstone.spark.formats.offsets import Limit, Offset, RunRead, assign, reads_of
+from fordstone.runtime.assignment import balance
+from fordstone.spark.formats.options import Options, address_of, client_of, count, flag, named
 from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
-from fordstone.spark.formats.tail import StreamTail
 from fordstone.state.base import RunRef
 
 HUB_FORMAT: Final = "fordstone"
 NODE: Final = "_node"
 EPOCH: Final = "_epoch"
 TASK_BYTES: Final = 64 << 20
-"""A batch is dealt out to more tasks than the driver's machine has cores, if they would have more than this each."""
+"""A batch has more tasks than the driver's machine has cores if each would have more than this."""
 WAIT_SECONDS: Final = 0.25
-"""So long the planner lets the hub wait for news, so that a query with nothing to do asks four times a second."""
+"""Timeout of the planner's long poll: a query with nothing to do asks four times per second."""
+EPOCHS_PER_BATCH_MAX: Final = 50_000
+"""Maximum number of entries that the planner holds."""
+GAPS_SHOWN_MAX: Final = 5
 log = logging.getLogger(__name__)
+
+
+# Offsets and batches: pure decisions.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """How far a query has read a stream."""
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """The newest epoch of each node that was read."""
+    finished: frozenset[str] = frozenset()
+    """The nodes whose newest epoch said that their input had ended: the watermark does not wait for them."""
+    seq: int = 0
+    """The hub's number of a commit: all epochs of commits up to it are read."""
+    watermark_us: int = TIME_MIN_US
+    """A time that all nodes had reached, finished ones aside."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark. Names are sorted, so that equal offsets have equal text."""
+        return {
+            "nodes": {node: self.nodes[node] for node in sorted(self.nodes)},
+            "finished": sorted(self.finished),
+            "seq": self.seq,
+            "watermark_us": self.watermark_us,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Offset:
+        """Back from Spark's checkpoint.
+
+        Raises:
+            SourceError: Another source wrote it.
+        """
+        nodes, finished = value.get("nodes"), value.get("finished")
+        if (
+            set(value) != {"nodes", "finished", "seq", "watermark_us"}
+            or not isinstance(nodes, dict)
+            or not isinstance(finished, list)
+            or not all(type(number) is int for number in (*nodes.values(), value["seq"], value["watermark_us"]))
+        ):
+            raise SourceError(
+                f"the query's checkpoint has an offset that format 'fordstone' did not write: {str(value)[:200]}. "
+                "Use a checkpoint location of this query's own."
+            )
+        return cls(
+            nodes=dict(nodes),
+            finished=frozenset(map(str, finished)),
+            seq=value["seq"],
+            watermark_us=value["watermark_us"],
+        )
+
+    def covers(self, other: Offset) -> bool:
+        """Whether everything that the other offset has read is read here too."""
+        return self.seq >= other.seq and all(self.nodes.get(node, 0) >= epoch for node, epoch in other.nodes.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Maximum size of a batch. Its first epoch is always in it, however large."""
+
+    rows: int | None = None
+    size_bytes: int | None = None
+    epochs: int | None = None
+
+    def take(self, waiting: Sequence[StreamEpoch]) -> list[StreamEpoch]:
+        """As many of the first epochs as the limit allows, and at least one."""
+        rows = size_bytes = 0
+        for number, entry in enumerate(waiting):
+            rows += sum(run.rows for run in entry.runs)
+            size_bytes += sum(run.size_bytes for run in entry.runs)
+            sizes = ((rows, self.rows), (size_bytes, self.size_bytes), (number + 1, self.epochs))
+            if number and any(most is not None and size > most for size, most in sizes):
+                return list(waiting[:number])
+        return list(waiting)
+
+
+def next_offset(start: Offset, waiting: Sequence[StreamEpoch], *, read_to: int, limit: Limit) -> Offset:
+    """The end of the next batch; `start` itself if there is nothing to read.
+
+    Args:
+        start: The end of the batch before.
+        waiting: All epochs after `start` that the hub has committed up to `read_to`, in the hub's order.
+        read_to: The hub's number of a commit.
+        limit: The maximum size of the batch.
+    """
+    taken = limit.take(waiting)
+    if not taken:
+        return start
+    nodes, finished, times_us = dict(start.nodes), set(start.finished), dict[str, int]()
+    for entry in taken:
+        nodes[entry.node] = entry.epoch
+        (finished.add if is_finished(entry) else finished.discard)(entry.node)
+        times_us[entry.node] = max(times_us.get(entry.node, TIME_MIN_US), declared_us(entry))
+    # A node without news was no further back than the watermark. A finished one counts only with what it declared before.
+    reached_us = [
+        times_us.get(node, start.watermark_us)
+        for node in nodes
+        if node not in finished or times_us.get(node, TIME_MIN_US) > TIME_MIN_US
+    ]
+    return Offset(
+        nodes=nodes,
+        finished=frozenset(finished),
+        seq=max(start.seq, read_to if len(taken) == len(waiting) else waiting[len(taken)].seq - 1),
+        watermark_us=max([start.watermark_us, *([min(reached_us)] if reached_us else [])]),
+    )
+
+
+def find_lost(start: Offset, end: Offset, found: Iterable[StreamEpoch]) -> list[Gap]:
+    """The epochs of a planned batch that are not among those found."""
+    entries = list(found)
+    lost = find_gaps(start.nodes, entries)
+    newest = {**start.nodes, **{entry.node: entry.epoch for entry in entries}}
+    for node, epoch in sorted(end.nodes.items()):
+        if newest.get(node, 0) < epoch:
+            lost.append(Gap(node=node, first=newest.get(node, 0) + 1, last=epoch))
+    return lost
+
+
+class BatchPlanner:
+    """Plans the batches of one query. One thread, in the process beside the driver. Fetches no rows.
+
+    Every call may raise `HubAwayError` and change nothing.
+    """
+
+    def __init__(self, reader: StreamReader, *, fail_on_loss: bool = True) -> None:
+        self._reader = reader
+        self._fail_on_loss = fail_on_loss
+        self._start = Offset()
+        self._index = StreamIndex()
+        """Everything that was listed after `_start`."""
+
+    @property
+    def blobs(self) -> str | None:
+        """Where blobs can be read directly, if anywhere."""
+        return self._index.blobs
+
+    def newest_commit(self) -> int:
+        """The hub's number of the newest commit now."""
+        after = self._index.after
+        for page in self._reader.pages(after):
+            after = page.next
+        return after
+
+    def offset_of_end(self) -> Offset:
+        """The offset after everything that is there now."""
+        offset = Offset()
+        for page in self._reader.pages():
+            offset = next_offset(offset, page.epochs, read_to=page.next, limit=Limit())
+        return offset
+
+    def plan(self, start: Offset, limit: Limit, *, until: int | None = None, wait_s: float = 0.0) -> Offset:
+        """The end of the next batch; `start`: there is nothing to read.
+
+        Args:
+            start: The end of the batch before.
+            limit: The maximum size of the batch.
+            until: The number of the last commit to be read.
+            wait_s: Timeout for something to come, if nothing is there.
+        """
+        index = self._index_after(start)
+        waiting = index.unread(start.nodes)
+        while index.entries < EPOCHS_PER_BATCH_MAX and (until is None or index.after < until):
+            if len(limit.take(waiting)) < len(waiting):
+                break
+            page = self._reader.page(index.after, wait_s=0.0 if waiting else wait_s)
+            index.add(page)
+            waiting = index.unread(start.nodes)
+            if not page.more:
+                break
+        if until is not None:
+            waiting = [entry for entry in waiting if entry.seq <= until]
+        self._check_lost(find_gaps(start.nodes, waiting))
+        read_to = index.after if until is None else min(index.after, until)
+        return next_offset(start, waiting, read_to=read_to, limit=limit)
+
+    def epochs(self, start: Offset, end: Offset) -> list[StreamEpoch]:
+        """The epochs of a planned batch.
+
+        Raises:
+            SourceError: The hub no longer has some of them.
+        """
+        index, more = self._index_after(start), True
+        while True:
+            found = [entry for entry in index.unread(start.nodes) if entry.epoch <= end.nodes.get(entry.node, 0)]
+            lost = find_lost(start, end, found)
+            if not lost or not more:
+                break
+            page = self._reader.page(index.after)
+            index.add(page)
+            more = page.more or bool(page.epochs)
+        self._check_lost(lost)
+        return found
+
+    def _index_after(self, start: Offset) -> StreamIndex:
+        """The index of what follows an offset, and of nothing before it."""
+        if not start.covers(self._start) or start.seq > self._index.after:
+            self._index = StreamIndex(start.seq)
+        self._index.forget(start.nodes)
+        self._start = start
+        return self._index
+
+    def _check_lost(self, lost: Sequence[Gap]) -> None:
+        if not lost or not self._fail_on_loss:
+            return
+        shown = "; ".join(f"node {gap.node}: {gap.first} to {gap.last}" for gap in lost[:GAPS_SHOWN_MAX])
+        raise SourceError(
+            f"the hub no longer has epochs of {self._reader.title} that this query has not read "
+            f"({shown}{'; ...' if len(lost) > GAPS_SHOWN_MAX else ''}). "
+            "All consumers that the hub knows had passed them. To continue with what is there: option 'failOnDataLoss' = 'false'. To "
+            "make the hub keep what this query has not read: option 'consumer' with a name of its own."
+        )
+
+
+# The data source.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSetting:
-    """What the options say. Goes to the tasks, token and all; not into Spark's checkpoint."""
+    """The options. They are sent to the tasks, with the token, and are not in Spark's checkpoint."""
 
     address: HubAddress
     pipeline: str
@@ -77,13 +299,24 @@ class StreamSetting:
             fail_on_loss=flag(options, "failOnDataLoss", default=True),
         )
 
-    def tail(self) -> StreamTail:
-        """A view of the stream that has seen nothing yet."""
-        return StreamTail(client_of(self.address), self.pipeline, self.stream, fail_on_loss=self.fail_on_loss)
+    def reader(self) -> StreamReader:
+        """A reader of the stream."""
+        return StreamReader(client_of(self.address), self.pipeline, self.stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRead:
+    """One run to be read."""
+
+    node: str
+    epoch: int
+    digest: str
+    size_bytes: int
+    rows: int
 
 
 class RunShare(InputPartition):
-    """What one task reads."""
+    """The runs that one task reads."""
 
     def __init__(self, reads: Sequence[RunRead], blobs: str | None) -> None:
         super().__init__(None)
@@ -96,22 +329,22 @@ class HubSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name in `format(...)`."""
         return HUB_FORMAT
 
     def schema(self) -> StructType:
-        """The columns of a new run, with `_node` and `_epoch` behind them. Called where the user gives no schema."""
+        """The columns of a recent run, then `_node` and `_epoch`. Called if the user gives no schema."""
         setting = StreamSetting.of(self.options)
-        tail = setting.tail()
-        entry = tail.example()
-        if entry is None:
+        reader = setting.reader()
+        example = reader.example()
+        if example is None:
             raise SchemaError(
                 f"stream {setting.stream} of pipeline {setting.pipeline} has no rows at the hub at {setting.address.url} yet, so "
                 "its columns are not known. Check both names (`fordstone streams`), or give the columns: "
                 '.schema("device string, temp double").'
             )
-        run = entry.runs[-1]
-        stored = stored_columns(client_of(setting.address).read_blob(run, tail.blobs))
+        entry, blobs = example
+        stored = stored_columns(reader.blob(entry.runs[-1], reader.title, blobs))
         return with_metadata(spark_columns(stored)) if setting.metadata else spark_columns(stored)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -124,12 +357,12 @@ class HubSource(DataSource):
 
 
 def with_metadata(columns: StructType) -> StructType:
-    """The columns and ours behind them."""
+    """The columns, then `_node` and `_epoch`."""
     taken = [name for name in (NODE, EPOCH) if name in columns.fieldNames()]
     if taken:
         raise SchemaError(
-            f"the stream has a column {taken[0]!r} of its own, which is where the source says whose a row is. Set option 'metadata' to "
-            "'false' to read the stream's."
+            f"the stream has a column {taken[0]!r} of its own, a name that this source uses for where a row comes from. Set option "
+            "'metadata' to 'false' to read the stream's."
         )
     return StructType([*columns.fields, StructField(NODE, StringType()), StructField(EPOCH, LongType())])
 
@@ -142,9 +375,9 @@ class HubBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """The runs, dealt out."""
-        tail = self._setting.tail()
-        return list(_shares(self._setting, patiently(tail.all), tail.blobs))
+        """One share of the runs per task."""
+        pages = list(self._setting.reader().pages())
+        return list(_shares(self._setting, [entry for page in pages for entry in page.epochs], pages[-1].blobs))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's runs."""
@@ -153,49 +386,47 @@ class HubBatchReader(DataSourceReader):
 
 
 class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Epochs as they come."""
+    """Epochs as they are committed."""
 
     def __init__(self, setting: StreamSetting, schema: StructType) -> None:
         self._setting = setting
         self._schema = schema
-        self._tail: StreamTail | None = None
+        self._planner: BatchPlanner | None = None
         self._until: int | None = None
         self._registered = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Before all that the hub keeps, or behind it. Called for a new checkpoint only."""
-        return (patiently(self._known().skipped) if self._setting.latest else Offset()).to_json()
+        """Before everything that the hub keeps, or after it. Called for a new checkpoint only."""
+        return (self._plans().offset_of_end() if self._setting.latest else Offset()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What the options say, as far as Spark has words for it: `latestOffset` holds to all of them."""
+        """The options, as far as Spark has classes for them: `latestOffset` keeps to all of them."""
         limit = self._setting.limit
         if limit.rows is not None:
             return ReadMaxRows(limit.rows)
         return ReadAllAvailable() if limit.size_bytes is None else ReadMaxBytes(limit.size_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read what is committed now and no more. A hub that stays away fails the query, which would else end with nothing done."""
-        self._until = patiently(self._known().end)
+        """Read only what is committed now. If the hub stays away, the query fails, since it would end with nothing done."""
+        self._until = self._plans().newest_commit()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The end of the next batch; the start itself: nothing to do, or the hub is away."""
         offset = Offset.from_json(start)
         allowed = self._limit(limit)
+        if self._until is not None:
+            return self._setting.reader().retry(lambda: self._latest(offset, allowed)).to_json()
         try:
-            if self._until is not None:
-                return patiently(lambda: self._latest(offset, allowed)).to_json()
             return self._latest(offset, allowed).to_json()
         except HubAwayError as error:
-            if self._until is not None:
-                raise
             log.warning("hub away", extra={"problem": str(error)})
             return offset.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The batch between two offsets, dealt out to tasks. After a restart those may be of the query before."""
-        tail = self._known()
-        entries = patiently(lambda: tail.batch(Offset.from_json(start), Offset.from_json(end)))
-        return _shares(self._setting, entries, tail.blobs)
+        """One share of the batch per task. After a restart the batch may have been planned by the previous run."""
+        planner, first, last = self._plans(), Offset.from_json(start), Offset.from_json(end)
+        entries = self._setting.reader().retry(lambda: planner.epochs(first, last))
+        return _shares(self._setting, entries, planner.blobs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's runs."""
@@ -204,25 +435,23 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from _rows(self._setting, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the hub that this query will never ask for these epochs again, if it goes by a name."""
-        self._tell(Offset.from_json(end))
+        """Report to the hub, if the query has a consumer name, that it will never ask for these epochs again."""
+        self._acknowledge(Offset.from_json(end))
 
     def _latest(self, start: Offset, limit: Limit) -> Offset:
         if not self._registered:
-            # Before the first look, so that nothing goes between looking and reading.
-            self._registered = self._tell(start)
+            # Before the first listing, so that the hub keeps what was listed.
+            self._registered = self._acknowledge(start)
         wait_s = WAIT_SECONDS if self._until is None else 0.0
-        return self._known().latest(start, limit, until=self._until, wait_s=wait_s)
+        return self._plans().plan(start, limit, until=self._until, wait_s=wait_s)
 
-    def _tell(self, offset: Offset) -> bool:
-        setting = self._setting
-        if setting.consumer is None:
+    def _acknowledge(self, offset: Offset) -> bool:
+        if self._setting.consumer is None:
             return True
-        position = ConsumerPosition(streams={setting.stream: dict(offset.nodes)})
         try:
-            client_of(setting.address).consumer(setting.pipeline, setting.consumer, position)
+            self._setting.reader().acknowledge(self._setting.consumer, offset.nodes)
         except HubAwayError:
-            return False  # the next call says more
+            return False  # the next call reports more
         return True
 
     def _limit(self, limit: ReadLimit) -> Limit:
@@ -236,38 +465,43 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             case _:
                 return Limit()
 
-    def _known(self) -> StreamTail:
+    def _plans(self) -> BatchPlanner:
         # Not in `__init__`: Spark sends this object to its tasks.
-        if self._tail is None:
-            self._tail = self._setting.tail()
-        return self._tail
+        if self._planner is None:
+            self._planner = BatchPlanner(self._setting.reader(), fail_on_loss=self._setting.fail_on_loss)
+        return self._planner
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tail": None}
+        return self.__dict__ | {"_planner": None}
+
+
+def reads_of(entries: Iterable[StreamEpoch]) -> list[RunRead]:
+    """The runs of these epochs that have rows."""
+    return [
+        RunRead(node=entry.node, epoch=entry.epoch, digest=run.digest, size_bytes=run.size_bytes, rows=run.rows)
+        for entry in entries
+        for run in entry.runs
+        if run.rows
+    ]
 
 
 def _shares(setting: StreamSetting, entries: Sequence[StreamEpoch], blobs: str | None) -> list[RunShare]:
     reads = reads_of(entries)
     size_bytes = sum(read.size_bytes for read in reads)
     tasks = setting.tasks or max(len(os.sched_getaffinity(0)), -(-size_bytes // TASK_BYTES))
-    return [RunShare(hand, blobs) for hand in assign(reads, tasks)]
+    shares = balance(reads, tasks, lambda read: read.size_bytes)
+    return [RunShare(sorted(share, key=lambda read: (read.node, read.epoch)), blobs) for share in shares]
 
 
 def _rows(setting: StreamSetting, schema: StructType, share: RunShare) -> Iterator[pa.RecordBatch]:
-    client = client_of(setting.address)
+    reader = setting.reader()
 
     def fetched() -> Iterator[RunRows]:
         for read in share.reads:
             where = f"epoch {read.epoch} of node {read.node} in stream {setting.stream}"
             constants = {NODE: pa.scalar(read.node), EPOCH: pa.scalar(read.epoch)} if setting.metadata else {}
             ref = RunRef(digest=read.digest, size_bytes=read.size_bytes, rows=read.rows)
-            try:
-                data = patiently(lambda ref=ref: client.read_blob(ref, share.blobs))  # type: ignore[misc]  # mypy cannot tell it
-            except HubRefusedError as error:
-                raise SourceError(
-                    f"{where} cannot be read: {error} If the hub has let it go meanwhile, start the query again; with option "
-                    "'consumer' the hub waits for this query."
-                ) from error
+            data = reader.retry(lambda: reader.blob(ref, where, share.blobs))  # noqa: B023 - called at once
             yield RunRows(data=data, where=where, constants=constants)
 
     yield from record_batches(fetched(), arrow_columns(schema))

@@ -1,12 +1,12 @@
 """Format `fordstone-state`: the newest state that nodes have checkpointed at a hub, as a table of anybody's PySpark job.
 
-Of each node its newest checkpoint counts; nodes are not at the same epoch. Rows are as they are stored, partial aggregates and all;
-of a table, which is stored as changes, each key's newest row. One state of one step is read at a time.
+The newest checkpoint of each node is read; nodes are not at the same epoch. Rows are those that are stored, partial aggregates
+included; of a table, which is stored as changes, the newest row of each key. One state of one step is read at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,14 +22,14 @@ from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.epochs.sealed import decode_manifest
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.client import HubClient, retry
 from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan.ids import checked_name
 from fordstone.plan.plan import Plan, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
-from fordstone.spark.formats.access import Options, address_of, client_of, flag, named, patiently
+from fordstone.spark.formats.options import Options, address_of, client_of, columns, flag, named
 from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
 from fordstone.state.base import RunRef
 from fordstone.state.table import DELETED
@@ -49,7 +49,7 @@ _SHOWN_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSetting:
-    """What the options say."""
+    """The options."""
 
     address: HubAddress
     pipeline: str
@@ -70,7 +70,7 @@ class StateSetting:
             node=None if node is None else checked_name(node, "node"),
             step=options.get("step"),
             state=options.get("state"),
-            key=tuple(name.strip() for name in options.get("key", "").split(",") if name.strip()),
+            key=columns(options, "key"),
             plan=options.get("plan"),
             metadata=flag(options, "metadata", default=True),
         )
@@ -92,11 +92,11 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name in `format(...)`."""
         return STATE_FORMAT
 
     def schema(self) -> StructType:
-        """The state's columns behind ours, as they stand in a run."""
+        """The metadata columns, then those of the state as they are stored."""
         setting = StateSetting.of(self.options)
         client = client_of(setting.address)
         found = states(setting, manifests(setting, client))
@@ -107,15 +107,15 @@ class StateSource(DataSource):
                 "Read it later, or give the columns: .schema(...)."
             )
         stored = stored_columns(client.read_blob(run))
-        columns = spark_columns(pa.schema([column for column in stored if column.name != DELETED]))
+        found_columns = spark_columns(pa.schema([column for column in stored if column.name != DELETED]))
         if not setting.metadata:
-            return columns
-        taken = sorted(set(METADATA.fieldNames()) & set(columns.fieldNames()))
+            return found_columns
+        taken = sorted(set(METADATA.fieldNames()) & set(found_columns.fieldNames()))
         if taken:
             raise SchemaError(
                 f"the state has a column {taken[0]!r} of its own. Set option 'metadata' to 'false' to read it."
             )
-        return StructType([*METADATA.fields, *columns.fields])
+        return StructType([*METADATA.fields, *found_columns.fields])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
@@ -123,27 +123,27 @@ class StateSource(DataSource):
 
 
 class StateReader(DataSourceReader):
-    """Reads what was newest when the job was planned."""
+    """Reads the checkpoints that were newest when the job was planned."""
 
     def __init__(self, setting: StateSetting, schema: StructType) -> None:
         self._setting = setting
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """One task for each subtask of each node.
+        """One task per subtask of each node.
 
         Raises:
             ConfigError: The state is a table in several runs, and nothing says which rows are of the same key.
         """
         client = client_of(self._setting.address)
-        found = states(self._setting, patiently(lambda: manifests(self._setting, client)))
+        found = states(self._setting, retry(lambda: manifests(self._setting, client)))
         run = next((run for _, runs in found for run in runs.runs), None)
         if run is None:
             return []
-        stored = stored_columns(patiently(lambda: client.read_blob(run)))
+        stored = stored_columns(retry(lambda: client.read_blob(run)))
         tabular = DELETED in stored.names
         if tabular and any(len(runs.runs) > 1 for _, runs in found):
-            self._check_folding([manifest for manifest, _ in found], found[0][1], stored)
+            self._check_key([manifest for manifest, _ in found], found[0][1], stored)
         return [
             StateShare(manifest.node, manifest.epoch, runs, tabular=tabular) for manifest, runs in found if runs.runs
         ]
@@ -161,12 +161,12 @@ class StateReader(DataSourceReader):
         where = f"state {runs.state} of step {runs.step} of node {partition.node} at epoch {partition.epoch}"
 
         def rows() -> Iterator[RunRows]:
-            for data in self._folded(client, runs) if partition.tabular else _stored(client, runs):
+            for data in self._table(client, runs) if partition.tabular else _stored(client, runs):
                 yield RunRows(data=data, where=where, constants=constants)
 
         yield from record_batches(rows(), arrow_columns(self._schema))
 
-    def _check_folding(self, held: Sequence[Manifest], runs: StateRuns, stored: pa.Schema) -> None:
+    def _check_key(self, held: Sequence[Manifest], runs: StateRuns, stored: pa.Schema) -> None:
         setting = self._setting
         if setting.plan is not None:
             plan = edge_plan(setting.plan)
@@ -179,19 +179,19 @@ class StateReader(DataSourceReader):
             return
         missing = [name for name in setting.key if stored.get_field_index(name) < 0]
         if missing or not setting.key:
-            columns = ", ".join(name for name in stored.names if name != DELETED)
+            names = ", ".join(name for name in stored.names if name != DELETED)
             raise ConfigError(
                 f"state {runs.state} of step {runs.step} is a table, stored as changes, and "
                 + (f"it has no column {missing[0]!r}" if missing else "nothing says which columns are its key")
-                + f". Set option 'key' to those of its columns that are ({columns}), or option 'plan' to "
+                + f". Set option 'key' to those of its columns that are ({names}), or option 'plan' to "
                 "pipeline.plan().to_json()."
             )
 
-    def _folded(self, client: HubClient, runs: StateRuns) -> Iterator[bytes]:
+    def _table(self, client: HubClient, runs: StateRuns) -> Iterator[bytes]:
         frames = [decode_run(_blob(client, run), run) for run in runs.runs]
-        # A run has a key once, so there is nothing to fold, and nobody has to say what the key is.
-        folded = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._combine(runs)(frames, oldest=True)
-        yield bytes(encode_run(folded, "none")[1])
+        # A run has each key once, so a single run needs no merging and no key.
+        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._combine(runs)(frames, oldest=True)
+        yield bytes(encode_run(table, "none")[1])
 
     def _combine(self, runs: StateRuns) -> Combine:
         if self._setting.plan is None:
@@ -219,7 +219,7 @@ def edge_plan(text: str) -> Plan:
 
 
 def manifests(setting: StateSetting, client: HubClient) -> list[Manifest]:
-    """The newest checkpoint of every node, or of the one that is asked for.
+    """The newest checkpoint of every node, or of the one in the options.
 
     Raises:
         SourceError: There is none.
@@ -236,17 +236,17 @@ def manifests(setting: StateSetting, client: HubClient) -> list[Manifest]:
     if not found:
         where = f"node {setting.node}" if setting.node is not None else "any node"
         raise SourceError(
-            f"the hub at {setting.address.url} has no checkpoint of pipeline {setting.pipeline} on {where}. `fordstone nodes` shows "
-            "which it knows; a node that runs with --no-hub-state sends none."
+            f"the hub at {setting.address.url} has no checkpoint of pipeline {setting.pipeline} on {where}. `fordstone nodes` lists "
+            "its nodes; a node that runs with --no-hub-state sends none."
         )
     return found
 
 
 def states(setting: StateSetting, found: Sequence[Manifest]) -> list[tuple[Manifest, StateRuns]]:
-    """The state that is asked for, of every subtask of every node.
+    """The state in the options, of every subtask of every node.
 
     Raises:
-        ConfigError: There is none such, or several.
+        ConfigError: No state fits the options, or several do.
     """
     chosen = [
         (manifest, runs)
@@ -270,5 +270,4 @@ def _stored(client: HubClient, runs: StateRuns) -> Iterator[bytes]:
 
 
 def _blob(client: HubClient, run: RunRef) -> bytes:
-    call: Callable[[], bytes] = lambda: client.read_blob(run)  # noqa: E731 - bound to this run
-    return patiently(call)
+    return retry(lambda: client.read_blob(run))

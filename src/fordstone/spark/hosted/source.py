@@ -30,6 +30,7 @@ from fordstone.errors import CheckpointError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS, DeadLetters
@@ -188,14 +189,8 @@ class Share(InputPartition):
 
 
 def assign(reads: Sequence[PartitionRead], tasks: int) -> list[list[PartitionRead]]:
-    """Reads for so many tasks: large ones first, each to the task with least. There is always one task."""
-    hands: list[list[PartitionRead]] = [[] for _ in range(min(tasks, max(1, len(reads))))]
-    sizes = [0] * len(hands)
-    for read in sorted(reads, key=lambda read: read.position - read.until):
-        least = sizes.index(min(sizes))
-        hands[least].append(read)
-        sizes[least] += read.until - read.position
-    return hands
+    """Spread reads evenly over at most `tasks` tasks. There is always one task."""
+    return balance(reads, tasks, lambda read: read.until - read.position) or [[]]
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -34,7 +34,7 @@ from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
-from fordstone.runtime.chain import Chain, Link, Onward
+from fordstone.runtime.chain import Chain, Link, TaskOutput
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.hosted.packing import Packer
 
@@ -168,20 +168,20 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
     for name in host.members:
         step = plan.step(name)
         inside: dict[str, list[str]] = defaultdict(list)
-        onward: dict[str, list[Onward]] = defaultdict(list)
+        outgoing: dict[str, list[TaskOutput]] = defaultdict(list)
         more: list[Link] = []
         if isinstance(step, p.Sink):
-            onward[MAIN].append(ToSink(packer, stages.sinks.index(name)))
+            outgoing[MAIN].append(ToSink(packer, stages.sinks.index(name)))
         for consumer, index, stream in plan.feeds(name):
             if isinstance(consumer, p.KeyedStep):
                 out = ToKeyed(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
                 feeder = make_feeder(consumer, index, setting)
                 if feeder is None:
-                    onward[stream.port].append(out)
+                    outgoing[stream.port].append(out)
                 else:
                     fed = f"{consumer.name}/feed{index}/{name}"
                     inside[stream.port].append(fed)
-                    more.append(Link(fed, feeder, onward={MAIN: [out]}))
+                    more.append(Link(fed, feeder, outputs={MAIN: [out]}))
             elif consumer.name not in members:
                 raise AssertionError(f"{consumer.name} is behind {name}, but not with it")
             elif isinstance(consumer, p.Union) and consumer.name in setting.with_ids:
@@ -192,7 +192,7 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
                         more.append(Link(tag, TagBranch(branch), links={MAIN: [consumer.name]}))
             else:
                 inside[stream.port].append(consumer.name)
-        links += [Link(name, make_operator(step, setting), links=inside, onward=onward), *more]
+        links += [Link(name, make_operator(step, setting), links=inside, outputs=outgoing), *more]
     return Chain(links, [host.name], subtask=0)
 
 

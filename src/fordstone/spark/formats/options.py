@@ -1,44 +1,37 @@
-"""ReadPlan a hub by the options of a data source, and be patient with it.
+"""The options of Fordstone's data sources, and the client of the hub that they name.
 
-The options are read on the driver's machine: tasks get the address with the token in it, not the file that the token was in.
+The options are read on the driver's machine: tasks get the address with the token in it, and not the file of the token.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from fordstone.errors import ConfigError, HubAwayError
+from fordstone.errors import ConfigError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.plan.ids import checked_name
 
-PATIENCE_SECONDS: Final = 60.0
-"""So long a hub may be away where something was promised already: a planned batch, a commit."""
-PAUSE_SECONDS: Final = 0.1
-PAUSE_SECONDS_MAX: Final = 5.0
 CLIENTS_MAX: Final = 16
-"""So many hubs (and tokens) a Python process keeps connections to."""
+"""Maximum number of hubs (and tokens) to which a Python process keeps connections."""
 TOKEN_VARIABLE: Final = "FORDSTONE_HUB_TOKEN"  # noqa: S105 - the name of it, not a secret
 HUB_VARIABLE: Final = "FORDSTONE_HUB"
 _TRUE: Final = frozenset({"true", "yes", "1", "on"})
 _FALSE: Final = frozenset({"false", "no", "0", "off"})
 
 Options = Mapping[str, str]
-"""As Spark hands them to a data source: names without regard to case."""
-_T = TypeVar("_T")
+"""As Spark passes them to a data source: names are case-insensitive."""
 
 
 def address_of(options: Options) -> HubAddress:
-    """The hub that the options name, with the token from wherever they say.
+    """The hub and the token that the options name.
 
     Raises:
-        ConfigError: There is none, it makes no sense, or the token cannot be read.
+        ConfigError: There is none, it is malformed, or the token cannot be read.
     """
     url = options.get("hub") or os.environ.get(HUB_VARIABLE)
     if not url:
@@ -65,11 +58,16 @@ def _token(options: Options) -> str | None:
 
 
 def named(options: Options, name: str, *, example: str) -> str:
-    """An option that is a name and has to be there."""
+    """A required option that is a name."""
     value = options.get(name)
     if not value:
         raise ConfigError(f'option {name!r} is not set: .option("{name}", "{example}").')
     return checked_name(value, name)
+
+
+def columns(options: Options, name: str) -> tuple[str, ...]:
+    """An option that names columns, separated by commas."""
+    return tuple(part.strip() for part in options.get(name, "").split(",") if part.strip())
 
 
 def flag(options: Options, name: str, *, default: bool) -> bool:
@@ -83,37 +81,16 @@ def flag(options: Options, name: str, *, default: bool) -> bool:
 
 
 def count(options: Options, name: str) -> int | None:
-    """An option that is a number from 1 on; None: not set."""
+    """An option that is a number of at least 1; None: not set."""
     value = options.get(name)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit()) or int(value) < 1:
-        raise ConfigError(f"option {name!r} is {value!r}; it is a whole number from 1 on.")
+        raise ConfigError(f"option {name!r} is {value!r}; it has to be a whole number of at least 1.")
     return int(value)
 
 
 @lru_cache(maxsize=CLIENTS_MAX)
 def client_of(address: HubAddress) -> HubClient:
-    """The client of this Python process, which is reused from task to task with its connections."""
+    """The client of this Python process; tasks share it and its connections."""
     return HubClient(address)
-
-
-def patiently(
-    call: Callable[[], _T],
-    *,
-    seconds: float = PATIENCE_SECONDS,
-    sleep: Callable[[float], None] = time.sleep,
-    clock_s: Callable[[], float] = time.monotonic,
-) -> _T:
-    """What the call gives, tried again while the hub is away and time is left; then its `HubAwayError`."""
-    end, pause = clock_s() + seconds, PAUSE_SECONDS
-    while True:
-        try:
-            return call()
-        except HubAwayError as error:
-            asked_s = getattr(error, "retry_after_s", None) or 0.0
-            wait = max(asked_s, pause * (0.5 + random.random() / 2))  # noqa: S311 - so that tasks do not come all at once
-            if clock_s() + wait > end:
-                raise
-        sleep(wait)
-        pause = min(2 * pause, PAUSE_SECONDS_MAX)

@@ -7,10 +7,11 @@ import pytest
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
 from fordstone.connectors.base import ConnectorSpec, Delivery, SinkStream
-from fordstone.connectors.control_publish import SNAPSHOT_EVERY, ControlSink, HubIsAwayError
+from fordstone.connectors.control import ControlSink, HubIsAwayError
 from fordstone.connectors.registry import open_sink, sink_delivery
 from fordstone.epochs.run_file import decode_run
-from fordstone.errors import ConfigError, FencedError, HubRefusedError, StorageError
+from fordstone.errors import ConfigError, FencedError, HubRefusedError, SinkError, StorageError
+from fordstone.hub.client.publisher import SNAPSHOT_EVERY
 from fordstone.hub.messages import ControlPublish, ControlVersion
 from fordstone.operators.base import OP
 
@@ -119,12 +120,12 @@ def test_who_was_followed_by_another_owner_is_fenced():
     assert table_of(hub) == {"a": 2.0}
 
 
-def test_other_refusals_are_told_as_they_are():
+def test_other_refusals_are_errors_of_the_sink():
     class Closed(FakeHub):
         def put_blob(self, digest: str, data: bytes) -> None:
             raise HubRefusedError("not allowed", status=403, code="forbidden")
 
-    with pytest.raises(HubRefusedError, match="not allowed"):
+    with pytest.raises(SinkError, match="not allowed"):
         sink_of(Closed()).release(1, rows(a=1.0))
 
 
