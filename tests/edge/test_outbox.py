@@ -39,10 +39,9 @@ def nothing(_: int) -> None:
 
 
 def opened(disk: MemoryDisk, sealed: int = 0, find: Callable[[int], Found | None] = nothing, **options) -> Outbox:
-    rebuilding = options.pop("rebuilding", 0)
     disk.make_dirs(HOME)
     outbox = Outbox(disk, HOME, **{"bytes_max": 1 << 30} | options)
-    outbox.begin(sealed, find, rebuilding=rebuilding)
+    outbox.begin(sealed, find)
     return outbox
 
 
@@ -103,15 +102,6 @@ def test_the_last_epoch_that_a_crash_kept_out_is_found_again():
     disk = MemoryDisk()
     opened(disk).add(entry(1))
     again = opened(disk, sealed=2, find=lambda epoch: Found(entry(epoch), exact=True))
-    assert waiting(again) == [1, 2]
-
-
-def test_an_epoch_that_is_computed_again_is_left_to_be_added():
-    disk = MemoryDisk()
-    opened(disk).add(entry(1))
-    again = opened(disk, sealed=2, rebuilding=1)
-    assert waiting(again) == [1]
-    again.add(entry(2))
     assert waiting(again) == [1, 2]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.simulation.simulator import SimClock
 
 from fordstone.edge.link import sender as parcel
-from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.outbox import Found, Outbox
 from fordstone.edge.link.owner import Owner
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns
@@ -124,9 +124,12 @@ class Node:
         self.store = CheckpointStore(self.disk, pipeline=PIPELINE, node=NODE, compression="none", keep=2)
         self.outbox = Outbox(self.disk, f"{PIPELINE}/{NODE}", bytes_max=1 << 30, compact_bytes_min=2000)
         epochs = self.store.epochs()
-        self.outbox.begin(max(epochs, default=0), lambda _: None, rebuilding=1 if epochs else 0)
-        if epochs and epochs[-1] > self.outbox.newest:
-            self.outbox.add(entry_of(self.store.manifest(epochs[-1])))
+
+        def find(epoch: int) -> Found | None:
+            """The last epoch may have been sealed just before the crash."""
+            return Found(entry_of(self.store.manifest(epoch)), exact=True) if epoch == epochs[-1] else None
+
+        self.outbox.begin(max(epochs, default=0), find)
         self.sender = Sender(
             hub=self.hub,
             outbox=self.outbox,

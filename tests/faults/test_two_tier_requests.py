@@ -300,6 +300,7 @@ def recorded(fleet: Fleet, proxy: Proxy) -> Part:
     fleet.feeds["north"].write(120)
     node = fleet.node("north", url=proxy.url)
     fleet.feed_until(node, lambda: len(proxy.commits()) >= EPOCHS, f"{EPOCHS} commits")
+    assert node.running, node.errors()
     return node
 
 

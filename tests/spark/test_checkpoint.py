@@ -152,7 +152,9 @@ def test_an_offset_log_of_another_query_is_found_out(tmp_path: Path, input_file:
     query.run()
     logged = json.loads(query.location.offset(0))
     query.location.write("offsets", 1, json.dumps(logged))
-    with pytest.raises(CheckpointError, match="batch of epoch 2 tells of 1: the checkpoint location has been mixed up"):
+    with pytest.raises(
+        CheckpointError, match="batch of epoch 2 has the work of 1: the checkpoint location has been mixed up"
+    ):
         spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").step()
 
 
@@ -263,10 +265,10 @@ def mark(request: pytest.FixtureRequest, tmp_path: Path) -> StopMark:
 
 def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: StopMark):
     other = StopMark(mark.checkpoint)
-    assert not other.stands()
-    mark.put()
-    mark.put()
-    assert other.stands()
-    mark.take_away()
-    mark.take_away()
-    assert not other.stands()
+    assert not other.is_set()
+    mark.set()
+    mark.set()
+    assert other.is_set()
+    mark.clear()
+    mark.clear()
+    assert not other.is_set()

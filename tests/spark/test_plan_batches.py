@@ -1,4 +1,4 @@
-"""The work of a batch and the cut behind it: facts that do not fit are refused, time is the same however it was told.
+"""The work of a batch and the cut after it: facts that do not fit are refused, and time does not depend on how it was reported.
 
 What the next batch reads: how much of which partition, what joins, falls idle, comes back and ends.
 """
@@ -31,7 +31,7 @@ from fordstone.spark.hosted.plan_batches import (
     Planner,
     SourceClock,
     Work,
-    cut_behind,
+    cut_after,
     first_offset,
     offset_of,
     partition_watermark_us,
@@ -128,7 +128,7 @@ class Plans:
             )
             for read in work.reads
         ]
-        self.cut = cut_behind(self.cut, work, facts, {"s": LATENESS_US})
+        self.cut = cut_after(self.cut, work, facts, {"s": LATENESS_US})
         self.epoch = work.epoch
         return work
 
@@ -526,7 +526,7 @@ def before(epoch: int = 1, **partitions: PartitionCut) -> Cut:
 
 
 def test_the_cut_has_what_was_read_and_what_was_not() -> None:
-    cut = cut_behind(
+    cut = cut_after(
         before(a=PartitionCut(position=3, max_time_us=50), b=PartitionCut(position=9, max_time_us=30)),
         work(read("a", 3, 8), epoch=2, clocks={"s": clock(7, least_us=20)}),
         [fact("a", 90)],
@@ -549,33 +549,33 @@ def test_the_cut_has_what_was_read_and_what_was_not() -> None:
 def test_work_and_facts_give_the_same_cut_in_any_order() -> None:
     done = work(read("a"), read("b"), read("c"))
     facts = [fact("a", 30), fact("b", 20), fact("c", 40)]
-    assert len({msgspec.json.encode(cut_behind(None, done, some, LATENESS)) for some in permutations(facts)}) == 1
+    assert len({msgspec.json.encode(cut_after(None, done, some, LATENESS)) for some in permutations(facts)}) == 1
 
 
 def test_a_fact_that_is_missing_is_refused() -> None:
-    with pytest.raises(DamagedError, match="nothing was heard of s b"):
-        cut_behind(None, work(read("a"), read("b")), [fact("a", 1)], LATENESS)
+    with pytest.raises(DamagedError, match="no task reported s b"):
+        cut_after(None, work(read("a"), read("b")), [fact("a", 1)], LATENESS)
 
 
 def test_a_fact_that_the_work_does_not_say_is_refused() -> None:
     with pytest.raises(DamagedError, match=r"\('s', 'b'\) was read, which the work does not say"):
-        cut_behind(None, work(read("a")), [fact("a", 1), fact("b", 1)], LATENESS)
+        cut_after(None, work(read("a")), [fact("a", 1), fact("b", 1)], LATENESS)
 
 
 def test_a_fact_of_a_source_that_is_called_otherwise_is_refused() -> None:
-    with pytest.raises(DamagedError, match="nothing was heard of s a"):
-        cut_behind(None, work(read("a")), [fact("a", 1, source="t")], LATENESS)
+    with pytest.raises(DamagedError, match="no task reported s a"):
+        cut_after(None, work(read("a")), [fact("a", 1, source="t")], LATENESS)
 
 
 @pytest.mark.parametrize("epoch", [1, 3, 9])
 def test_a_cut_that_is_not_the_one_before_is_refused(epoch: int) -> None:
     with pytest.raises(DamagedError, match=f"the cut before it is that of {epoch}"):
-        cut_behind(before(epoch), work(epoch=3 if epoch != 3 else 2), [], LATENESS)
+        cut_after(before(epoch), work(epoch=3 if epoch != 3 else 2), [], LATENESS)
 
 
 def test_a_partition_that_ended_counts_no_longer_where_input_is_bounded() -> None:
     done = work(read("a", ended=True), read("b"), bounded=True)
-    cut = cut_behind(None, done, [fact("a", 5), fact("b", 100)], LATENESS)
+    cut = cut_after(None, done, [fact("a", 5), fact("b", 100)], LATENESS)
     assert cut.sources["s"].watermark_us == 90
     assert cut.sources["s"].partitions["a"].done
     assert not cut.ended
@@ -583,7 +583,7 @@ def test_a_partition_that_ended_counts_no_longer_where_input_is_bounded() -> Non
 
 def test_a_file_that_never_grows_counts_with_the_batch_in_which_it_ends() -> None:
     """Time stood still where each new file was read to its end by one batch."""
-    cut = cut_behind(None, work(read("a", ended=True)), [fact("a", 100)], LATENESS)
+    cut = cut_after(None, work(read("a", ended=True)), [fact("a", 100)], LATENESS)
     assert cut.sources["s"].watermark_us == 90
     assert cut.sources["s"].partitions["a"].done
     assert not cut.ended
@@ -592,17 +592,17 @@ def test_a_file_that_never_grows_counts_with_the_batch_in_which_it_ends() -> Non
 def test_the_end_of_every_source_is_the_end() -> None:
     clocks = {"s": clock(state=SourceState.ENDED), "t": clock(state=SourceState.ENDED)}
     done = work(read("a", ended=True), clocks=clocks, bounded=True)
-    cut = cut_behind(None, done, [fact("a", 5)], LATENESS)
+    cut = cut_after(None, done, [fact("a", 5)], LATENESS)
     assert cut.ended
     assert {source.watermark_us for source in cut.sources.values()} == {TIME_MAX_US}
-    assert not cut_behind(
+    assert not cut_after(
         None, work(clocks={"s": clock(state=SourceState.ENDED), "t": clock()}, bounded=True), [], LATENESS
     ).ended
 
 
 def test_an_idle_source_keeps_its_time() -> None:
     changed = {"s": {"a": PartitionCut(position=3, max_time_us=50, idle=True)}}
-    cut = cut_behind(
+    cut = cut_after(
         before(a=PartitionCut(position=3)),
         work(epoch=2, clocks={"s": clock(7, SourceState.IDLE)}, changed=changed),
         [],
@@ -620,13 +620,13 @@ def test_a_partition_that_comes_back_is_no_longer_idle_and_keeps_its_floor() -> 
         clocks={"s": clock(70)},
         changed={"s": {"a": PartitionCut(position=3, max_time_us=50, floor_us=70)}},
     )
-    cut = cut_behind(known, done, [fact("a", 60)], LATENESS)
+    cut = cut_after(known, done, [fact("a", 60)], LATENESS)
     assert cut.sources["s"].partitions["a"] == PartitionCut(position=4, max_time_us=60, floor_us=70)
     assert cut.sources["s"].watermark_us == 70
 
 
 def test_time_never_goes_back() -> None:
-    cut = cut_behind(None, work(read("a"), clocks={"s": clock(1000)}), [fact("a", 5)], LATENESS)
+    cut = cut_after(None, work(read("a"), clocks={"s": clock(1000)}), [fact("a", 5)], LATENESS)
     assert cut.sources["s"].watermark_us == 1000
 
 

@@ -1,4 +1,4 @@
-"""Being told to stop, in the middle of a batch job. A stream that is told to stop: test_cli."""
+"""A signal to stop in the middle of a batch job. Of a stream: test_cli."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_signal_breaks_a_batch_job_off_and_nothing_is_let_out(spark: SparkSess
             os.kill(os.getpid(), signal.SIGINT)
 
     config = SparkConfig(state=tmp_path / "state", bounded=True)
-    with pytest.raises(TaskError, match="told to stop before the batch job was done: nothing was let out"):
+    with pytest.raises(TaskError, match="stopped before the batch job was done: nothing was released"):
         run_plan(p.plan(), p.functions, config, spark=spark, on_progress=on_progress)
     assert not list((tmp_path / "out").glob("epoch-*"))
     assert spark.range(3).count() == 3, "only the job was ended"

@@ -76,7 +76,7 @@ def run(
                 ):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {_told(error)}."
+                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {_describe(error)}."
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, restarts = count, restarts + 1
@@ -113,7 +113,7 @@ def _run_once(
                     plan, functions, config, environment, store, links.remote(), outbox=links.outbox
                 )
             except HubIsAwayError as error:
-                # The last epoch had rows for the hub, and nobody knows whether it took them.
+                # The last epoch had rows for the hub, and it is unknown whether it took them.
                 log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
                 if signals.wait(HUB_WAIT_SECONDS):
                     raise
@@ -206,6 +206,6 @@ def recovered_engine(
             return engine
 
 
-def _told(error: Exception) -> str:
-    """The error, and in which step it happened, which stands in its notes."""
+def _describe(error: Exception) -> str:
+    """The error, and the step that it happened in, which is in its notes."""
     return ", ".join([repr(error), *getattr(error, "__notes__", ())])

@@ -1,6 +1,6 @@
 """Fold the many small runs of a state into few.
 
-`merge_state` does it while the pipeline runs, behind the tasks; `merge_checkpoint` does it to a stored checkpoint when
+`merge_state` does it while the pipeline runs, beside the tasks; `merge_checkpoint` does it to a stored checkpoint when
 nothing runs. Which pieces are worth it and what folding means is the state's to say.
 
 Invariants: what older manifests name is not touched; a checkpoint has its old runs or its new ones, never a mixture.
@@ -94,7 +94,7 @@ def _rows(store: CheckpointStore, piece: Piece) -> pl.DataFrame:
         try:
             return piece.frame()
         except LookupError:
-            # The writer has just made it durable and let go of the rows.
+            # The writer has just made it durable and dropped the rows.
             pass
     ref = piece.ref
     if ref is None:

@@ -1,17 +1,11 @@
-"""The cut log: what decided each epoch, kept a second time beside the manifests.
+"""The cut log, a second record of what decided each epoch; and the directory for damaged files.
 
-One file, `cuts.jsonl`, appended to before each manifest and rewritten when it grows too long. When a manifest is
-damaged, its epoch is computed again from the cut that stands here. After each manifest a line says that the epoch is
-sealed: without it, a manifest that vanished would look like a commit that never happened.
+`cuts.jsonl` is appended to before each manifest. When a manifest is damaged, its epoch is replayed from the cut in this log. After
+each manifest a line records that the epoch is sealed: without it, a lost manifest would look like a commit that never happened.
 
-Invariants: a line counts only under its own checksum; the log never holds two cuts of one epoch by the time that
-epoch is sealed, so a damaged line can never bring an older, unsealed cut of the same epoch back to light; a cut is there
-only if the epoch before it is sealed.
-
-The place for what is damaged: nothing that might still tell something is deleted.
-
-Each checkpoint set aside gets a note, `<epoch>-<n>.json`, written before anything is moved. The note is also the
-durable word that the epoch was sealed, so the order matters: note first, then the files.
+Invariants: a line counts only under its own checksum; when an epoch is sealed the log holds one cut of it, so a damaged line never
+uncovers an older, unsealed cut; a cut is there only if the epoch before it is sealed. A damaged file is never deleted: the note
+that it was set aside, which also records that its epoch was sealed, is durable before the file moves.
 """
 
 from __future__ import annotations
@@ -22,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.epochs.manifest import Cut
-from fordstone.epochs.sealed import EPOCH_DIGITS, decode_cut, decode_sealed, encode_cut, encode_note, encode_sealed
+from fordstone.epochs.sealed import EPOCH_DIGITS, cut_of, encode_cut, encode_note, encode_sealed, sealed_of
 from fordstone.errors import DamagedError, StorageError
-from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints
+from fordstone.storage.journal import Journal, JournalContent, parse_journal
 
 
 class Aside:
@@ -103,7 +97,7 @@ class CutLogContent:
 
 
 class CutLog:
-    """Appends and finds cuts. Written by one thread at a time: whoever commits."""
+    """Appends and finds cuts. Written by one thread at a time, the one that commits."""
 
     def __init__(
         self,
@@ -111,47 +105,33 @@ class CutLog:
         directory: str,
         *,
         failpoints: Failpoints,
-        writer: AtomicWriter,
         max_bytes: int = CUT_LOG_MAX_BYTES,
     ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._path = f"{directory}/cuts.jsonl"
-        self._failpoints = failpoints
-        self._writer = writer
+        self._journal = Journal(disk, f"{directory}/cuts.jsonl", failpoints=failpoints, failpoint_kind="cut")
         self._max_bytes = max_bytes
         self._newest: int | None = None
-        self._size_bytes = 0
         self._rewrite_above_bytes = max_bytes
 
     def read(self) -> CutLogContent:
         """Every cut that can be read. Of two lines for one epoch the later one counts."""
-        try:
-            data = self._disk.read(self._path)
-        except FileNotFoundError:
-            return CutLogContent(cuts={}, damaged_lines=0)
-        return parse_cut_log(data)
+        return _content(self._journal.read())
 
     def note_sealed(self, epoch: int) -> None:
         """Say that an epoch is sealed. Called when its manifest is durable; this line is so with the next cut.
 
         Never fails: the manifest itself says the same, and this line only counts if that vanishes.
         """
-        line = b"\n" + encode_sealed(epoch) + b"\n"
         with contextlib.suppress(StorageError):
-            self._disk.append(self._path, line)
-            self._size_bytes += len(line)
+            self._journal.append(encode_sealed(epoch), sync=False)
 
     def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
         """Make the cut durable. Called before the manifest is.
 
-        Lines that a commit which never happened left behind (this epoch or later) go first. A rebuilt epoch only
+        Lines of a commit that never happened (this epoch or later) are removed first. A rebuilt epoch only
         mends its own line. `needed_from`: cuts of this epoch and later survive whatever the bound says.
         """
         if self._newest is None:
-            content = self.read()
-            self._newest = max(content.cuts, default=0)
-            self._size_bytes = self._measure()
+            self._newest = max(self.read().cuts, default=0)
         if cut.epoch > self._newest:
             self._append(cut)
         else:
@@ -160,11 +140,11 @@ class CutLog:
             if not (rebuilt and known.get(cut.epoch) == cut):
                 kept = [old for epoch, old in known.items() if (epoch != cut.epoch if rebuilt else epoch < cut.epoch)]
                 self._rewrite([*kept, cut], noted=content.noted if rebuilt else min(content.noted, cut.epoch - 1))
-        if self._size_bytes > self._rewrite_above_bytes:
+        if self._journal.size_bytes > self._rewrite_above_bytes:
             content = self.read()
             self._rewrite(self._fitting(content.cuts, needed_from), noted=content.noted)
             # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
-            self._rewrite_above_bytes = max(self._max_bytes, 2 * self._size_bytes)
+            self._rewrite_above_bytes = max(self._max_bytes, 2 * self._journal.size_bytes)
 
     def add(self, cuts: Iterable[Cut]) -> None:
         """Take in cuts of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
@@ -174,49 +154,34 @@ class CutLog:
             self._rewrite(list(together.values()), noted=content.noted)
 
     def mend(self, cuts: Iterable[Cut], aside: Aside) -> str | None:
-        """If there is damage, keep a copy aside and write the log anew with these cuts of whole manifests; says what was wrong."""
+        """If there is damage, keep a copy aside and rewrite the log with these cuts of whole manifests; return what was wrong."""
         content = self.read()
         cuts = list(cuts)
         missing = [cut.epoch for cut in cuts if cut.epoch not in content.cuts]
         if not missing and not content.damaged_lines:
             return None
         if content.damaged_lines:
-            aside.copy(self._path)
+            aside.copy(self._journal.path)
         self.add(cuts)
         return (
             f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
         )
 
     def output_of(self, epochs: range) -> set[str]:
-        """The digests of the runs that these epochs let out, as far as their cuts can be read."""
+        """The digests of the runs that these epochs released, as far as their cuts can be read."""
         found = (cut.segments for epoch, cut in self.read().cuts.items() if epoch in epochs)
         return {run.digest for segments in found for segment in segments for run in segment.runs}
 
     def _append(self, cut: Cut) -> None:
-        # Set before the write: after a failed one nobody knows whether the line is there, so the next try rewrites.
+        # Set before the write: after a failed one it is unknown whether the line is there, so the next try rewrites.
         self._newest = cut.epoch
-        # The newline in front ends whatever a crash has left of the line before.
-        line = b"\n" + encode_cut(cut) + b"\n"
-        fresh = not self._disk.exists(self._path)
-        self._disk.append(self._path, line)
-        self._failpoints.hit("cut.appended")
-        self._disk.fsync(self._path)
-        if fresh:
-            self._disk.fsync_dir(self._directory)
-        self._failpoints.hit("cut.synced")
-        self._size_bytes += len(line)
+        self._journal.append(encode_cut(cut))
 
     def _rewrite(self, cuts: list[Cut], *, noted: int) -> None:
         cuts.sort(key=lambda cut: cut.epoch)
-        data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
-        if noted:
-            data += encode_sealed(noted) + b"\n"
-        self._writer.replace(self._path, data)
-        self._failpoints.hit("cut.appended")
-        self._disk.fsync_dir(self._directory)
-        self._failpoints.hit("cut.synced")
+        lines = [encode_cut(cut) for cut in cuts]
+        self._journal.rewrite([*lines, encode_sealed(noted)] if noted else lines)
         self._newest = cuts[-1].epoch if cuts else 0
-        self._size_bytes = len(data)
 
     def _fitting(self, cuts: dict[int, Cut], needed_from: int) -> list[Cut]:
         """The newest cuts that fill half the bound, and all that are needed."""
@@ -229,27 +194,22 @@ class CutLog:
             kept.append(cuts[epoch])
         return kept
 
-    def _measure(self) -> int:
-        try:
-            return self._disk.size(self._path)
-        except FileNotFoundError:
-            return 0
-
 
 def parse_cut_log(data: bytes) -> CutLogContent:
-    """Read the lines of a cut log, wherever it came from."""
+    """Read the lines of a cut log, wherever its bytes came from."""
+    return _content(parse_journal(data))
+
+
+def _content(journal: JournalContent) -> CutLogContent:
     cuts: dict[int, Cut] = {}
-    damaged_lines = noted = 0
-    for line in data.split(b"\n"):
-        if not line:
-            continue
+    damaged_lines, noted = journal.damaged_lines + bool(journal.torn_bytes), 0
+    for record in journal.records:
         try:
-            cut = decode_cut(line)
+            if record.kind == "sealed":
+                noted = max(noted, sealed_of(record))
+            else:
+                cut = cut_of(record)
+                cuts[cut.epoch] = cut
         except DamagedError:
-            try:
-                noted = max(noted, decode_sealed(line))
-            except DamagedError:
-                damaged_lines += 1
-        else:
-            cuts[cut.epoch] = cut
+            damaged_lines += 1
     return CutLogContent(cuts=cuts, damaged_lines=damaged_lines, noted=noted)

@@ -1,6 +1,6 @@
 """The directory of runs: each under its digest, written once, checked whenever it is read.
 
-Which runs may go is decided above; here it is remembered which must not go yet because nobody has named them.
+The store decides which runs are removed; this module records which must stay because no manifest names them yet.
 
 Invariants: a run has its final name only when its bytes are durable; a run handed out by `write` or `put` is held until
 a manifest names it, or for `HOLD_COMMITS` commits.
@@ -44,7 +44,7 @@ _CHUNK_ROWS_MIN: Final = 16_384
 
 
 def encode_run(frame: pl.DataFrame, compression: Compression) -> tuple[RunRef, memoryview]:
-    """The reference of a frame and the bytes it names. The view is of memory that nobody else holds."""
+    """The reference of a frame and the bytes it names. The view is of memory that is not shared."""
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression {compression!r} does not exist. Choose one of {', '.join(COMPRESSIONS)}.")
     chunks = frame.n_chunks()
@@ -108,7 +108,7 @@ HOLD_COMMITS: Final = 16
 
 
 class RunStore:
-    """Called from several threads. `mutex` is shared with whoever collects, so that no run goes while it is found."""
+    """Called from several threads. `mutex` is shared with the collector, so that no run is removed while it is found."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class RunStore:
         return set(self._held)
 
     def committed(self, digests: Iterable[str]) -> None:
-        """A manifest names these now: they need no holding, and what was held too long is let go. Mutex held."""
+        """A manifest names these now: they need no holding, and runs that were held too long are released. Mutex held."""
         self._commits += 1
         for digest in digests:
             self._held.pop(digest, None)

@@ -74,7 +74,7 @@ class CheckpointStore:
         self._mutex = threading.RLock()
         self._commit_mutex = threading.Lock()
         self._writer = AtomicWriter(disk, self.failpoints)
-        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints, writer=self._writer)
+        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints)
         self._aside = Aside(disk, f"{self._base}/aside")
         self._runs = RunStore(
             disk,
@@ -115,7 +115,7 @@ class CheckpointStore:
         return self._runs.fault(ref, deep=deep)
 
     def commit(self, manifest: Manifest, *, rebuilt: bool = False) -> None:
-        """Seal an epoch: when this returns it is durable, and nothing may be let out before.
+        """Seal an epoch: when this returns it is durable, and nothing may be released before.
 
         Called once an epoch, in order. `rebuilt`: the epoch was sealed before and its manifest is damaged, aside, or
         only remote; this one takes its place. On `StorageError` that is not fatal, nothing was sealed and the same
@@ -182,7 +182,7 @@ class CheckpointStore:
             self._cuts.add(cuts)
 
     def mend_cuts(self) -> str | None:
-        """Write the cut log anew if it is damaged, with the help of the manifests that are whole; says what was wrong."""
+        """Rewrite the cut log if it is damaged, with the help of the manifests that are whole; return what was wrong."""
         self._check_writable()
         cuts = []
         for epoch in self.epochs():
@@ -277,10 +277,10 @@ class CheckpointStore:
                 del self._pins[epoch]
 
     def collect(self, *, acknowledged: int | None = None, held: AbstractSet[str] = frozenset()) -> Collected:
-        """Remove what retention lets go: manifests first, durably, then the runs that no manifest names and that are not `held`.
+        """Remove what is no longer retained: manifests first, durably, then the runs that no manifest names and that are not `held`.
 
-        Called after each commit. What an epoch let out that is still to be rebuilt stays too, to be compared with. While
-        a manifest among the kept ones cannot be read nobody knows its runs, so no run is removed; one that is older than
+        Called after each commit. The output of an epoch that is still to be replayed stays too, to be compared with. While
+        a manifest among the kept ones cannot be read its runs are unknown, so no run is removed; one that is older than
         they are is set aside.
         """
         self._check_writable()
@@ -380,7 +380,7 @@ class CheckpointStore:
         return unreadable
 
     def _sealed_output(self) -> set[str]:
-        """The runs that epochs beyond the newest manifest in place had let out: those that are to be rebuilt."""
+        """The output of the epochs after the newest manifest in place: those that are to be replayed."""
         newest, sealed = max(self._named, default=0), max(self._aside_epochs, default=0)
         return self._cuts.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
 

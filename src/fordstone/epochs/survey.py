@@ -1,4 +1,4 @@
-"""What the store tells about itself: facts for recovery, the outcome of retention, the findings of a check."""
+"""What the store reports: facts for recovery, the outcome of retention, the findings of a check."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class OperatorContext:
     types: Mapping[p.Input, StreamType]
     functions: Functions = field(default_factory=dict)
     read_table: ReadTable = no_tables
-    """How lookups read their tables: connectors stand above operators, so whoever runs the steps says it."""
+    """How lookups read their tables: connectors are a layer above operators, so the engine hands this in."""
     state: StateBackend = IN_MEMORY
     """Makes the states of operators."""
     with_ids: frozenset[str] = frozenset()

@@ -125,5 +125,5 @@ def _check_to_edges(plan: p.Plan, step: p.ToEdges, types: Types) -> None:
     if given.upsert_key is not None and given.upsert_key != table.keys:
         raise PipelineError(
             f"to_edges({step.control!r}): rows replace each other by ({', '.join(given.upsert_key)}), and the table's by "
-            f"({', '.join(table.keys)}). Behind a window, .final() gives the last word on each."
+            f"({', '.join(table.keys)}). After a window, .final() gives the last result of each."
         )

@@ -1,14 +1,14 @@
 """Deduplication: rows of each key in order of time, without those that follow a row that was kept by less than a span.
 
 Rows wait until the watermark passes them. A row that is kept opens a span; rows of its key inside of it go, and the first
-one behind it (exactly the span later included) is kept again. Of rows of one key and one time, the first in the order of
+one after it (exactly the span later included) is kept again. Of rows of one key and one time, the first in the order of
 `row_order` stands for all.
 
 What is remembered of a key is until when its span lasts, in a timeline that drops it by itself when the watermark gets
 there. To look keys up there is an index beside it, which is nothing but a view of the timeline: it is made when first
-needed, and made anew when more than half of its keys are of the past. So forgetting costs nothing by itself.
+needed, and rebuilt when more than half of its keys are of the past. So forgetting costs nothing by itself.
 
-Invariants: the timeline has one row a key at most, with an end above the watermark; an end in the index that the
+Invariants: the timeline has at most one row per key, with an end above the watermark; an end in the index that the
 watermark has passed means the same as none.
 
 What a deduplication gives: its input, with fewer rows.
@@ -225,7 +225,7 @@ class _Spans:
 def _openers(keys: Numbers, times: Numbers, within_us: int) -> Numbers:
     """Which rows open a span, of rows that are ordered by key and time: the first of each key, and so on from there.
 
-    Each row points at the first one of its key that lies `within_us` behind it. Following the pointers of all keys at
+    Each row points at the first one of its key that lies `within_us` after it. Following the pointers of all keys at
     once, 1, 2, 4 ... steps at a time, marks the rows that are reached: as many passes as the longest chain has digits.
     """
     starts = np.flatnonzero(~same_as_before(keys))
@@ -247,7 +247,7 @@ def _openers(keys: Numbers, times: Numbers, within_us: int) -> Numbers:
 
 
 def _following(groups: Numbers, times: Numbers, within_us: int) -> Numbers:
-    """For each row the first one of its group that lies `within_us` behind it, or the end; and the end for the end."""
+    """For each row the first one of its group that lies `within_us` after it, or the end; and the end for the end."""
     size = times.size
     targets = np.minimum(times, TIME_MAX_US - within_us) + within_us
     ranks = np.unique(np.concatenate([times, targets]), return_inverse=True)[1]

@@ -9,7 +9,7 @@ The order of rows is that of `row_order`; the recursion itself is in `recurrence
 Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks
 and restores; a row is given out once, or leaves on the late port.
 
-The recursions behind exponentially weighted means, for many keys at a time.
+The recursions of exponentially weighted means, for many keys at a time:
 
 By count of values:  s = alpha * x + (1 - alpha) * s
 By time:             w = 2 ** (-elapsed / half_life) * w + 1;  s = x / w + (1 - 1 / w) * s
@@ -102,9 +102,9 @@ _SHORT: Final = 2**16
 """Numbers below this are sorted by radix."""
 
 _PARTS: Final = 64
-"""A power of a half is looked up for so many parts of an exponent's unit; the rest is small."""
+"""Number of parts of an exponent's unit for which a power of a half is looked up; the rest is small."""
 _HALVES_MAX: Final = 2000
-"""So many times halved, every double is 0."""
+"""Halved this often, every double is 0."""
 
 Doubles = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -142,7 +142,7 @@ class Values:
 
 
 def smooth(rows: Values, counts: Rows, before: Means, alpha: float) -> tuple[Values, Means]:
-    """The mean at each row, and the mean of each key behind its last row. `counts`: rows a key, none of them 0."""
+    """The mean at each row, and the mean of each key after its last row. `counts`: rows per key, none of them 0."""
     with np.errstate(all="ignore"):
         values, own = _without_nulls(rows, counts)
         out, after = _recur(values, values * alpha, 1.0 - alpha, own, before)
@@ -177,7 +177,7 @@ def smooth_by_time(
 
 
 def halved(times: Doubles) -> Doubles:
-    """1, so many times halved: `2 ** -times`, for times of 0 and more, to about the last bit."""
+    """`2 ** -times`, for times of 0 and more, to about the last bit."""
     times = np.minimum(times, _HALVES_MAX)
     parts = np.rint(times * _PARTS)
     rest = (parts / _PARTS - times) * _LN_2
@@ -230,7 +230,7 @@ def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Row
     """Take `left` rows of each key from `starts` on into its mean, and write each mean on the way to `out`."""
     longest = int(left.max(initial=0))
     by_length = _longest_first(left, longest)
-    # How many keys have a row in each pass: the first so many in the order of length.
+    # How many keys have a row in each pass: the longest keys come first.
     widths = left.size - np.cumsum(np.bincount(left, minlength=longest + 1)[:longest])
     passes = int(np.searchsorted(-widths, -NARROW_KEYS, "right"))
     at, now = starts[by_length], means[by_length]

@@ -43,9 +43,9 @@ class KeyedRows:
     rows: pl.DataFrame
     """The input's columns, and `TIME` where the time is shifted."""
     keys: pl.DataFrame
-    """One row a key: the key columns, or `ONE` where there are none."""
+    """One row per key: the key columns, or `ONE` where there are none."""
     counts: Numbers
-    """Rows a key, none of them 0."""
+    """Rows per key, none of them 0."""
     by_key: Numbers
     """The numbers of the rows, those of one key together (as in `keys`) and in order."""
 
@@ -56,7 +56,7 @@ class WaitingRows:
     def __init__(
         self, keys: Sequence[str], schema: Schema, *, time: EventTime, read: Sequence[str] = (), state: StateBackend
     ) -> None:
-        """`read`: by which columns, behind the time, rows are ordered before all others. `schema` is the input's."""
+        """`read`: by which columns, after the time, rows are ordered before all others. `schema` is the input's."""
         self.key = tuple(keys) or (ONE,)
         self.key_types = {name: schema[name].polars for name in keys} or {ONE: pl.Int8()}
         self.names = list(schema)
@@ -71,7 +71,7 @@ class WaitingRows:
     def take(self, frame: pl.DataFrame, *, late: bool, keep: pl.Expr | None = None) -> Emits:
         """Let rows wait. Rows that idleness overtook are late, and so are rows without a time. For `on_batch`.
 
-        `keep`: of the rows that are in time only these wait, and the others are let go of.
+        `keep`: of the rows that are in time only these wait, and the others are dropped.
         """
         # A query takes longer than the rest, on small batches.
         rows = frame if frame.columns == self.names else frame.select(self.names)

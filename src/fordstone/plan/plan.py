@@ -1,16 +1,8 @@
 """The plan: the checked, serialisable form of a pipeline. JSON, with no code inside.
 
-A plan is a list of steps in an order in which each stands behind its inputs (except a loop's feedback). Expressions
-are canonical SQL text; functions are import paths. `model.stream` derives what each step's stream looks like, and
-refuses what cannot run.
-
-The steps between edge and center.
-
-A user writes the first three. `tiers.split` puts a source, a sink, or a `Combine` in their place, and no engine ever sees them.
-
-The aggregates of a step, as a plan says them.
-
-What all steps of a plan have in common: a name, inputs, and by what their rows are brought together.
+A plan is a list of steps, each after its inputs (except a loop's feedback). Expressions are canonical SQL text; functions are
+import paths. `planner.check` derives the stream of each step and rejects what cannot run. The steps between edge and center are
+replaced by `planner.split`: no engine ever runs one.
 """
 
 from __future__ import annotations
@@ -120,7 +112,7 @@ class NamedAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 OFFLINE_US: Final = 24 * 3600 * 1_000_000
 CENTER_EARLY_US: Final = 1_000_000
-"""Above the cut, windows give provisional results about so often, unless told otherwise."""
+"""Default interval of provisional results of windows above the cut."""
 
 
 class ToCenter(AnyStep, frozen=True, tag="to_center", kw_only=True):
@@ -128,7 +120,7 @@ class ToCenter(AnyStep, frozen=True, tag="to_center", kw_only=True):
 
     input: Input
     offline_us: int = OFFLINE_US
-    """A node that has been away for so long no longer holds time back at the center."""
+    """A node that has been away for longer no longer holds time back at the center."""
 
 
 class Control(AnyStep, frozen=True, tag="control", kw_only=True):
@@ -157,7 +149,7 @@ class RowsBelow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Combine(KeyedByColumns, frozen=True, tag="combine", kw_only=True):
     """Below the cut: at each barrier one partial row for each key and window (or pane) that changed in the epoch (rule 9).
 
-    All rows of a key come to one subtask, so that an epoch has the same partial rows whoever computes it again (rule 1).
+    All rows of a key come to one subtask, so that an epoch has the same partial rows when it is computed again (rule 1).
     """
 
     input: Input
@@ -296,13 +288,13 @@ class Union(AnyStep, frozen=True, tag="union", kw_only=True):
 
 
 class Aggregate(KeyedByColumns, frozen=True, tag="aggregate", kw_only=True):
-    """One row a key and window, or with no window one row a key, kept up to date."""
+    """One row per key and window, or without a window one row per key, kept up to date."""
 
     input: Input
     window: Window | None = None
     aggregates: tuple[NamedAggregate, ...]
     early_us: int | None = None
-    """Give provisional results about so often by the clock; then rows replace each other by key and window."""
+    """Interval of provisional results by the clock; then rows replace each other by key and window."""
     merges: RowsBelow | None = None
     """The input is partial rows, which a `Combine` made of such rows; None: it is rows."""
 
@@ -433,7 +425,7 @@ class Match(KeyedByColumns, frozen=True, tag="match", kw_only=True):
     within_us: int | None = None
     """From the first row of a match to its last: less than this."""
     skip: Literal["none", "next", "past_last", "first", "last"] = "past_last"
-    """Where to go on after a match: everywhere, behind its first row, behind its last, or at the first or last of a stage."""
+    """Where to go on after a match: everywhere, after its first row, after its last, or at the first or last of a stage."""
     skip_to: str | None = None
     choose: Literal["earliest", "preferred"] = "earliest"
     """Which match of one first row counts, unless all do: the one that is complete first, or the one that SQL prefers."""
@@ -444,9 +436,9 @@ class Match(KeyedByColumns, frozen=True, tag="match", kw_only=True):
     all_rows: bool = False
     """A row for each row of a match, instead of one a match."""
     partial_matches_max: int = 10_000
-    """So many beginnings, and rows that may begin others, are kept a key at most; the oldest give way, and are counted."""
+    """Maximum number of open candidates, and of rows that may begin others, per key; the oldest are dropped and counted."""
     order: tuple[str, ...] = ()
-    """Columns, behind the time, that rows are ordered by before all others."""
+    """Columns, after the time, that rows are ordered by before all others."""
 
 
 class KeyedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -459,7 +451,7 @@ class KeyedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     key_type: str | None = None
     """Of a map's keys."""
     ttl_us: int | None = None
-    """So long after it was last written it is forgotten: by event time if the stream has it, else by the clock."""
+    """Time to live after the last write: by event time if the stream has it, else by the clock."""
 
 
 class Process(KeyedByColumns, frozen=True, tag="process", kw_only=True):

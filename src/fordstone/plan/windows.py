@@ -29,7 +29,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="count"):
-    """So many rows of a key in order of time; the next window begins `slide` rows further on. From first row to last, both included."""
+    """`size` rows of a key in order of time; the next window begins `slide` rows later. From first row to last, both included."""
 
     size: int
     slide: int
@@ -41,7 +41,7 @@ Window = Tumbling | Sliding | Session | Count
 def panes(window: Sliding) -> Tumbling:
     """The pieces of time that rows of sliding windows are kept by: each window is a whole number of them.
 
-    Windows that do not overlap are one piece each, with the gap behind them.
+    Windows that do not overlap are one piece each, with the gap after them.
     """
     overlap = window.slide_us < window.size_us
     size_us = math.gcd(window.size_us, window.slide_us) if overlap else window.slide_us

@@ -116,7 +116,7 @@ def _task_title(vertex: Vertex) -> str:
 
 
 def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, port: str) -> Node:
-    """A step and what is fused behind it."""
+    """A step and the steps fused to it."""
     step = plan.step(name)
     inside = [
         _node(plan, graph, types, vertex, consumer.name, port_lead(stream))

@@ -1,7 +1,7 @@
 """Say what a plan for two tiers does before it runs: what runs where, what crosses and what that saves, who steers whom.
 
-The words for tasks and steps are those of `edge.explain`; where the plan is cut is decided in `split`. Whoever knows of
-another engine for the center (the command line knows Spark) hands its words in. Reads nothing but the plan.
+The words for tasks and steps are those of `explain`; where the plan is cut is decided in `split`. A caller that runs the center
+on another engine (the command line: Spark) hands in its description. Reads nothing but the plan.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _detailed(details: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _wrapped(indent: str, lead: str, text: str) -> list[str]:
-    """Text behind a lead, in lines that a terminal shows whole."""
+    """Text after a lead, in lines that a terminal shows whole."""
     rest = " " * (len(indent) + len(lead))
     return textwrap.wrap(
         text,

@@ -85,7 +85,7 @@ class Graph:
 
 
 def build_graph(plan: p.Plan, parallelism: int) -> Graph:
-    """Fuse and cut the plan's steps for so many subtasks."""
+    """Fuse the plan's steps into vertices of `parallelism` subtasks each."""
     looped = _inside_loops(plan)
     home: dict[str, str] = {}
     members: dict[str, list[str]] = {}

@@ -37,7 +37,7 @@ class PushDown:
     steps: tuple[p.Step, ...]
     """As they were written, nearest to the cut first."""
     aggregate: p.Aggregate | None = None
-    """Whose partial rows are made below, behind the steps."""
+    """Whose partial rows are made below, after the steps."""
     partial: Schema | None = None
     """The columns of these."""
     reason: str
@@ -144,11 +144,11 @@ class Saving:
 
     @property
     def pays_from(self) -> int:
-        """From so many rows a key, window and epoch on, partial rows are fewer bytes than rows."""
+        """Least number of rows per key, window and epoch at which partial rows are fewer bytes than rows."""
         return self.crosses // self.row + 1
 
     def share(self, rows: int) -> float:
-        """The part of the bytes that does not cross, when so many rows share a key, window and epoch; may be negative."""
+        """The part of the bytes that does not cross, when this number of rows shares a key, window and epoch; may be negative."""
         return 1 - self.crosses / (self.row * (rows if self.partial else 1))
 
 
@@ -226,7 +226,7 @@ def _needed(plan: p.Plan, types: Types, stream: p.Input) -> frozenset[str]:
     readers = [step for step, read in plan.consumers(stream.step) if read.port == stream.port]
     every = frozenset(types[stream].schema)
     if not readers:
-        return every  # whoever reads the hub's stream without this pipeline
+        return every  # other readers of the hub's stream may need any column
     return frozenset[str]().union(*(_read(plan, types, step, types[stream], every) for step in readers))
 
 
@@ -238,7 +238,7 @@ def _read(plan: p.Plan, types: Types, step: p.Step, stream: StreamType, every: f
 
 
 STEM_MAX: Final = 80
-"""So many characters of a step's name at most begin the name of a step that is made for it: names have a bound."""
+"""Maximum number of characters of a step's name in the name of a step made for it: names have a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,7 @@ class Crossing:
 
     @property
     def pruned(self) -> tuple[str, ...]:
-        """The columns that do not cross as they stood at the cut, because nobody above reads them."""
+        """The columns that do not cross as they stood at the cut, because no step above reads them."""
         return () if self.partial else tuple(name for name in self.before if name not in self.schema)
 
 
@@ -298,7 +298,7 @@ def split(plan: p.Plan, *, push_down: bool = True) -> Tiers:
 
 
 class _Names:
-    """Gives new steps names that nobody has."""
+    """Gives new steps names that are not taken."""
 
     def __init__(self, plan: p.Plan) -> None:
         self._taken = {step.name for step in plan.steps}
@@ -337,14 +337,14 @@ class _Cut:
             msgspec.structs.replace(moved, input=step.input) if not at else moved
             for at, moved in enumerate(pushed.steps)
         ]
-        behind = p.Input(below[-1].name) if below else step.input
+        last_below = p.Input(below[-1].name) if below else step.input
         if pushed.aggregate is not None and pushed.partial is not None:
-            below.append(_combine(pushed.aggregate, pushed.partial, behind, names))
+            below.append(_combine(pushed.aggregate, pushed.partial, last_below, names))
         else:
             columns = columns_read(plan, types, last)
             if len(columns) < len(rows.schema):
                 listed = tuple(quoted_name(name) for name in columns)
-                below.append(p.Select(name=names.new(step.name, "columns"), input=behind, columns=listed))
+                below.append(p.Select(name=names.new(step.name, "columns"), input=last_below, columns=listed))
                 kept = Schema(tuple((name, rows.schema[name]) for name in columns))
                 rows = StreamType(schema=kept, time=rows.time)
         return cls(step=step, pushed=pushed, before=types[p.Input(step.name)], crosses=rows, below=tuple(below))
@@ -399,10 +399,10 @@ class _Cut:
         )
 
 
-def _combine(step: p.Aggregate, partial: Schema, behind: p.Input, names: _Names) -> p.Combine:
+def _combine(step: p.Aggregate, partial: Schema, read: p.Input, names: _Names) -> p.Combine:
     return p.Combine(
         name=names.new(step.name, "partials"),
-        input=behind,
+        input=read,
         keys=step.keys,
         window=step.window,
         aggregates=step.aggregates,

@@ -20,7 +20,7 @@ from fordstone.runtime.snapshot import FrozenState
 from fordstone.state.base import Piece
 
 
-class Onward(Protocol):
+class TaskOutput(Protocol):
     """Takes rows out of the task."""
 
     def send(self, frame: pl.DataFrame, *, late: bool) -> None:
@@ -35,7 +35,7 @@ class Link:
     step: str
     operator: Operator
     links: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    onward: Mapping[str, Sequence[Onward]] = field(default_factory=dict)
+    outputs: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict)
     outlets: Mapping[str, Sequence[Outlet]] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ class Chain:
     def __init__(
         self, links: Sequence[Link], heads: Sequence[str], *, subtask: int, fed_by_task: Sequence[Outlet] = ()
     ) -> None:
-        """`heads` are the steps that take the task's input. `links` stand in an order in which each is behind its feeder.
+        """`heads` are the steps that take the task's input. `links` are in an order in which each comes after its feeder.
 
         `fed_by_task`: outlets for what the task itself puts out (dead letters).
         """
@@ -71,16 +71,16 @@ class Chain:
             self._apply(head, frame, late=late)
 
     def on_watermark(self, us: int, *, mute: bool = False) -> None:
-        """Tell every step, feeders first, so that what a step lets go is seen by the next before it hears of the time.
+        """Move the time of every step, feeders first, so that the output of one reaches the next before its time moves.
 
-        `mute`: what they let go is lost.
+        `mute`: what they emit is dropped.
         """
         for link in self._links.values():
             emits = link.operator.on_watermark(us)
             self._route(link, [] if mute else emits)
 
     def on_barrier(self, moment: Moment) -> None:
-        """Let every step give out what is due once per epoch."""
+        """Let every step emit what is due once per epoch."""
         for link in self._links.values():
             self._route(link, link.operator.on_barrier(moment))
 
@@ -123,7 +123,7 @@ class Chain:
                 self.late_rows += int(emit.frame.get_column(ROWS).sum()) if partial else emit.frame.height
             for step in link.links.get(emit.port, ()):
                 self._apply(step, emit.frame, late=emit.late)
-            for onward in link.onward.get(emit.port, ()):
-                onward.send(emit.frame, late=emit.late)
+            for output in link.outputs.get(emit.port, ()):
+                output.send(emit.frame, late=emit.late)
             for outlet in link.outlets.get(emit.port, ()):
                 outlet.take(emit.frame)

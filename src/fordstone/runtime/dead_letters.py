@@ -29,7 +29,7 @@ class Outward(Protocol):
 
 
 class DeadLetters:
-    """What one source task could not read. Let out with the epoch, so each is kept exactly once."""
+    """What one source task could not read. Released with the epoch, so each is kept exactly once."""
 
     def __init__(self, source: p.Source, outlet: Outward) -> None:
         self.rows = 0

@@ -2,7 +2,7 @@
 
 Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
 or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Late is also what is
-above the partition's limit, too far ahead of the clock to be believed (rule 7): for what comes behind, it was never there.
+above the partition's limit, too far ahead of the clock to be believed (rule 7): for the rows after it, it was never there.
 Where the far end declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
 
 `Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
@@ -23,11 +23,12 @@ from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
+from fordstone.protocol.partitions import Change, PartitionFacts, decide, joined_floor_us, partition_watermark_us
 
 Stage = Mapping[str, PartitionCut]
 
 TIME_BOUND_US: Final = 2**62
-"""Times beyond this, 146,000 years from 1970, are taken for mistakes: adding to them would leave what 64 bits hold."""
+"""Times beyond this, 146,000 years from 1970, are taken for errors: adding to them would overflow 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +102,17 @@ class Partition:
 
     def watermark_us(self, lateness_us: int) -> int:
         """How far time has come in this partition."""
-        if self.max_time_us == TIME_MIN_US:
-            return self.floor_us
-        return max(self.max_time_us - lateness_us, self.floor_us)
+        return partition_watermark_us(self.max_time_us, self.floor_us, lateness_us)
+
+    def return_at(self, source_watermark_us: int) -> None:
+        """Be read again, and be waited for."""
+        self.idle = self.done = False
+        self.floor_us = joined_floor_us(self.floor_us, source_watermark_us)
 
     def judged(self, step: p.Source, chunk: Chunk, frame: pl.DataFrame) -> Judged:
         """Sort the rows of a chunk out, and move time on. Called once for each chunk, in order, with its rows (and their ids).
 
-        Of a source that declares its time also for chunks without rows: what it declares counts behind its rows.
+        Of a source that declares its time also for chunks without rows: what it declares counts after its rows.
         """
         if step.declares_time:
             judged = self._judged_declared(step, chunk.late, frame)
@@ -189,10 +193,12 @@ class Share:
     ) -> None:
         """Begin to read after a start."""
         for partition in self.partitions.values():
-            # A partition that had ended may have grown since. Of bounded input none is idle.
-            if partition.done or (partition.idle and bounded):
-                partition.idle = partition.done = False
-                partition.floor_us = max(partition.floor_us, watermark_us)
+            # A partition that had ended may have grown since: reading it is how that is found out.
+            facts = PartitionFacts(
+                idle=partition.idle, done=partition.done, starting=True, bounded=bounded, has_rows=partition.done
+            )
+            if decide(facts, None) is Change.RETURN:
+                partition.return_at(watermark_us)
         self.join(joining, watermark_us=watermark_us, now_us=now_us)
         self.limit(limit_us)
         self._stages.append((None, self.cuts()))
@@ -201,7 +207,8 @@ class Share:
         """Add partitions. Their rows that are older than the watermark are late."""
         for name in names:
             if name not in self.partitions:
-                self.partitions[name] = Partition(name=name, floor_us=watermark_us, heard_us=now_us)
+                floor_us = joined_floor_us(TIME_MIN_US, watermark_us)
+                self.partitions[name] = Partition(name=name, floor_us=floor_us, heard_us=now_us)
 
     def change_idleness(
         self,
@@ -213,18 +220,26 @@ class Share:
     ) -> None:
         """At a barrier: silent partitions become idle, and idle ones with rows waiting become active again."""
         for partition in self.partitions.values():
-            if partition.done:
-                continue
-            if partition.idle and partition.stashed is not None:
-                partition.idle = False
-                partition.floor_us = max(partition.floor_us, watermark_us)
-                partition.heard_us = now_us
-            elif not partition.idle:
-                means = idleness(PartitionId(partition.name), Position(partition.position))
-                if means is Idleness.UNKNOWN:
+            active = not (partition.done or partition.idle)
+            means = idleness(PartitionId(partition.name), Position(partition.position)) if active else None
+            facts = PartitionFacts(
+                idle=partition.idle,
+                done=partition.done,
+                has_rows=partition.stashed is not None,
+                silent_us=now_us - partition.heard_us,
+                finished=means is Idleness.FINISHED,
+                unknown=means is Idleness.UNKNOWN,
+            )
+            match decide(facts, after_us):
+                case Change.RETURN:
+                    partition.return_at(watermark_us)
                     partition.heard_us = now_us
-                silent = after_us is not None and now_us - partition.heard_us >= after_us
-                partition.idle = silent or means is Idleness.FINISHED
+                case Change.IDLE:
+                    partition.idle = True
+                case Change.NONE:
+                    pass
+            if facts.unknown:
+                partition.heard_us = now_us
 
     def limit(self, limit_us: int) -> None:
         """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""

@@ -1,6 +1,6 @@
-"""What a task hands over at a barrier: references to immutable pieces, and a few numbers. Nothing is copied or written here.
+"""What moves along a channel, and what a task hands over at a barrier: references to immutable pieces, and a few numbers.
 
-What moves along a channel.
+Nothing is copied or written here.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Barrier:
     last: bool = False
     """Nothing follows."""
     idle: bool = False
-    """Behind it, this channel holds time back no longer. Taken up for all channels at the cut itself, so that it does not
-    matter whose rows come first behind it."""
+    """After it, this channel does not hold time back. Applied to all channels at the cut itself, so that it does not matter whose rows
+    come first after it."""
     now_us: int = 0
     """The time by the clock, for all tasks alike."""
     before_us: int = 0

@@ -31,7 +31,7 @@ class _Function:
     """A function of this package that is imported when it is first asked for.
 
     Most workers never need it, and importing all that it needs costs each of them half a second. The module of the same name does not
-    take its place when somebody imports that.
+    take its place when it is imported.
     """
 
     def __init__(self, module: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""How a pipeline is run on Spark: what the command line's options and the arguments of `run` become."""
+"""The options of a run on Spark, from the command line or from the arguments of `run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SparkConfig:
     available_now: bool = False
     """Read what is there now as a stream, keep the state, and stop: the next run goes on."""
     interval: str = "1s"
-    """Between two micro-batches, if there is something to do."""
+    """Minimum time between two micro-batches."""
     shards: int | None = None
     """Into how many parts keys are divided; as many as tasks run at once if left out. Fixed for the life of the state."""
     rows_max: int = 4_000_000
@@ -30,9 +30,9 @@ class SparkConfig:
     from_checkpoint: str | None = None
     """An edge's state directory: the query begins where its newest checkpoint stands."""
     node: str = "node"
-    """Whose checkpoint that is."""
+    """The node that the checkpoint belongs to."""
     allow_new_state: bool = False
-    """With `from_checkpoint`: begin although stateful steps changed; the state of those is left behind."""
+    """With `from_checkpoint`: begin although stateful steps changed; the state of those is not taken over."""
 
     def __post_init__(self) -> None:
         checked_name(self.node, "node")

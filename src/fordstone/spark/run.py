@@ -1,6 +1,6 @@
-"""Run a pipeline on Spark: as a stream until told to stop, or as a batch job; start again after failures.
+"""Run a pipeline on Spark: as a stream until it is stopped, or as a batch job; start again after failures.
 
-What to do after a failure is judged in `protocol.restart`, as on the edge. A mistake of the user's is told once, and not
+What to do after a failure is decided in `protocol.restart`, as on the edge. An error of the user's is raised at once, and not
 tried again.
 """
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.05
 STOP_WAIT_S: Final = 60.0
-"""Told to stop, a batch that runs is waited for so long; then it is broken off, and done again at the next start."""
+"""Maximum wait for a running batch when the run is stopped; then it is broken off, and done again at the next start."""
 _OURS: Final = re.compile(
     r"fordstone\.errors\.(\w+): (.*?)(?=\n\s*(?:at |SQLSTATE|\n|JVM stacktrace)|\Z| SQLSTATE)", re.DOTALL
 )
@@ -61,7 +61,7 @@ def run(
     hub: HubAddress | str | None = None,
     **options: Any,
 ) -> Report:
-    """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process is told to stop.
+    """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process gets a signal to stop.
 
     Of a pipeline for two tiers its center runs, over what is at `hub`. Options are those of `fordstone.spark.config.SparkConfig`:
     `state=`, `bounded=`, `interval=`, `shards=` ...
@@ -106,13 +106,13 @@ def run_plan(
             except FordstoneError:
                 raise
             except Exception as error:
-                mistake = _mistake(error)
-                if mistake is not None:
-                    raise mistake from error
+                known = _error_of_ours(error)
+                if known is not None:
+                    raise known from error
                 if own is not None and java_gone(own):
                     raise TaskError(
                         f"pipeline {plan.pipeline}: Spark's Java process has ended; it was killed, or had no memory left. Give it "
-                        "more memory if so. Started again, the pipeline goes on behind its last epoch."
+                        "more memory if so. Started again, the pipeline resumes after its last epoch."
                     ) from error
                 match decide_restart(
                     policy,
@@ -131,13 +131,13 @@ def run_plan(
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(
-                                f"pipeline {plan.pipeline} was told to stop after it had failed: {last_words(str(error)) or repr(error)}"
+                                f"pipeline {plan.pipeline} was stopped after it had failed: {last_words(str(error)) or repr(error)}"
                             ) from error
 
 
 @contextmanager
 def _locked(checkpoint: str) -> Iterator[None]:
-    """Keep other processes of this machine off a checkpoint location. A location behind a URL cannot be locked."""
+    """Keep other processes of this machine off a checkpoint location. A location that is a URL cannot be locked."""
     if "://" in checkpoint:
         yield
         return
@@ -173,9 +173,9 @@ def _run_once(
 
 
 def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> Literal["stopped"]:
-    """Run streams until they have read what is there, one fails, or the process is told to stop."""
+    """Run streams until they have read what is there, one fails, or the process gets a signal to stop."""
     mark = StopMark(query.checkpoint)
-    mark.take_away()
+    mark.clear()
     running = query.start(tally.add)
     stop_by: float | None = None
     try:
@@ -184,7 +184,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
             if signals.stop_requested and stop_by is None:
-                mark.put()
+                mark.set()
                 stop_by = time.monotonic() + STOP_WAIT_S
             if stop_by is None:
                 continue
@@ -194,14 +194,14 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     finally:
         for stream in running:
             stream.stop()
-        mark.take_away()
+        mark.clear()
     return "stopped"
 
 
 def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> None:
-    """Run a batch job in a thread of its own, so that progress is shown meanwhile and a signal is heard.
+    """Run a batch job in a thread of its own, so that progress is shown and signals are handled while it runs.
 
-    The query's session is its own: what is interrupted there is nobody else's.
+    The query's session is its own: interrupting it affects no other query.
     """
     with ThreadPoolExecutor(1, "batch-job") as threads:
         job = threads.submit(query.run_batch, tally.add)
@@ -220,7 +220,7 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
             if not signals.stop_requested:
                 raise
             raise TaskError(
-                "told to stop before the batch job was done: nothing was let out, and running again begins it anew."
+                "stopped before the batch job was done: nothing was released, and running again begins from the start."
             ) from error
 
 
@@ -234,8 +234,8 @@ def _busy(stream: StreamingQuery) -> bool:
     return stream.isActive and bool(stream.status["isTriggerActive"])
 
 
-def _mistake(error: Exception) -> FordstoneError | None:
-    """An error of ours that came out of one of Spark's workers as text: what the user has to mend, without Spark's words."""
+def _error_of_ours(error: Exception) -> FordstoneError | None:
+    """An error of ours that came out of one of Spark's workers as text: what the user has to change, without Spark's text."""
     for name, text in reversed(_OURS.findall(str(error))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, FordstoneError):
@@ -266,13 +266,13 @@ class _Tally:
         self._last = outcome
 
     def look(self, running: Sequence[StreamingQuery]) -> None:
-        """Take in what Spark itself tells of its batches."""
+        """Take in what Spark itself reports about its batches."""
         for query in running:
-            for told in query.recentProgress:
-                if told.batchId <= self._seen.get(query.name, -1):
+            for one in query.recentProgress:
+                if one.batchId <= self._seen.get(query.name, -1):
                     continue
-                self._seen[query.name] = told.batchId
-                durations = dict(told.durationMs)
+                self._seen[query.name] = one.batchId
+                durations = dict(one.durationMs)
                 self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
 
     def progress(self) -> Progress:

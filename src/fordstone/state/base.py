@@ -170,15 +170,15 @@ class State(ABC):
 RATIO: Final = 4
 """Sizes within this factor are alike."""
 PIECES_MAX: Final = 12
-"""So many pieces of one tier are folded."""
+"""Number of pieces of one tier that are merged."""
 PIECES_TOTAL_MAX: Final = 64
-"""Above so many in all, the cheapest neighbours are folded whatever their sizes."""
+"""Maximum number of pieces; above it, the cheapest neighbours are merged whatever their sizes."""
 SMALLEST_ROWS: Final = 4096
 """Pieces up to this are all of the lowest tier: a file costs about as much whatever is in it."""
 
 
 def tier_of(rows: int) -> int:
-    """The tier of a piece of so many rows, from 0."""
+    """The size tier of a piece with this number of rows, from 0."""
     return ((max(rows, SMALLEST_ROWS) // SMALLEST_ROWS).bit_length() - 1) // (RATIO.bit_length() - 1)
 
 

@@ -84,7 +84,7 @@ class Column(ABC):
         """Write one value to each slot."""
 
     def forget(self, slots: Slots) -> None:  # noqa: B027 - in an array there is nothing to be gained
-        """Nobody will read these slots before they are written again."""
+        """These slots are not read before they are written again."""
 
     @abstractmethod
     def get(self, slots: Slots, *, found: Mask | None = None) -> pl.Series:

@@ -24,7 +24,7 @@ from fordstone.state.column import Cells, Slots, column_of
 MISSING: Final = -1
 BUCKETS_MIN: Final = 64
 HASH_BLOCK_ROWS: Final = 32768
-"""So many rows are hashed at a time: their words stay in the processor's cache."""
+"""Number of rows hashed at a time, so that their words stay in the processor's cache."""
 # A bucket is 0 when empty, negative when its key was removed, else the tag above `slot + 1`. Tags are never 0.
 _EMPTY: Final = 0
 _REMOVED: Final = -1
@@ -105,7 +105,7 @@ class KeyIndex:
 
     @property
     def capacity(self) -> int:
-        """How many slots there is room for: whoever keeps something by slot makes as much room."""
+        """How many slots there is room for: arrays kept by slot need this size."""
         return self._live.size
 
     def live_slots(self) -> Slots:
@@ -252,7 +252,7 @@ class KeyIndex:
         return given
 
     def _allot(self, count: int) -> Slots:
-        """So many free slots, old ones first."""
+        """Free slots, old ones first."""
         parts = []
         while count and self._free:
             part = self._free.pop()
@@ -277,7 +277,7 @@ class KeyIndex:
         self._live = np.concatenate([self._live, np.zeros(capacity - self._live.size, dtype=np.bool_)])
 
     def _rehash(self, keys: int, slots: Slots) -> None:
-        """Build the buckets anew from the slots in use, with room for so many keys."""
+        """Rebuild the buckets from the slots in use, with room for this number of keys."""
         # Full to 3/8 at most, so that the next time (at 1/2) is far off even if keys come and go.
         size = max(BUCKETS_MIN, 1 << (keys * 8 // 3).bit_length())
         mask = size - 1

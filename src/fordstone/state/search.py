@@ -100,13 +100,13 @@ class _Index:
         `by_hash`: what is asked, about in order of the hashes: then the search goes through memory once.
         """
         first = self._times.searchsorted(asked.from_us, "left").take(by_hash)
-        behind = self._times.searchsorted(asked.to_us, "right").take(by_hash)
-        some = behind > first
+        until = self._times.searchsorted(asked.to_us, "right").take(by_hash)
+        some = until > first
         if not some.all():
-            by_hash, first, behind = by_hash[some], first[some], behind[some]
+            by_hash, first, until = by_hash[some], first[some], until[some]
         codes = self._code(hashes.take(by_hash))
         start = self._codes.searchsorted(codes + first)
-        counts = self._codes.searchsorted(codes + behind) - start
+        counts = self._codes.searchsorted(codes + until) - start
         pairs = int(counts.sum())
         # From the start of each stretch, one after the other.
         places = np.arange(pairs) + (start - (np.cumsum(counts) - counts)).repeat(counts)

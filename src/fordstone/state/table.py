@@ -25,11 +25,11 @@ from fordstone.state.key_index import MISSING, KeyIndex
 
 DELETED: Final = "__deleted"
 DENSE_SHARE: Final = 4
-"""When more than one slot in so many changed, whole arrays are copied: that is faster than picking."""
+"""If more than one slot in this many changed, whole arrays are copied: that is faster than picking."""
 SORTED_SHARE: Final = 32
-"""When more than one slot in so many changed, going through all of them gives the changed ones in order, soon enough."""
+"""If more than one slot in this many changed, all slots are scanned, which returns the changed ones in order."""
 ROWS_RATIO_MAX: Final = 3
-"""So many times the rows of the table may stand in its pieces: a restore reads them all."""
+"""Maximum ratio of rows in pieces to rows of the table: a restore reads them all."""
 
 
 class MemoryTable(Table):
@@ -172,7 +172,7 @@ class MemoryTable(Table):
         return Piece(make=partial(_rows, columns, self._columns, self._key, tuple(gone)))
 
     def load(self, pieces: Sequence[Piece], *, watermark_us: int) -> None:  # noqa: ARG002 - a table has no time
-        """Read the pieces, oldest first. Their rows are let go of where they have a `ref`."""
+        """Read the pieces, oldest first. Pieces with a `ref` do not keep their rows in memory."""
         held = []
         for piece in pieces:
             frame = piece.frame()

@@ -305,7 +305,7 @@ class TimedRows(State):
         return self._in_order([self._alive(frame) for frame in frames])
 
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
-        """Swap the pieces. The task may be closing or freezing meanwhile: both forms mean the same to it."""
+        """Swap the pieces. The task may be closing or freezing at the same time: both forms mean the same to it."""
         frame = new.frame()
         self._pieces.replace(old, [self._piece(frame, ref=new.ref)] if frame.height else [])
 
@@ -391,7 +391,7 @@ class MemoryBuffer(TimedRows, Buffer):
 COALESCE_ROWS_MIN: Final = 256 * 1024
 """Fewer open rows than this are not worth folding."""
 COALESCE_RATIO: Final = 4
-"""Open rows are folded when there are so many times more of them than were left by the last time."""
+"""Open rows are merged when their number exceeds this multiple of what the last merge left."""
 PATIENCE_MAX: Final = 16
 """How much longer to wait, at most, when folding does not make the rows fewer."""
 COALESCE_BYTES: Final = 256 * 1024 * 1024

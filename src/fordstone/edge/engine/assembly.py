@@ -1,6 +1,6 @@
 """Put an engine together: channels, chains, tasks, with the state of a checkpoint loaded.
 
-State is found by step name and key group, so a checkpoint may be taken up with another number of subtasks.
+State is found by step name and key group, so a checkpoint may be restored with another number of subtasks.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Ou
         step = parts.plan.step(name)
         operator = make_operator(step, parts.job.setting)
         _load(parts, name, operator, vertex, subtask, watermark_us)
-        onward: dict[str, list[Output]] = defaultdict(list)
+        outgoing: dict[str, list[Output]] = defaultdict(list)
         inside: dict[str, list[str]] = defaultdict(list)
         feeders: list[Link] = []
         for edge in parts.graph.out_of(vertex.name):
@@ -337,21 +337,21 @@ def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Ou
                 branch = edge.number - parts.graph.into(edge.target)[0].number
                 tag = f"{edge.target}/branch{branch}"
                 inside[edge.port].append(tag)
-                feeders.append(Link(tag, TagBranch(branch), onward={MAIN: [outputs[edge.number]]}))
+                feeders.append(Link(tag, TagBranch(branch), outputs={MAIN: [outputs[edge.number]]}))
                 continue
             target = parts.plan.step(edge.target)
             feeder = make_feeder(target, edge.index, parts.job.setting) if isinstance(target, p.KeyedStep) else None
             if feeder is None:
-                onward[edge.port].append(outputs[edge.number])
+                outgoing[edge.port].append(outputs[edge.number])
                 continue
             fed = f"{edge.target}/feed{edge.index}"
             inside[edge.port].append(fed)
-            feeders.append(Link(fed, feeder, onward={MAIN: [outputs[edge.number]]}))
+            feeders.append(Link(fed, feeder, outputs={MAIN: [outputs[edge.number]]}))
         for consumer, stream in parts.plan.consumers(name):
             if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
                 inside[stream.port].append(consumer.name)
         outlets = {MAIN: [_outlet(parts, step)]} if isinstance(step, p.Sink) else {}
-        links += [Link(name, operator, links=inside, onward=onward, outlets=outlets), *feeders]
+        links += [Link(name, operator, links=inside, outputs=outgoing, outlets=outlets), *feeders]
     return links
 
 
@@ -390,7 +390,7 @@ def _watermark_of(parts: _Parts, vertex: Vertex, task: TaskId) -> int:
     keyed = any(edge.keys is not None for edge in parts.graph.edges if edge.target == vertex.name)
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
     if keyed and parts.begins.reserved_us:
-        # At-most-once: a window that may have been let out since the checkpoint is lost rather than let out twice.
+        # At-most-once: a window that may have been output since the checkpoint is lost rather than output twice.
         return max([*own, min(parts.begins.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
@@ -408,7 +408,7 @@ def _channel_times(
 ) -> dict[str, int]:
     """The watermark of each channel, but no more than the least of the vertex that it comes from.
 
-    Partitions are dealt out anew at a start: a task that was ahead may now read what is behind. It says so itself soon.
+    Partitions are assigned again at a start: a task that was ahead may now read one that lags. It announces its own time soon.
     """
     known = next((cut.watermarks_us for cut in manifest.tasks if cut.task == task), {})
     least = {vertex.name: _least_watermark(manifest, vertex) for vertex in parts.graph.vertices}

@@ -17,8 +17,8 @@ ROWS_MAX: Final = 4 * 65_536
 BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-def _nobody() -> None:
-    """Wake nobody: the scheduler has not taken over yet."""
+def _no_wake() -> None:
+    """Do nothing: no scheduler runs the task yet."""
 
 
 class Channel:
@@ -26,8 +26,8 @@ class Channel:
 
     def __init__(self, name: str, *, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.name = name
-        self.wake_reader: Callable[[], None] = _nobody
-        self.wake_writer: Callable[[], None] = _nobody
+        self.wake_reader: Callable[[], None] = _no_wake
+        self.wake_writer: Callable[[], None] = _no_wake
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._items: deque[tuple[Item, int, int]] = deque()
@@ -70,7 +70,7 @@ class Channel:
             return barrier, tuple(self._items[i][0] for i in range(self._ahead))
 
     def take(self) -> Item | None:
-        """The next item, or None; nothing that stands behind an overtaking barrier, before that has been seen."""
+        """Return the next item, or None; no item after an overtaking barrier before the reader has seen that."""
         with self._lock:
             if not self._items or (self._overtaking is not None and self._ahead == 0):
                 return None

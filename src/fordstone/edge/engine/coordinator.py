@@ -3,7 +3,7 @@
 When to do what is judged in `protocol.pacing`. It is stepped like a task and never waits.
 
 Invariants: one attempt at a time; attempts only grow, across restarts too; an attempt is sealed only with the snapshots
-of all tasks; the next barrier carries the newest sealed attempt, so that sinks know what is no longer pending.
+of all tasks; the next barrier carries the newest sealed attempt, so that outlets drop what is no longer pending.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Coordinator:
         return self._running or self._committing
 
     def step(self) -> bool:
-        """Take in what came and act on the decision; say whether anything was done."""
+        """Process the reports that came and act on the decision; return whether anything was done."""
         took = self._take_mail()
         match decide(self._pace(), self._facts()):
             case Begin(last=last):
@@ -205,12 +205,12 @@ class Coordinator:
                 task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
 
     def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
-        """Give partitions that are new to the tasks that have fewest."""
+        """Assign new partitions to the tasks that have fewest."""
         new = [name for name in share.source.partitions() if name not in share.known]
         assigned: dict[TaskId, tuple[PartitionId, ...]] = {}
         for name in new:
             share.known.add(name)
-            # A task that has ended has told others so: what it read now would be late.
+            # A task that has ended has announced the end of time: rows that it read now would be late.
             load = {task.id: task.partition_count + len(assigned.get(task.id, ())) for task in share.tasks}
             task = min(share.tasks, key=lambda task: (task.finished, load[task.id]))
             assigned[task.id] = (*assigned.get(task.id, ()), name)

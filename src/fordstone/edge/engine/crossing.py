@@ -1,6 +1,6 @@
-"""What of a sealed epoch crosses to the hub: from a manifest to the entry in the outbox.
+"""What of a sealed epoch is sent to the hub: from a manifest to the entry in the outbox.
 
-The rows are runs already; here it is worked out which, and how far the time of each stream had come at the barrier.
+The rows are runs already. This module finds out which of them cross, and the watermark of each stream at the barrier.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_tiers(plan: p.Plan, outbox: Outbox | None) -> None:
 
 
 class Crossing:
-    """What the writer knows of the hub. Called by its thread only."""
+    """The writer's side of the hub. Called by the writer's thread only."""
 
     def __init__(self, outbox: Outbox, plan: p.Plan, graph: Graph) -> None:
         self.outbox = outbox
@@ -69,7 +69,7 @@ class Crossing:
         self.outbox.make_room(sum(run.size_bytes for segment in segments for run in segment.runs))
 
     def sealed(self, manifest: Manifest) -> int:
-        """After the seal: put the epoch into the outbox, durably; gives how many rows it brings, 0 if it was there already."""
+        """After the seal: put the epoch into the outbox, durably; return the number of its rows, 0 if it was there already."""
         if manifest.epoch <= self.outbox.newest:
             return 0
         entry = self.entry(manifest)
@@ -103,13 +103,13 @@ class Crossing:
         return self._entry(manifest.cut, lambda sink: self._watermark_us(sink, manifest))
 
     def finder(self, store: CheckpointStore) -> Callable[[int], Found | None]:
-        """How the outbox finds an entry again that it has lost: in the manifest, else in the cut log."""
+        """Return a function with which the outbox restores an entry that it has lost: from the manifest, else from the cut log."""
         cuts: dict[int, Cut] | None = None
 
         def find(epoch: int) -> Found | None:
             nonlocal cuts
             if not self._streams:
-                # Such a pipeline may have run without a hub meanwhile, and nothing was lost by it.
+                # Such a pipeline may have run without a hub in between, and nothing was lost by it.
                 return Found(EpochEntry(epoch=epoch, streams={}, created_us=0), exact=False)
             try:
                 return self._whole(Found(self.entry(store.manifest(epoch)), exact=True), store)
@@ -117,7 +117,7 @@ class Crossing:
                 cuts = store.cuts() if cuts is None else cuts
             if epoch not in cuts or not self._streams.keys() <= {segment.sink for segment in cuts[epoch].segments}:
                 return None
-            # How far time had come stands only in the manifest, except for a source. Not to move it is always right.
+            # Only the manifest records the watermark of a stream that does not come from a source. Not to move it is always right.
             least = {sink: self._source_us(sink, cuts[epoch]) for sink in self._streams}
             return self._whole(Found(self._entry(cuts[epoch], lambda sink: least[sink]), exact=False), store)
 
@@ -137,7 +137,7 @@ class Crossing:
                 )
                 for sink, stream in self._streams.items()
             },
-            # The clock at the barrier rather than at the seal: it stands in the cut, so the entry can be made again.
+            # The clock at the barrier rather than at the seal: the cut records it, so the entry can be restored.
             created_us=cut.now_us,
             ended=cut.ended,
             controls={control: self._position(cut, source) for source, control in self._controls.items()},
@@ -148,19 +148,19 @@ class Crossing:
         times_us = {
             task.task: task.watermark_us for task in manifest.tasks if task.task.rpartition("/")[0] == vertex.name
         }
-        # Who is idle holds nobody's time back, as for steps behind it. If all are, time stays.
+        # Idle tasks do not hold the watermark back, as at a gate. If all are idle, it stays.
         busy = times_us.keys() & self._busy(manifest)
         if vertex.kind is VertexKind.SOURCE and not busy:
             return self._source_us(sink, manifest.cut)
         return min((times_us[task] for task in busy or times_us), default=TIME_MIN_US)
 
     def _busy(self, manifest: Manifest) -> set[str]:
-        """The tasks that anything with a time comes to: from sources that read more than what is idle or done."""
+        """The tasks that receive rows with a time: from sources with a partition that is neither idle nor done."""
         cuts = {task.task: task for task in manifest.tasks}
         # The epoch may have been computed by another number of subtasks than run now.
         graph = build_graph(self._plan, manifest.parallelism)
         found: set[str] = set()
-        for vertex in graph.vertices:  # in the plan's order: what feeds a vertex stands before it
+        for vertex in graph.vertices:  # in the plan's order: the inputs of a vertex come before it
             edges = graph.into(vertex.name)
             for number in range(vertex.parallelism):
                 task = f"{vertex.name}/{number}"

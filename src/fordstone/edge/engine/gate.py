@@ -17,7 +17,7 @@ from fordstone.protocol.alignment import Alignment, Logged, Overtaking, Returned
 from fordstone.runtime.snapshot import Barrier, Batch, Item, Probe, Watermark
 
 FORWARD_EVERY: Final = 4
-"""At the head of a busy loop, so many items come back for each one that is let in."""
+"""At the head of a busy loop: number of items from the loop per item of new input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class Gate:
         self._idle = [False] * len(channels)
         self._idle_changed = False
         self._idle_next = [False] * len(channels)
-        """As the barriers that have come say for behind the cut."""
+        """As the barriers that have come declare it for the time after the cut."""
         self._probed: dict[int, set[int]] = {}
         self.watermark_us = TIME_MIN_US
         self.idle = False
         self.forward_ended = False
 
     def restore(self, times_us: Mapping[str, int], floor_us: int) -> None:
-        """Take up the watermarks of a checkpoint; `floor_us` for channels it does not know."""
+        """Restore the watermarks of a checkpoint; `floor_us` for channels it does not have."""
         self._times = [times_us.get(channel.name, floor_us) for channel in self.channels]
         self.watermark_us = max(floor_us, min((self._times[i] for i in self._forward()), default=TIME_MIN_US))
 
@@ -209,7 +209,7 @@ class Gate:
                     # Without holding back, a channel may have said more about itself since its barrier.
                     for forward in self._forward():
                         self._idle[forward] = self._idle_next[forward]
-                # Time moves behind the cut: windows that close by it belong to the next epoch, and so does the watermark.
+                # Time moves after the cut: windows that close by it belong to the next epoch, and so does the watermark.
                 self._idle_changed = True
                 return CutHere(replace(barrier, idle=not self._busy()), logging=bool(self._back))
             case Returned() if self._loop_log is not None:

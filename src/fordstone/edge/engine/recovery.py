@@ -54,7 +54,7 @@ class Remote:
 
 
 def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
-    """Find the newest checkpoint that is whole, set damaged ones aside, and say where to begin."""
+    """Find the newest checkpoint that is whole, set damaged ones aside, and return where to begin."""
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
     _mend_cuts(store)
     survey = store.survey()
@@ -71,7 +71,7 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
 
 
 def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
-    """What the copies tell. If they cannot be reached, what is here will do; but without anything, do not begin anew."""
+    """Survey the copies. If they cannot be reached, the local checkpoints will do; but without any, do not start empty."""
     nothing = Survey(checkpoints=(), cuts=frozenset())
     if remote is None:
         return nothing
@@ -85,7 +85,7 @@ def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
 
 
 def _mend_cuts(store: CheckpointStore) -> None:
-    """Tell of damage to the cut log and mend it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
+    """Log damage to the cut log and repair it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
     try:
         problem = store.mend_cuts()
     except FatalStorageError:
@@ -152,7 +152,7 @@ def without_end(manifest: Manifest | None, plan: p.Plan) -> Manifest | None:
 def check_plan(
     manifest: Manifest, plan_digest: str, step_digests: Mapping[str, str], *, parallelism: int, allow_new_state: bool
 ) -> frozenset[str]:
-    """The steps whose state may be loaded; raises `PlanMismatchError` when that is not all of them and nobody allowed it."""
+    """The steps whose state may be loaded; raises `PlanMismatchError` when that is not all of them and new state is not allowed."""
     match = match_plan(manifest.step_digests, step_digests)
     if not match.whole and not allow_new_state:
         raise PlanMismatchError(

@@ -1,6 +1,6 @@
 """The thread scheduler: a thread for each task, the coordinator and the writer.
 
-Polars lets go of the interpreter while it works, so tasks run beside each other. A thread whose step did nothing sleeps
+Polars releases the interpreter while it works, so tasks run in parallel. A thread whose step did nothing sleeps
 until it is woken. The first failure stops all.
 """
 
@@ -15,12 +15,12 @@ from fordstone.edge.engine.engine import Steppable
 
 TICK_SECONDS: Final = 0.01
 TICKS_A_CALL: Final = 5
-"""`every_tick` is called at every so many looks at whether it is over."""
+"""Number of checks whether the run is over per call of `every_tick`."""
 JOIN_SECONDS: Final = 60.0
 
 
 class ThreadScheduler:
-    """Runs steppables until told to stop. Used once."""
+    """Runs steppables until a condition holds. Used once."""
 
     def __init__(self, steppables: Sequence[Steppable]) -> None:
         self._steppables = tuple(steppables)

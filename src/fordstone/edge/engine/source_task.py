@@ -24,6 +24,7 @@ from fordstone.errors import StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.partitions import SourceState, source_state
 from fordstone.runtime.dead_letters import DeadLetters
 from fordstone.runtime.outlet import Outlet
 from fordstone.runtime.partition import Partition, Share, has_event_time, limit_us, row_ids
@@ -174,8 +175,8 @@ class ReadingTask(Task):
 
     def _announce_time(self) -> None:
         """Announce the watermark if it has grown, or idleness if it has changed."""
-        open_ = [q for q in self._share.partitions.values() if not q.done]
-        if not open_ and self._bounded:
+        state = self._state()
+        if state is SourceState.ENDED:
             if not self.finished:
                 self.finished = True
                 self._watermark_us = TIME_MAX_US
@@ -183,9 +184,11 @@ class ReadingTask(Task):
                 self._announce(TIME_MAX_US, idle=False)
                 self._reports.finished(self.id)
             return
-        busy = [q.watermark_us(self._step.lateness_us) for q in open_ if not (q.idle or self._timeless)]
-        idle = not busy
-        grown = max(self._watermark_us, min(busy)) if busy and has_event_time(self._step) else self._watermark_us
+        idle = state is SourceState.IDLE
+        grown = self._watermark_us
+        if not idle and has_event_time(self._step):
+            active = [q for q in self._share.partitions.values() if not (q.done or q.idle)]
+            grown = max(grown, min(q.watermark_us(self._step.lateness_us) for q in active))
         if grown > self._watermark_us or idle != self._idle or not self._announced:
             self._announced = True
             moved, changed = grown > self._watermark_us, idle != self._idle
@@ -195,9 +198,13 @@ class ReadingTask(Task):
             if grown > TIME_MIN_US or idle or changed:
                 self._announce(grown, idle=idle)
 
+    def _state(self) -> SourceState:
+        partitions = self._share.partitions.values()
+        return source_state(((q.idle or self._timeless, q.done) for q in partitions), bounded=self._bounded)
+
     def _pass_barrier(self, barrier: Barrier) -> None:
         """Cut here. Changes of partitions that were made at the barrier count in the time after it."""
-        idle = self._timeless or all(q.idle or q.done for q in self._share.partitions.values())
+        idle = self._state() is not SourceState.OPEN
         self._cut(replace(barrier, idle=idle and not self.finished), logging=False)
         self._announce_time()
 

@@ -1,7 +1,7 @@
 """Tasks: step functions over input channels, without a thread or a clock of their own.
 
-A scheduler calls `step` again and again; each call does one small thing and says whether it did anything. A task
-whose output is blocked does nothing more until there is room, so its own input fills up: back-pressure.
+A scheduler calls `step` again and again; each call does one small thing and returns whether it did anything. A task whose output
+is blocked does nothing more until there is room, so its own input fills up: back-pressure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSES_KEPT: Final = 4096
 
 
 class Reports(Protocol):
-    """What a task tells the coordinator. Called on the task's thread; must return at once."""
+    """What a task reports to the coordinator. Called on the task's thread; must return at once."""
 
     def acknowledge(self, snapshot: TaskSnapshot) -> None:
         """A task's part of an attempt is complete."""
@@ -39,7 +39,7 @@ class Reports(Protocol):
         ...
 
     def outlet_full(self) -> None:
-        """So much output waits for a seal that nothing more should be read before it."""
+        """The output that waits for a seal has reached its maximum: read nothing more before the seal."""
         ...
 
     def finished(self, task: TaskId) -> None:
@@ -100,7 +100,7 @@ class Task(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Do one small thing; say whether anything was done."""
+        """Do one small thing; return whether anything was done."""
 
     @property
     @abstractmethod
@@ -109,7 +109,7 @@ class Task(ABC):
 
     @property
     def idle_wait_us(self) -> int | None:
-        """How long `step` may rest after it did nothing; None: until somebody wakes the task."""
+        """Time to sleep after a step that did nothing; None: until the task is woken."""
         return None
 
     @property
@@ -122,7 +122,7 @@ class Task(ABC):
         self.chain.close()
 
     def _flush(self) -> bool:
-        """Move queued output into channels, as far as there is room; say whether all of it went."""
+        """Move queued output into channels, as far as there is room; return whether nothing is left."""
         while self._pending:
             channel, item = self._pending[0]
             if not channel.offer(item):
@@ -201,9 +201,9 @@ class StreamTask(Task):
         return super().in_flight or any(len(channel) for channel in self.gate.channels)
 
     def start(self, *, mute: bool) -> None:
-        """After a restore, say again how far time had come.
+        """After a restore, announce the watermark again.
 
-        `mute`: it may have come further than the checkpoint; what that lets go may be out already, and is lost.
+        `mute`: time may have come further than the checkpoint. What it would emit may have been output already, and is dropped.
         """
         if self.gate.watermark_us > TIME_MIN_US:
             self.chain.on_watermark(self.gate.watermark_us, mute=mute)

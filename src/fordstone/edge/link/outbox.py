@@ -23,10 +23,10 @@ import msgspec
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import EpochEntry
 from fordstone.protocol.sending import Weight
-from fordstone.storage.atomic import AtomicWriter
-from fordstone.storage.checksum import seal, unseal_as
+from fordstone.storage.checksum import seal
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.journal import Journal, JournalContent
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ COMPACT_BYTES_MIN: Final = 1 << 18
 COLLECT_EPOCHS: Final = 5_000
 _ENTRY: Final = msgspec.json.Decoder(EpochEntry)
 _EPOCH: Final = msgspec.json.Decoder(int)
-_KIND_AT: Final = len(b'{"digest":"') + 64 + len(b'","')
-_BODY_AT: Final = _KIND_AT + len(b'entry":')
 
 
 class Found(NamedTuple):
@@ -79,20 +77,19 @@ class Outbox:
         """The last epoch before a stop may go beyond the bound: otherwise a full outbox could not be stopped."""
         self.unsent_before = 0
         """Epochs up to this one were sealed before there was an outbox, and hold nothing for the hub."""
-        self._disk, self._directory = disk, directory
-        self._path = f"{directory}/{OUTBOX_NAME}"
+        self._directory = directory
+        self._journal = Journal(disk, f"{directory}/{OUTBOX_NAME}")
         self._bytes_max, self._drops, self._fresh = bytes_max, drops, fresh
         self._failpoints = failpoints or NoFailpoints()
         self._compact_bytes_min = compact_bytes_min
-        self._writer = AtomicWriter(disk)
         self._io = threading.RLock()
-        """Whoever writes the file. Taken before the other, which is never held while a disk is waited for."""
+        """Held while the file is written. Taken before the other lock, which is never held while a disk is waited for."""
         self._mutex = threading.Lock()
         self._sent = 0
         self._kept: deque[_Kept] = deque()
         self._held: dict[str, int] = {}
         """How many entries name each run."""
-        self._bytes = self._live_bytes = self._file_bytes = 0
+        self._bytes = self._live_bytes = 0
         self._there = False
 
     # What is known of it.
@@ -130,11 +127,10 @@ class Outbox:
 
     # The writer's side.
 
-    def begin(self, sealed: int, find: Callable[[int], Found | None], *, rebuilding: int = 0) -> None:
+    def begin(self, sealed: int, find: Callable[[int], Found | None]) -> None:
         """Read what is there and make it whole. Called before anything else; again if another checkpoint has to be used.
 
-        `sealed`: the newest sealed epoch, of which the last `rebuilding` will be computed, and added, again. `find` makes
-        an entry again from checkpoints and cuts.
+        `sealed`: the newest sealed epoch. `find` restores an entry from checkpoints and cuts.
         """
         lines = self._read()
         self._kept.clear()
@@ -160,12 +156,7 @@ class Outbox:
             # Nothing crosses at all, or nothing was to cross: the sender fills up what the hub wants, without a list of it here.
             empty = found is not None and not found.entry.streams
             self.unsent_before = self._sent if self._fresh or empty else 0
-            newest = sealed
-        surely = sealed - rebuilding
         for epoch in range(self._sent + 1, sealed + 1):
-            if epoch > max(newest, surely) and not lines.damaged:
-                # It was not sealed for the outbox before the crash: computed again, it will be added.
-                break
             self._push(known.get(epoch) or self._find(epoch, find))
         mended = lines.damaged or self._kept_count_differs(lines)
         if mended:
@@ -183,7 +174,7 @@ class Outbox:
                 raise AssertionError(f"epoch {entry.epoch} came into the outbox after {newest}")
             self._failpoints.hit("outbox.before-add")
             kept = _kept(entry, exact=exact)
-            self._append(_line(kept))
+            self._journal.append(_line(kept))
             self._failpoints.hit("outbox.added")
             self._push(kept)
         self.wake()
@@ -194,11 +185,11 @@ class Outbox:
             if not self._sent < entry.epoch <= self.newest:
                 return
             kept = _kept(entry, exact=False)
-            self._append(_line(kept))
+            self._journal.append(_line(kept))
             self._swap(entry.epoch, kept)
 
     def make_room(self, size_bytes: int) -> None:
-        """Before a seal: see that so many more bytes fit. `StorageError` while they do not."""
+        """Before a seal: check that this many more bytes fit. `StorageError` while they do not."""
         with self._io:
             beyond = self._bytes + size_bytes - self._bytes_max
             if beyond <= 0 or not self._bytes or self.overrun or not size_bytes:
@@ -235,23 +226,23 @@ class Outbox:
         return None if kept is None else _ENTRY.decode(kept.body)
 
     def digest(self, epoch: int) -> str | None:
-        """The digest of an entry that waits; None if it does not, or was made again so that nobody knows what it was."""
+        """The digest of an entry that waits; None if it does not, or was restored so that its original is unknown."""
         kept = self._waiting(epoch)
         return None if kept is None or not kept.exact else _ENTRY.decode(kept.body).digest()
 
     def mark(self, epoch: int) -> None:
-        """The hub has everything up to here. The mark is durable before anything is let go."""
+        """The hub has everything up to here. The mark is durable before anything is removed."""
         with self._io:
             if epoch <= self._sent:
                 return
-            self._append(seal("sent", epoch))
+            self._journal.append(seal("sent", epoch))
             self._failpoints.hit("outbox.marked")
             with self._mutex:
                 while self._sent < epoch:
                     self._sent += 1
                     if self._kept:
                         self._forget(self._kept.popleft())
-            if self._file_bytes - self._live_bytes > max(self._compact_bytes_min, self._live_bytes):
+            if self._journal.size_bytes - self._live_bytes > max(self._compact_bytes_min, self._live_bytes):
                 self._rewrite()
             self._failpoints.hit("outbox.trimmed")
 
@@ -266,7 +257,7 @@ class Outbox:
         found = find(epoch)
         if found is None:
             raise CheckpointError(
-                f"{self._path}: the line of epoch {epoch} cannot be read, and what that epoch sent to the center cannot be found in "
+                f"{self._journal.path}: the line of epoch {epoch} cannot be read, and what that epoch sent to the center cannot be found in "
                 "the checkpoints either. Bring the file back from a copy; or, if the hub has the epoch, go on from the hub's "
                 "checkpoint with an empty state directory and --take-over."
             )
@@ -276,18 +267,8 @@ class Outbox:
         return self._there and any(epoch not in lines.entries for epoch in range(self._sent + 1, self.newest + 1))
 
     def _read(self) -> _Lines:
-        try:
-            data = self._disk.read(self._path)
-        except FileNotFoundError:
-            return _Lines({}, 0, 0, 0)
-        self._there, self._file_bytes = True, len(data)
-        return _parse(data)
-
-    def _append(self, line: bytes) -> None:
-        # The newline in front ends whatever a crash or a full disk has left of the line before.
-        self._disk.append(self._path, b"\n" + line + b"\n")
-        self._disk.fsync(self._path)
-        self._file_bytes += len(line) + 2
+        self._there = self._journal.exists()
+        return _parse(self._journal.read())
 
     def _rewrite(self) -> None:
         with self._mutex:
@@ -295,11 +276,8 @@ class Outbox:
         # Twice, at both ends: without it, entries that are long gone would be missed.
         sent = seal("sent", self._sent)
         before = [seal("before", self.unsent_before)] if self.unsent_before else []
-        data = b"\n".join([sent, *before, *(_line(one) for one in kept), sent, b""])
-        self._writer.replace(self._path, data)
-        self._disk.fsync_dir(self._directory)
+        self._journal.rewrite([sent, *before, *map(_line, kept), sent])
         self._there = True
-        self._file_bytes = len(data)
 
     def _drop(self, beyond: int) -> None:
         """Take the rows out of the oldest entries. The epochs stay: the hub takes none without those before it."""
@@ -315,7 +293,7 @@ class Outbox:
                 emptied[epoch] = _kept(msgspec.structs.replace(entry, streams=streams), exact=False)
                 beyond -= kept.size_bytes
         if emptied:
-            self._append(b"\n".join(_line(kept) for kept in emptied.values()))
+            self._journal.append(*map(_line, emptied.values()))
             for epoch, kept in emptied.items():
                 self._swap(epoch, kept)
             log.warning("outbox full, rows dropped", extra={"epochs": len(emptied), "rows": rows})
@@ -357,24 +335,20 @@ class _Lines(NamedTuple):
     damaged: int
 
 
-def _parse(data: bytes) -> _Lines:
+def _parse(content: JournalContent) -> _Lines:
     entries: dict[int, _Kept] = {}
-    sent = before = damaged = start = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        line = data[start : end if end >= 0 else len(data)]
-        start += len(line) + 1
-        if not line:
-            continue
+    sent = before = 0
+    damaged = content.damaged_lines + bool(content.torn_bytes)
+    for record in content.records:
         try:
-            if line.startswith((b'entry"', b'again"'), _KIND_AT):
-                kind = line[_KIND_AT : _KIND_AT + 5]
-                entry = unseal_as(kind.decode(), line, _ENTRY)
-                entries[entry.epoch] = _kept(entry, exact=kind == b"entry", body=line[_BODY_AT:-1])
-            elif line.startswith(b'before"', _KIND_AT):
-                before = max(before, unseal_as("before", line, _EPOCH))
-            else:
-                sent = max(sent, unseal_as("sent", line, _EPOCH))
+            match record.kind:
+                case "entry" | "again":
+                    entry = record.decode(_ENTRY)
+                    entries[entry.epoch] = _kept(entry, exact=record.kind == "entry", body=record.body)
+                case "before":
+                    before = max(before, record.decode(_EPOCH))
+                case _:
+                    sent = max(sent, record.decode(_EPOCH))
         except DamagedError:
             damaged += 1
     return _Lines(entries, sent, before, damaged)

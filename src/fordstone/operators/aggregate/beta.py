@@ -43,7 +43,7 @@ REACH_STEPS: Final = 5
 CLOSE: Final = 1e-4
 """The step is the last that sets out so close to the logarithm of the probability: what it leaves is the cube of that."""
 BLOCK: Final = 1024
-"""So many quantiles are found at a time: what is computed on the way stays in the processor's cache."""
+"""Number of quantiles computed at a time, so that intermediate arrays stay in the processor's cache."""
 _FAR: Final = 30.0
 _NEAR: Final = 0.5
 _STIRLING_FROM: Final = 10.0

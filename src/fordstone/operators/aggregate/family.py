@@ -44,9 +44,9 @@ from fordstone.plan.stream_type import (
 from fordstone.plan.windows import Count, Session, Sliding, Tumbling, Window
 
 SPAN_MAX_US: Final = 2**62
-"""A window behind any time still ends at a time."""
+"""Maximum span: the end of a window that begins at any time is still a time."""
 WINDOWS_A_ROW_MAX: Final = 100_000
-"""A row counts for at most so many windows: each gives a result of its own for every key."""
+"""Maximum number of windows that one row counts for: each has a result of its own for every key."""
 
 
 def check_aligned(step: str, window: Tumbling | Sliding) -> None:
@@ -86,7 +86,7 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
 
 
 GAP_MAX_US: Final = 2**62
-"""A gap behind any time is still a time."""
+"""Maximum gap: any time plus a gap is still a time."""
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
@@ -120,7 +120,7 @@ def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
     main = _aggregated(step, stream)
     if step.window is None:
         return {p.Input(step.name): main}
-    # Who merges partial rows has no late rows to show: those were told apart, and counted, where the partial rows were made.
+    # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
     late = late_rows(step, stream) if step.merges is None else {}
     if step.early_us is None:
         return {p.Input(step.name): main} | late
@@ -205,7 +205,7 @@ def _windowable(step: p.Aggregate, stream: StreamType) -> None:
 
 
 MEANING_CHARS: Final = 8
-"""Of a digest: it tells two versions of one step apart, not all steps there are."""
+"""Length of the digest: enough to distinguish two versions of one step."""
 
 
 class AggregateFamily(Family[p.Aggregate]):

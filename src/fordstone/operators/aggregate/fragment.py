@@ -38,7 +38,7 @@ class Keyed:
     """Where the rows of each key stand in a frame."""
 
     keys: pl.DataFrame
-    """One row a key."""
+    """One row per key."""
     counts: Numbers
     """Rows a key, none of them 0."""
     by_key: Numbers
@@ -138,7 +138,7 @@ class Fragments:
     def finish(
         self, values: pl.DataFrame, *, keys: pl.DataFrame, starts: Numbers, ends: Numbers, windows: Numbers
     ) -> pl.DataFrame:
-        """The result rows of merged partial rows. `windows`: what tells the windows of one key apart, on every replay."""
+        """The result rows of merged partial rows. `windows`: a value that identifies a window of its key, the same on every replay."""
         kept = pl.DataFrame([values.get_column(name) for name in self.values])
         results = self._partials.finish(_numbered(kept, np.arange(kept.height))).get_columns()[1:]
         times = [

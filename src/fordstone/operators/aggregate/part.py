@@ -177,7 +177,7 @@ class Sum(_Added):
 
     def invertible(self, values: Values) -> bool:
         """Only where sums are exact."""
-        # A float that was added leaves an error behind when it is subtracted, and NaN stays for good.
+        # A float that was added leaves an error when it is subtracted, and NaN stays for good.
         return values.type.is_integer or values.type.name == "decimal"
 
 
@@ -359,7 +359,7 @@ class Collected(Part):
         return [pl.concat_list(each).alias(name) for each, name in zip(found, self.columns(values), strict=True)]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The lists, one behind the other."""
+        """The lists, one after the other."""
         return [pl.col(name).explode().drop_nulls() for name in self.columns(values)]
 
 

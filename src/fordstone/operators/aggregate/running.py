@@ -27,11 +27,11 @@ SHRINK_LEAST: Final = 0.5
 """A combiner that leaves more than this share of the rows is not worth its work."""
 OPEN_ROWS_MIN: Final = 16 * 1024
 OPEN_RATIO: Final = 2
-"""A running aggregate merges partial rows within an epoch when there are so many times more of them than keys."""
+"""A running aggregate merges partial rows within an epoch when their number exceeds this multiple of the keys."""
 SPLIT_ROWS: Final = 16 * 1024
 """Batches of fewer rows are not worth splitting by window."""
 TRY_AGAIN_EVERY: Final = 64
-"""After so many batches that were passed on as they are, the combiner tries again."""
+"""Number of batches passed on as they are before the combiner tries again."""
 
 
 class Combine(Operator):
@@ -93,7 +93,7 @@ class Combine(Operator):
 
 
 class RunningAggregate(Operator):
-    """One row a key over all its rows so far, given out anew when it has changed."""
+    """One row per key over all its rows so far, emitted again when it has changed."""
 
     def __init__(self, partials: Partials, *, combined: bool, at_barriers: bool, state: StateBackend) -> None:
         """`at_barriers`: results come once an epoch; else with every batch, for pipelines without exactly-once."""

@@ -12,7 +12,7 @@ Values are doubles; nulls and NaN are left out, and -0.0 is 0.0. The least and t
 How many different values: a HyperLogLog sketch of Apache DataSketches, as the bytes that its readers everywhere take.
 
 What is one value: text by its UTF-8 bytes, whole numbers, dates and timestamps by 64 bits, floats by their value with one
-zero and one NaN, decimals by their digits, bytes by their hex digits behind an x. Null is no value. The empty text is one, which the package
+zero and one NaN, decimals by their digits, bytes by their hex digits after an x. Null is no value. The empty text is one, which the package
 would pass over: another text stands for it.
 
 The package is imported where the first sketch is made. Invariant: an estimate is a function of the set of values, not of how

@@ -4,7 +4,7 @@ A pair is given out when the second of its rows comes. A row is kept until the w
 more; then, in an outer join, it is given out alone if none came. Whether one came depends on a row's key and time alone,
 so what has met is kept as key and time, once for however many rows.
 
-Why a pair is never missed: a row that is in time is not below the watermark; a row that was let go of could only have a
+Why a pair is never missed: a row that is in time is not below the watermark; a row that was evicted could only have a
 partner below it. Late rows leave on the late port as rows of the result with nothing on the other side.
 
 Invariants: each pair of rows in time is given out once, each unmet row of an outer side once; nothing that is given out
@@ -47,7 +47,7 @@ Rows = npt.NDArray[np.int64]
 
 
 _BEHIND: Final = "__behind"
-"""Of what has met: the first watermark at which its rows are let go of."""
+"""Of what has met: the first watermark at which its rows are evicted."""
 
 
 class _Half:
@@ -122,7 +122,7 @@ class IntervalJoin(Operator):
         return emits
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Let go of rows; those of an outer side that met nobody are given out alone."""
+        """Evict rows; those of an outer side without a partner are emitted alone."""
         self._watermark_us = watermark_us
         alone = [(half.side, half.evict(watermark_us)) for half in (self._left, self._right)]
         return [Emit(side.alone(rows)) for side, rows in alone if rows.height]

@@ -4,7 +4,7 @@ Keys are compared in one type: equal types, or whole numbers of any width; null 
 normalised bits). A key column with the same name on
 both sides is one column of the result, in that type; every other right column follows the left ones, with a suffix if
 the left has its name. Before the shuffle a feeder renames keys to `__k0..`, adds the time in a column named for the side, and
-gives the other columns the names of the result: an operator tells the side of a batch by its columns.
+gives the other columns the names of the result: the columns show which side a batch is of.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _common(left: str, one: DataType, right: str, other: DataType) -> DataType:
 
 
 def holds_us(step: p.Join) -> tuple[int, int]:
-    """How long behind its own time a row of each side is kept: so long a partner may come, or a pair may."""
+    """How long after its own time a row of each side is kept, because a partner or a pair may come."""
     return max(step.to_us, 0), max(-step.from_us, 0)
 
 
@@ -127,7 +127,7 @@ def keys_details(left: Sequence[str], right: Sequence[str], unmatched: str) -> I
 
 LEFT: Final = "__left"
 RIGHT: Final = "__right"
-"""Of rows of that side: until when they are kept, in microseconds: their time and how long behind it. Null: no time."""
+"""Of rows of that side: until when they are kept, in microseconds: their time plus a duration. Null: no time."""
 
 
 class Side:
@@ -143,7 +143,7 @@ class Side:
         time: EventTime | None,
         hold_us: int = 0,
     ) -> None:
-        """`schema` and `keys`: of the side's own stream. `hold_us`: how long behind its time a row is kept."""
+        """`schema` and `keys`: of the side's own stream. `hold_us`: how long after its time a row is kept."""
         self.mark = mark
         self.hold_us = hold_us
         self.keys = join_keys(len(keys))
@@ -205,7 +205,7 @@ class Carry(Stateless):
         self._side = side
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows; ids that they carry for others are left behind."""
+        """The rows; ids that they carry are dropped."""
         return self._side.carried(frame)
 
 

@@ -5,8 +5,8 @@ of a later one, or the end of the match. Options stand in order of preference: a
 another row, a reluctant one rather move on; what is optional is rather taken. Every match is thereby a path, and matches
 of one first row have an order: the order in which backtracking would find them.
 
-With `choose="earliest"` all paths count, but for what `beats` rules out: a greedy stage is not left at or behind a row that it could
-have taken, and a reluctant one takes no row at or behind one with which it could have been left.
+With `choose="earliest"` all paths count, but for what `beats` rules out: a greedy stage is not left at or after a row that it could
+have taken, and a reluctant one takes no row at or after one with which it could have been left.
 
 Leaves to `operators.matching` going through rows, and to `operators.match` everything else.
 
@@ -28,7 +28,7 @@ from fordstone.operators.match.check import Slot
 from fordstone.plan import plan as p
 
 Take = Callable[[Any, Any], Any]
-"""The state behind a row: of the state before it, and the value of the slot's argument in it."""
+"""The state after a row: of the state before it, and the value of the slot's argument in it."""
 Read = Callable[[Any], Any]
 _EXACT: Final = Context(prec=100)
 
@@ -159,7 +159,7 @@ class Option:
     every: bool = False
     """Whether it stays an option after it was taken, for later rows."""
     not_next: tuple[Test, ...] = ()
-    """What the row right behind must not be."""
+    """What the next row must not be."""
     not_between: tuple[Test, ...] = ()
     """What no row on the way may be."""
     beats: int = 0
@@ -248,8 +248,8 @@ class _Building:
     def before(self, other: _Building, *, beating: bool) -> _Building:
         """These options, then the other ones; `beating`: each of these beats all of those."""
         shift = len(self.options)
-        behind = {shift + at for at in range(len(other.options))}
-        mine = [beats | behind if beating else beats for beats in self.beats]
+        later = {shift + at for at in range(len(other.options))}
+        mine = [beats | later if beating else beats for beats in self.beats]
         return _Building(
             [*self.options, *other.options], [*mine, *({shift + at for at in beats} for beats in other.beats)]
         )
@@ -277,7 +277,7 @@ class _Compiler:
         self._taking = [at for at, stage in enumerate(step.stages) if not stage.negated]
 
     def leave(self, number: int) -> _Building:
-        """The ways on behind the stage that takes rows as number `number - 1` (0: from the beginning)."""
+        """The ways on after the stage that takes rows as number `number - 1` (0: from the beginning)."""
         not_next: list[Test] = []
         not_between: list[Test] = []
         before = self._taking[number - 1] + 1 if number else 0
@@ -400,7 +400,7 @@ class Node:
 
 
 def states_with(rule: StageRule, states: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The states of the slots behind a row that a stage takes."""
+    """The states of the slots after a row that a stage takes."""
     if not rule.slots:
         return states
     found = list(states)

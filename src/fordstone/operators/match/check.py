@@ -60,7 +60,7 @@ _FUNCTIONS: Final[dict[str, SlotFunction]] = {
 class Slot:
     """Something that is asked of the rows taken so far: by one stage, or (None) by all.
 
-    `argument` is a term over one row; None for the number of rows. `offset`: so many rows behind the first, or before the last.
+    `argument` is a term over one row; None for the number of rows. `offset`: number of rows after the first, or before the last.
     """
 
     function: SlotFunction

@@ -170,11 +170,11 @@ class MatchRows(Operator):
         )
         self._open: dict[Key, Matcher] = {}
         self._asleep: dict[Key, bytes] | None = None
-        """What was loaded and not yet read back; None: nobody has looked."""
+        """What was loaded and not yet read back; None: not loaded yet."""
         self._changed: dict[Key, None] = {}
         self._deadlines: list[tuple[int, int, Key]] = []
         self._due: set[Key] = set()
-        """The keys in `_deadlines`: each is in there once, with a deadline that is not behind its own."""
+        """The keys in `_deadlines`: each is in there once, with a deadline that is not later than its own."""
         self._pushed = 0
         self._dropped = 0
 

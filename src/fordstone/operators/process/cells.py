@@ -181,7 +181,7 @@ _PLAIN: Final[dict[str, Coercion]] = {
 
 CHUNK_ITEMS: Final = 64
 CHUNKS_FEW: Final = 4
-"""So many chunks are left alone, however empty they are."""
+"""Up to this number, chunks are not compacted, however empty they are."""
 NOT_YET_US: Final = -(2**63)
 """When something was written by the clock, before the barrier has said what the clock is."""
 
@@ -286,7 +286,7 @@ class ValueCell:
             self.at_us = now_us
 
     def drop(self, until_us: int) -> None:
-        """Forget what was written so long ago."""
+        """Forget what was written up to `until_us`."""
         if self.at_us <= until_us:
             self.clear()
 
@@ -382,7 +382,7 @@ class ListCell(_Chunked):
                 ]
 
     def drop(self, until_us: int) -> None:
-        """Forget what was written so long ago."""
+        """Forget what was written up to `until_us`."""
         self._open()
         for number, chunk in enumerate(self.chunks):
             kept = [item for item in chunk if item[1] > until_us]
@@ -448,7 +448,7 @@ class MapCell(_Chunked):
         self._open()
         number = self._where.get(kept_key)
         if number is not None and not self._visible(self.chunks[number][kept_key]):
-            # It had gone, as far as anyone can see: it comes anew, behind all others.
+            # It had expired, so it is a new key, after all others.
             self._remove(kept_key)
             number = None
         if number is None:
@@ -509,7 +509,7 @@ class MapCell(_Chunked):
                 chunk |= {key: (value, now_us) for key, (value, at_us) in chunk.items() if at_us == NOT_YET_US}
 
     def drop(self, until_us: int) -> None:
-        """Forget what was written so long ago."""
+        """Forget what was written up to `until_us`."""
         self._open()
         for key in [key for chunk in self.chunks for key, item in chunk.items() if item[1] <= until_us]:
             self._remove(key)

@@ -1,4 +1,4 @@
-"""What a keyed function is told beside its row, and what it may ask for: its key, the time, timers."""
+"""The context of a keyed function: its key, the time, and timers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Context:
         after: str | dt.timedelta | None = None,
         clock: bool = False,
     ) -> None:
-        """Have `on_timer` called at a time, or so long after now. Replaces the key's timer of that name and kind."""
+        """Have `on_timer` called at a time, or after a duration. Replaces the key's timer of that name and kind."""
         stage = self._stage
         if not isinstance(name, str):
             raise TaskError(f"{stage.here()}: set_timer({name!r}): a timer's name is a string.")

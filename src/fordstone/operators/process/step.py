@@ -8,7 +8,7 @@ after the other, each with its state at hand.
 Leaves to others: where state lies (`keyed_store`), what the function sees of it (`state_cells`).
 
 Invariants: if ordered, what a function sees and gives for a key is a function of the key's rows, whatever the batches,
-watermarks, barriers and restores; rows that it gives are not late for whoever comes next.
+watermarks, barriers and restores; rows that it gives are not late for the next step.
 
 Rows as a keyed function sees them, and the rows that it gives: from columns to records and back.
 
@@ -115,7 +115,7 @@ def _kept(where: str, text: str) -> DataType:
 Record = dict[str, Any]
 
 ROWS_AT_ONCE: Final = 32_768
-"""So many rows are Python objects at a time."""
+"""Maximum number of rows that are Python objects at a time."""
 _DAY_US: Final = 86_400_000_000
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
@@ -209,7 +209,7 @@ class Given:
         return frame_of(records, self._schema, self._step)
 
     def _check_times(self, frame: pl.DataFrame, time: EventTime, floors_us: Any) -> None:
-        """Refuse rows that would be late for whoever comes next."""
+        """Reject rows that would be late for the next step."""
         times = microseconds(frame.get_column(time.column))
         early = (times + time.shift_us < pl.Series(floors_us)).fill_null(value=True)
         if early.any():
@@ -240,7 +240,7 @@ def _without_zone(value: Any) -> dt.datetime:
 
 
 END_TIMERS_MAX: Final = 10_000
-"""So many timers of one key run out behind its last row when the input has ended; more means that it never stops."""
+"""Maximum number of timers of one key that run out after the input has ended; more means that it never stops."""
 _ROW: Final = "__row"
 _PLACE: Final = "in step "
 

@@ -27,12 +27,12 @@ from fordstone.state.base import State
 
 NEVER_US: Final = 2**63 - 1
 STALE_MAX: Final = 32
-"""So many timers that were set anew or taken back may stay in the order of times, beside as many as there are."""
+"""Maximum number of outdated entries in the heap of times, beyond the number of timers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """A timer that has run out: what `on_timer` is told."""
+    """A timer that has run out: the argument of `on_timer`."""
 
     name: str
     time: dt.datetime
@@ -63,7 +63,7 @@ class Timers:
         self.changed = True
         heappush(self._heap, (at_us, name))
         if len(self._heap) > 2 * len(self.at_us) + STALE_MAX:
-            # One that is set anew again and again, behind another that stays, would leave all its times there.
+            # A timer that is set again and again, after another that stays, would leave all its times there.
             self._heap = [(at_us, name) for name, at_us in self.at_us.items()]
             heapify(self._heap)
 
@@ -92,7 +92,7 @@ class Timers:
         """When the next is due."""
         heap = self._heap
         while heap and self.at_us.get(heap[0][1]) != heap[0][0]:
-            heappop(heap)  # it was set anew, or taken back
+            heappop(heap)  # it was set again, or deleted
         return heap[0][0] if heap else NEVER_US
 
     def next_below(self, bound_us: int) -> str | None:
@@ -107,7 +107,7 @@ class Timers:
 Key = tuple[Any, ...]
 
 ENTRIES_MAX: Final = 50_000
-"""With more entries in memory than this, those that nobody is working on are let go of."""
+"""Maximum number of entries in memory; above it, those not in use are evicted."""
 _VALUE: Final = "__value"
 _AT: Final = "__at"
 """When the value was written, or the oldest of a chunk."""
@@ -174,12 +174,12 @@ class KeyedStore:
         self.touched: dict[Key, Entry] = {}
         """Entries that may have changed since they were last written back."""
         self._unlooked: dict[Key, Entry] = {}
-        """Those whose event timers may have changed since somebody asked what is due."""
+        """Those whose event timers may have changed since `due` was last called."""
         self._soon: list[tuple[int, int, Entry]] = []
         """Entries whose event timers have changed since they were last written back, by the time of the first, and by number."""
         self._numbers = count()
         self._asked_us = NOT_YET_US
-        """Up to when somebody has asked which event timers are due."""
+        """Up to when `due` has returned event timers."""
 
     def states(self) -> dict[str, State]:
         """The tables by name."""
@@ -203,7 +203,7 @@ class KeyedStore:
     # Entries.
 
     def entries(self, keys: pl.DataFrame) -> list[Entry]:
-        """The entry of each key; keys do not repeat. Whoever asks may change them."""
+        """The entry of each key; keys do not repeat. The caller may change them."""
         names = self._tuples(keys)
         known = self._entries
         missing = [place for place, key in enumerate(names) if key not in known]
@@ -239,7 +239,7 @@ class KeyedStore:
         self._entries.update(zip(names, made, strict=True))
 
     def evict(self, *, settled: bool = False) -> None:
-        """Let go of entries if there are many, except where something counts from the next barrier on.
+        """Evict entries if there are many, except where something counts from the next barrier on.
 
         `settled`: the barrier is here, so that nothing does.
         """
@@ -257,7 +257,7 @@ class KeyedStore:
     # What is due.
 
     def due(self, bound_us: int, *, by_clock: bool) -> list[Entry]:
-        """The entries with a timer below a time, or (by the clock) up to it. Whoever asks may change them."""
+        """The entries with a timer below a time, or (by the clock) up to it. The caller may change them."""
         if by_clock:
             self._write_timers(self._clocks, "clocks")
             keys = self._clocks.keys_until(_LEAST, bound_us)
@@ -283,7 +283,7 @@ class KeyedStore:
     def forget(self, now_us: int, *, by_clock: bool, before_us: int | None) -> None:
         """Drop what has outlived its ttl. `before_us`: when that was last done; None: look whether something is due.
 
-        By event time nobody sees what is too old, so that it may stay a while: a quarter of its ttl.
+        By event time an expired value is not visible, so it may stay for a quarter of its ttl.
         """
         for place, (kind, table) in enumerate(zip(self._kinds, self._tables, strict=True)):
             if kind.ttl_us is None or kind.by_clock is not by_clock:

@@ -1,4 +1,4 @@
-"""Count windows: one row for every so many rows of a key, in order of time.
+"""Count windows: one row per window of a fixed number of rows of a key, in order of time.
 
 Rows wait until the watermark passes them; then those of a key are numbered from 0 on, in order. Window w holds the rows
 from w * slide to w * slide + size - 1, and is given out when it has them all. A window that never fills is not given out.
@@ -14,7 +14,7 @@ barriers, watermarks and restores; a row counts once, or leaves on the late port
 
 Merge many overlapping stretches of panes, all of one length, without merging what they share again and again.
 
-A stretch of n panes is written in base `BRANCHES`: so many blocks of 512 panes, then of 64, of 8, and single ones. A block is
+A stretch of n panes is written in base `BRANCHES`: blocks of 512 panes, then of 64, of 8, and single ones. A block is
 merged from `BRANCHES` blocks of the next smaller length. Blocks that begin at the same pane are the same, whichever
 stretches they are in, and only those that some stretch needs are made. So one stretch alone costs what it has panes, and
 stretches that begin at every pane cost a few merges each.
@@ -51,7 +51,7 @@ def merged_stretches(fragments: Fragments, panes: pl.DataFrame, starts: Numbers,
     """The blocks of each level, those of level 0 being all panes."""
     blocks = _wanted(starts, parts, panes.height)
     where, of_starts = np.arange(panes.height), []
-    """At which row of its level the block that begins at a pane stands; meaningless for those that nobody needs."""
+    """At which row of its level the block that begins at a pane stands; meaningless for those that are not needed."""
     for level, offsets in enumerate(parts):
         if level:
             inner = where[_inner(blocks[level], level).ravel()]
@@ -139,11 +139,11 @@ class Panes:
         return found
 
     def full(self, counts: Numbers) -> Numbers:
-        """How many windows are full after so many rows: also the number of the first that is not."""
+        """How many windows are full after `rows` rows: also the number of the first that is not."""
         return np.maximum(counts - self.size + self.slide, 0) // self.slide
 
     def needed(self, counts: Numbers) -> tuple[Numbers, Numbers]:
-        """After so many rows: the first pane that a window still needs, and how many from there on have rows."""
+        """After `rows` rows: the first pane that a window still needs, and how many from there on have rows."""
         first = self.full(counts) * self.step
         last = self.of_rows(np.maximum(counts - 1, 0))
         return first, np.where(counts > 0, np.maximum(last - first + 1, 0), 0)
@@ -162,7 +162,7 @@ class _Stretch:
 
 
 class CountAggregate(Operator):
-    """One row a key and window of so many rows, when the window is full."""
+    """One row per key and window, when the window is full."""
 
     def __init__(self, fragments: Fragments, window: Count, *, state: StateBackend) -> None:
         self._fragments = fragments

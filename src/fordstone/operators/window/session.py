@@ -5,12 +5,12 @@ until the watermark passes their first row. Then they are joined, key by key, wi
 there is one: fragments that touch or overlap become one. A session closes when the watermark has reached its last row plus
 the gap; what has begun and not closed lies in a table.
 
-Why one row a key will do there: of two sessions of a key that have both begun below the watermark, the earlier one ends a
+Why one row per key is enough: of two sessions of a key that have both begun below the watermark, the earlier one ends a
 gap before the later one begins, so it has closed. Whatever is still to come begins at the watermark or after it, so it can
 lengthen the open session, but not a closed one.
 
 Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. A session has one
-timer, set when it opens; one that comes when its session has grown is set anew. Timers are made from the table after a
+timer, set when it opens; one that comes when its session has grown is set again. Timers are made from the table after a
 restore.
 
 No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
@@ -39,7 +39,7 @@ _DUE: Final = "__due"
 
 
 class SessionAggregate(Operator):
-    """One row a key and session, when the session closes."""
+    """One row per key and session, when the session closes."""
 
     def __init__(self, fragments: Fragments, *, gap_us: int, state: StateBackend) -> None:
         self._fragments = fragments

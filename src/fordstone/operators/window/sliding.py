@@ -1,4 +1,4 @@
-"""Sliding windows: of one size, one beginning every so often; they overlap, or leave gaps.
+"""Sliding windows: of one size, beginning at a fixed interval; they overlap, or leave gaps.
 
 Rows are kept by pane (`panes`), one partial row a key and pane however many windows it counts for. Panes whose first window
 is open take rows. When that closes, the pane is final; it stays until its last window has closed, and windows are put
@@ -24,11 +24,11 @@ each window gives:
 - *At once*: a row for each pane and window it is in, then one merge. For windows of few panes nothing is quicker.
 - *Subtracting*: the sum of the last window, plus the panes that come in, less those that leave. Only for aggregates that
   give rows back exactly: counts, sums of integers (which wrap) and of decimals.
-- *Two stacks*: for all others. Nothing is ever taken back, so no rounding, NaN or infinity stays behind. The front stack has,
+- *Two stacks*: for all others. Nothing is ever taken back, so no rounding, NaN or infinity remains. The front stack has,
   for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
   back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
 
-Leaves to `sliding` which windows are due. All of this is derived from the panes and can be made anew at any moment.
+Leaves to `sliding` which windows are due. All of this is derived from the panes and can be rebuilt at any moment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIRST: Final = "__first"
 LAST: Final = "__last"
 """The end of the last window that a pane is in."""
 COPIES_MAX: Final = 16
-"""Panes that are in up to so many windows are spread window by window."""
+"""Maximum number of windows per pane for which panes are spread window by window."""
 _Time = TypeVar("_Time", int, pl.Expr, pl.Series)
 Merge = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -308,15 +308,15 @@ class TwoStacks(Slider):
 
 
 AT_ONCE_PANES: Final = 8
-"""Windows of up to so many panes are merged from all of them: with few, that is quicker than any bookkeeping."""
+"""Maximum number of panes of a window that is merged from all of them: with few, that is quicker than bookkeeping."""
 WINDOWS_ALIKE: Final = 1_000
-"""So many windows that hold the same panes at most are given out in one piece."""
+"""Maximum number of windows with the same panes that are emitted as one frame."""
 SPREAD_ROWS: Final = 1_000_000
-"""So many partial rows at most are made at once of those of panes: many windows that close together are taken in parts."""
+"""Maximum number of partial rows made at once from panes: many windows that close together are taken in parts."""
 
 
 class SlidingAggregate(WindowOperator):
-    """One row a key and window, when the window closes."""
+    """One row per key and window, when the window closes."""
 
     def __init__(
         self,
@@ -504,5 +504,5 @@ def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
 
 
 def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
-    """There is one row a key and final pane: nothing to fold."""
+    """There is one row per key and final pane: nothing to merge."""
     return rows

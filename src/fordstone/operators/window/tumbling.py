@@ -1,7 +1,7 @@
 """Windows that close with time: what tumbling and sliding ones have in common, and the tumbling ones.
 
 A window's result is given out when the watermark passes its end. With `early_us` there are provisional results before: at
-a barrier, about so often by the clock, one for each window that changed since the last time (rule 15). Then results on
+a barrier, about once per `early_us` by the clock, one for each window that changed since the last time (rule 15). Then results on
 the main port replace each other by key and window, the closing one being the last; the final port has the closing ones only.
 
 State is partial rows of open windows. With early results they lie in two parts, those of before the last early results and
@@ -157,7 +157,7 @@ class WindowOperator(Operator):
 
 
 class WindowAggregate(WindowOperator):
-    """Tumbling windows: one row a key and window, when the window closes."""
+    """Tumbling windows: one row per key and window, when the window closes."""
 
     def on_watermark(self, watermark_us: int) -> Emits:
         """Close the windows that end at or before it."""
@@ -188,5 +188,5 @@ def only(rows: pl.DataFrame, wanted: pl.DataFrame, by: tuple[str, ...]) -> pl.Da
 
 
 def _upserts(results: pl.DataFrame) -> pl.DataFrame:
-    """Results that replace those before them. They have no ids: a row is told from its last version by nothing but order."""
+    """Results that replace those before them. They have no ids: only their order distinguishes versions of a row."""
     return results.drop(ROW_ID, strict=False).with_columns(pl.lit(UPSERT).alias(OP))

@@ -1,29 +1,13 @@
-"""The mark by which a running query is told to begin no further batch: `fordstone/stop` below its checkpoint location.
+"""Our files below a query's checkpoint location, a path or any fsspec URL: identity, cuts, sealed epochs, stop mark.
 
-Spark can only break a query off. The process that plans its batches, beside the driver or on a Connect server, looks for
-the mark before each; when it stands, there is nothing more to do, and the query can be stopped between two batches.
+- `query.json`: what the state depends on. It is compared before Spark starts, because Spark would restore the state of a changed
+  plan and fail deep inside, or worse (rule 22).
+- `cuts/`: positions of all sources after each micro-batch, one small file per epoch.
+- `sealed/`: the output of an epoch, recorded before the first sink releases it. A batch that Spark runs again need not give the
+  same rows in the same order, so the first try that ends is the epoch (rule 1); a later one is executed for Spark's state only.
+- `stop`: the process that plans batches begins no further one while it exists; Spark itself can only break a query off.
 
-What a checkpoint location belongs to: `fordstone/query.json`, written when a query first uses it.
-
-Spark itself would take up the state of a plan that has changed and fail deep inside, or worse. So what the state depends on
-is written down, compared first, and a difference is told in our words (rule 22).
-
-The cuts of a query: where all sources stood behind each micro-batch, one small file an epoch.
-
-Written by the driver when a batch's output is out, before Spark commits the batch; read by the planner for the next. So
-whatever Spark begins again with, the cut before it is there. Kept as long as Spark keeps its own log, and some more.
-
-Sealed epochs of a query: what a micro-batch let out, written down before the first sink hears of it.
-
-Spark runs a batch again when the driver died before its commit, and what comes out then need not be the same to the last
-bit: rows are shuffled in another order, floats are added in another order, a user's function may throw dice. So the first
-try that came to its end is the epoch (rule 1): its parts and rows are recorded here, and a later try is executed for the
-sake of Spark's state, but lets out what is recorded.
-
-Invariants: a record is whole when its file is there; it stands until the next epoch is recorded; parts that it names are
-not swept away while it stands.
-
-A location is a path or a URL (`storage.remote`).
+Invariants: a file is whole when it exists; a sealed record is kept until the next but one epoch is sealed.
 """
 
 from __future__ import annotations
@@ -115,7 +99,7 @@ class SealedFiles:
         old = self.read(epoch) if epoch > 0 else None
         if old is None:
             return
-        # The record first: without it nobody looks for the rows.
+        # The record first: without it the rows are not looked for.
         files = open_remote(self.root)
         for path in (_record(epoch), *(_rows(old, sink) for sink in old.rows)):
             files.remove(path)
@@ -161,12 +145,12 @@ class CutFiles:
     root: str
 
     def read(self, epoch: int) -> Cut:
-        """The cut behind an epoch."""
+        """Return the cut after an epoch."""
         try:
             data = open_remote(self.root).get(_cut(epoch))
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"the cut of epoch {epoch} is missing ({self._place(epoch)}), so nobody knows where its sources stood. "
+                f"the cut of epoch {epoch} is missing ({self._place(epoch)}), so the positions of its sources are unknown. "
                 "Restore the checkpoint location as a whole, or begin with a new one."
             ) from error
         try:
@@ -259,20 +243,20 @@ class QueryFile:
         if found is None:
             if self._used():
                 raise CheckpointError(
-                    f"{self._path} is missing, although a query has run here, so nobody knows what its state belongs to. "
+                    f"{self._path} is missing, although a query has run here, so it is unknown what its state belongs to. "
                     "Restore the checkpoint location as a whole, or begin with a new one."
                 )
             self.write(wanted)
             return wanted
         if not self.begun():
-            # Nothing was let out and nothing is kept: a first try that failed binds nobody.
+            # Nothing was released and nothing is kept: a first try that failed does not bind later ones.
             self.write(wanted)
             return wanted
         difference = mismatch(found, wanted)
         if difference is not None:
             raise PlanMismatchError(
                 f"the checkpoint location {self.checkpoint} belongs to another query.\n{difference}\n"
-                "Use another state directory to begin anew. To carry state over, make an edge checkpoint of this one "
+                "Use another state directory to begin from the start. To carry state over, make an edge checkpoint of this one "
                 "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
             )
         return found
@@ -304,18 +288,18 @@ def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StopMark:
-    """The mark of one query."""
+    """`fordstone/stop` of one query."""
 
     checkpoint: str
 
-    def put(self) -> None:
+    def set(self) -> None:
         """Begin no further batch."""
         open_remote(self.checkpoint).put(_STOP, b"")
 
-    def take_away(self) -> None:
-        """Go on. Called before a query starts: one that was killed may have left its mark."""
+    def clear(self) -> None:
+        """Go on. Called before a query starts: one that was killed may have left it."""
         open_remote(self.checkpoint).remove(_STOP)
 
-    def stands(self) -> bool:
+    def is_set(self) -> bool:
         """Whether to stop. Asked once a batch."""
         return open_remote(self.checkpoint).exists(_STOP)

@@ -1,11 +1,11 @@
-"""Make the output of a micro-batch visible, once, and write down where its sources stood.
+"""Make the output of a micro-batch visible, once, and record the positions of its sources.
 
-Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. What they gave is recorded
-(`sealed`), then each sink releases it, then the cut is kept. A batch that Spark runs again after a crash lets out what is
-on record, and sinks that have the epoch leave it.
+Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. Their output is recorded
+(`checkpoint.SealedFiles`), then each sink releases it, then the cut is written. If Spark runs a batch again after a crash, the
+recorded output is released, and sinks that have the epoch already ignore it.
 
 Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
-skipped unexecuted); no sink is released before all tasks are done and the epoch is sealed; the cut follows the sinks.
+skipped unexecuted); no sink is released before all tasks are done and the epoch is sealed; the cut is written after the sinks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles, sealed_of
 from fordstone.spark.hosted.packing import PACKED, What, decode
-from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_behind
+from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
 from fordstone.spark.session.workers import freeze_gc
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -60,7 +60,7 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
-    """What a batch did, for whoever shows progress."""
+    """What a batch did, for progress displays."""
 
     epoch: int
     cut: Cut
@@ -111,7 +111,7 @@ class PartTask:
         from pyspark import TaskContext  # noqa: PLC0415 - only tasks have one
 
         context = TaskContext.get()
-        # Of this try alone: another try at the same task, here or elsewhere, must not write over what this one tells of.
+        # Of this try alone: another try at the same task, here or elsewhere, must not overwrite the parts of this one.
         self._next = (context.taskAttemptId() if context is not None else 0) * PARTS_MAX
         self._writers: dict[int, PartWriter | None] = {}
         held: dict[int, list[pl.DataFrame]] = {}
@@ -154,13 +154,13 @@ class PartTask:
         )
 
 
-def tell_nobody(outcome: BatchOutcome) -> None:
-    """For batches that are committed where nobody watches."""
+def ignore_outcome(outcome: BatchOutcome) -> None:
+    """Do nothing: the batch is committed in a process that shows no progress."""
     del outcome
 
 
 class Sinks:
-    """The sinks of a query, by tag, and the records of what they are to let out.
+    """The sinks of a query, by tag, and the records of what they have to release.
 
     Sent to another process, they are opened there when the first batch comes.
     """
@@ -179,7 +179,7 @@ class Sinks:
         self._failpoints = failpoints or NoFailpoints()
 
     def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut) -> SealedEpoch:
-        """Record what the tasks of this try gave; if an earlier try is on record, that one stands."""
+        """Record what the tasks of this try gave; if an earlier try is recorded, that one counts."""
         known = self._sealed.read(epoch)
         if known is not None:
             return known
@@ -207,7 +207,7 @@ class Sinks:
             self._failpoints.hit("sink.released")
 
     def _check_plan(self, sealed: SealedEpoch) -> None:
-        """Refuse to let out what was sealed for sinks that are no longer there, or that have other columns now."""
+        """Refuse to release what was sealed for sinks that no longer exist, or that have other columns now."""
         columns = {spec.stream.step: spec.empty().schema for spec in self._specs}
         gone = sorted({*sealed.parts, *sealed.rows} - columns.keys())
         changed = [
@@ -225,7 +225,7 @@ class Sinks:
             )
 
     def release_earlier(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
-        """Let out what an epoch before the query had sealed, in case whoever sealed it died before it was out."""
+        """Release what an epoch before the query had sealed, in case its process died before it did."""
         for spec, sink in zip(self._specs, self._sinks, strict=True):
             if spec.stream.step in frames:
                 sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
@@ -284,41 +284,41 @@ class Committer:
         sealed = self._sinks.seal(epoch, attempt, rows, self._cut(epoch, facts))
         cut = self.finish(sealed)
         self._failpoints.hit("batch.kept")
-        partitions = [fact for told in facts for fact in told.partitions]
+        partitions = [fact for task in facts for fact in task.partitions]
         self._on_batch(
             BatchOutcome(
                 epoch=epoch,
                 cut=cut,
                 rows_in=sum(fact.rows for fact in partitions),
                 rows_out=sealed.rows_out,
-                rows_late=sum(told.rows_late for told in facts),
+                rows_late=sum(task.rows_late for task in facts),
                 rows_rejected=sum(fact.rejected for fact in partitions),
-                state_bytes=sum(told.state_bytes for told in facts),
-                written_bytes=sum(told.written_bytes for told in facts),
+                state_bytes=sum(task.state_bytes for task in facts),
+                written_bytes=sum(task.written_bytes for task in facts),
             )
         )
 
     def finish(self, sealed: SealedEpoch) -> Cut:
-        """Let a sealed epoch out, and keep its cut."""
+        """Release a sealed epoch at every sink, and write its cut."""
         self._sinks.release(sealed)
         self._failpoints.hit("batch.released")
         self._cuts.write(sealed.cut)
         return sealed.cut
 
     def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
-        """Let out what the checkpoint that the query begins from had sealed."""
+        """Release what the checkpoint that the query begins from had sealed."""
         self._sinks.release_earlier(epoch, frames)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sent to another process, as Spark Connect does, it tells nobody of its batches."""
-        return self.__dict__ | {"_on_batch": tell_nobody, "_failpoints": NoFailpoints()}
+        """Sent to another process, as Spark Connect does, it reports no outcomes."""
+        return self.__dict__ | {"_on_batch": ignore_outcome, "_failpoints": NoFailpoints()}
 
     def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
-        works: list[Work] = [told.work for told in facts if told.work is not None]
+        works: list[Work] = [task.work for task in facts if task.work is not None]
         if len(works) != 1 or works[0].epoch != epoch:
-            told = ", ".join(str(work.epoch) for work in works) or "nothing"
+            epochs = ", ".join(str(work.epoch) for work in works) or "nothing"
             raise DamagedError(
-                f"batch of epoch {epoch} tells of {told}: the checkpoint location has been mixed up with that of another query."
+                f"batch of epoch {epoch} has the work of {epochs}: the checkpoint location has been mixed up with that of another query."
             )
         before = self._seed_cut if epoch == self._first_epoch else self._cuts.read(epoch - 1)
-        return cut_behind(before, works[0], [fact for told in facts for fact in told.partitions], self._lateness_us)
+        return cut_after(before, works[0], [fact for task in facts for fact in task.partitions], self._lateness_us)

@@ -1,12 +1,8 @@
-"""TODO.
+"""Run keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
 
-The stateful half of a hosted stage: Spark's stateful processor around `host.ShardHost`, with its state in Spark's store.
-
-Host keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
-
-Free of Spark: rows come in packed and go out packed, state goes through `PieceStore`. A streaming query and a batch job
-use it alike. A state is the list of pieces that it is on the edge; each piece is one value in the store, so a batch writes
-what changed, and pieces of like size are folded so that there are never many.
+`ShardHost` is free of Spark: rows come in and go out packed, and state goes through `PieceStore`. `HostProcessor` is the stateful
+processor that Spark calls in a stream, `batch_host` the function that it calls in a batch job. A state is a list of pieces as on
+the edge; each piece is one or more values in the store, so a batch writes what changed, and pieces of like size are merged.
 
 Invariants: all rows of a batch are taken before its time moves; a shard's time never goes back; what is stored after a
 batch is the whole of what the next one needs.
@@ -38,8 +34,8 @@ from fordstone.state.base import Piece, RunRef, State
 
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """A value in the store is no larger: Spark has several copies of it on the way."""
-FOLDS_MAX: Final = 16
-"""So many folds of one state are made in one batch at most."""
+MERGES_MAX: Final = 16
+"""Maximum number of merges of one state in one batch."""
 
 
 class PieceStore(Protocol):
@@ -97,7 +93,7 @@ class SeedHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Stands before the rows of a seed."""
 
     state: str
-    """The state's name within its step. Empty: only the time is told."""
+    """The state's name within its step. Empty: this seed has a watermark only."""
     order: int
     """Among the pieces of that state, oldest first."""
     watermark_us: int
@@ -134,7 +130,7 @@ class _Numbers:
         self.given: dict[int, PieceMemo] = {}
 
     def take(self, size_bytes: int) -> PieceMemo:
-        """Numbers for a piece of so many bytes."""
+        """Numbers for a piece of this size."""
         given = PieceMemo(self.next, 0, size_bytes, count=max(1, -(-size_bytes // VALUE_BYTES_MAX)))
         self.given[given.number] = given
         self.next = given.values.stop
@@ -167,8 +163,8 @@ class ShardHost:
                     inbox.clocks.append(row.data)
                 case _:
                     yield row
-        told = self._store.memo()
-        memo = ShardMemo() if told is None else msgspec.json.decode(told, type=ShardMemo)
+        stored = self._store.memo()
+        memo = ShardMemo() if stored is None else msgspec.json.decode(stored, type=ShardMemo)
         clock = read_clock(inbox.clocks)
         times = watermarks_us(clock)
         late_rows = state_bytes = 0
@@ -188,7 +184,7 @@ class ShardHost:
         facts = TaskFacts(rows_late=late_rows, state_bytes=state_bytes, written_bytes=self._written_bytes)
         self._packer.add(Packed(self._shard, What.FACTS, 0, facts.to_json()))
         if self._depth < self._stages.depth and self._shard == 0:
-            # Every shard has heard the same marks; one passes them on.
+            # Every shard received the same marks; one passes them on.
             self._packer.to_all(What.CLOCK, 0, clock.to_json())
         yield from self._packer.taken()
 
@@ -239,7 +235,7 @@ class ShardHost:
             before = {one.number: one for one in pieces.get(name, ())}
             numbers = _Numbers(next_number)
             now = self._written(name, states[name], frozen.pieces, numbers)
-            # What was stored before is as it was, although the state may have let go of some of its rows.
+            # What was stored before is as it was, although the state may have dropped some of its rows.
             pieces[name] = tuple(before.get(one.number, one) for one in now)
             stays = {one.number for one in pieces[name]}
             for gone in (*before.values(), *numbers.given.values()):
@@ -251,18 +247,18 @@ class ShardHost:
         return ShardMemo(watermarks_us=times, pieces=pieces, next_number=next_number)
 
     def _written(self, name: str, state: State, pieces: tuple[Piece, ...], numbers: _Numbers) -> list[PieceMemo]:
-        """Write the new pieces, fold those that are worth it, and give the pieces as they then are."""
+        """Write the new pieces, merge those that are worth it, and give the pieces as they then are."""
         for piece in pieces:
             if piece.ref is None:
                 self._write(name, numbers, piece.frame(), piece)
-        for _ in range(FOLDS_MAX):
-            fold = state.mergeable()
-            if not fold:
+        for _ in range(MERGES_MAX):
+            some = state.mergeable()
+            if not some:
                 break
-            frame = state.combine([self._rows(name, piece) for piece in fold], oldest=fold[0] is pieces[0])
-            folded = Piece(frame, keep=True)
-            self._write(name, numbers, frame, folded)
-            state.merged(fold, folded)
+            frame = state.combine([self._rows(name, piece) for piece in some], oldest=some[0] is pieces[0])
+            merged = Piece(frame, keep=True)
+            self._write(name, numbers, frame, merged)
+            state.merged(some, merged)
             pieces = state.freeze()
         return [_memo_of(piece) for piece in pieces]
 
@@ -323,7 +319,7 @@ class HostProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the states."""
         stages = self._setting.stages()
-        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `sent_functions`).
+        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `stages.SentFunctions`).
         functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
         operators = replace(self._setting.operators(stages), functions=functions)
         self._keys = shard_keys(self._setting.shards)

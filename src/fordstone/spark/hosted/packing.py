@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 PACKED: Final = "shard int, what int, tag int, data binary"
 """The columns of a packed row, as Spark spells them."""
 PACK_BYTES: Final = 512 * 1024
-"""Rows are gathered up to about so many bytes before they are packed. Larger ones take longer by the byte, at each of the
+"""Approximate number of bytes that are gathered before they are packed. Larger ones take longer by the byte, at each of the
 dozen places where they are copied: they leave the processor's cache, and Java puts them aside as large objects."""
 SLICE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What is packed by the piece, as state is, is cut at about so many bytes: Spark has several copies of a value on the way."""
+"""Approximate maximum size of a packed slice of state: Spark has several copies of a value on the way."""
 RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""So much goes to Spark at a time."""
+"""Size of the Arrow batches that go to Spark."""
 _STEPS: Final = 1 << 16
 
 
@@ -49,7 +49,7 @@ class What(IntEnum):
     OUT = 3
     """A batch for the sink that `tag` names."""
     FACTS = 4
-    """What a task tells the driver: positions, times, counts."""
+    """What a task reports to the driver: positions, times, counts."""
     SEED = 5
     """State from a checkpoint for the keyed step that `tag` names."""
 

@@ -1,16 +1,12 @@
-"""Decide what the next micro-batch reads. Runs beside the driver, in the process that Spark starts for the source.
+"""Decide what the next micro-batch reads, and compute the cut after it.
 
-Partitions furthest behind in time are read first (rule 21), each up to its share of the batch. Partitions join, fall
-idle and come back between batches, as on the edge at barriers. What was decided stands in the offset; this object may be
-lost at any moment.
+The planner runs beside the driver, in the process that Spark starts for the source. Partitions that lag furthest in time are read
+first (rule 21), each up to its share of the batch; they join, become idle and return between batches by the rules of
+`protocol.partitions`. The decision is the batch's offset in Spark's log, so a batch that runs again does exactly the same. Facts
+that only reading reveals come back from tasks; with the cut before and the work they make the cut after the batch.
 
-What one micro-batch does: which parts of the sources it reads, from which times, and how far time comes by it.
-
-The planner decides a batch's work before it runs; it becomes the batch's offset in Spark's log, so that a batch that is
-run again does exactly the same. The times that only reading reveals come back as facts, and make, with the cut before
-and the work, the cut behind the batch: what the edge engine writes into a manifest. Pure.
-
-Invariants: a micro-batch is an epoch, numbered without gaps; work and facts of an epoch always give the same cut.
+Invariants: a micro-batch is an epoch, numbered without gaps; work and facts of an epoch always give the same cut; the planner
+holds nothing that may not be lost.
 """
 
 from __future__ import annotations
@@ -93,7 +89,7 @@ class PartitionFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one task tells the driver."""
+    """What one task reports to the driver."""
 
     partitions: tuple[PartitionFact, ...] = ()
     rows_late: int = 0
@@ -114,7 +110,7 @@ class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     clocks: dict[str, SourceClock] = {}
     """From one task of each batch."""
     least_us: dict[str, int] = {}
-    """Behind the batch, for the partitions that this task read and that are still waited for."""
+    """After the batch, for the partitions that this task read and that are still waited for."""
     now_us: int = 0
     before_us: int = 0
     """The times by the clock, from the task that was given the work."""
@@ -138,7 +134,7 @@ def offset_of(work: Work) -> dict[str, Any]:
 
 
 def first_offset(epoch: int) -> dict[str, Any]:
-    """Where a query begins: behind this epoch, which it has not done itself."""
+    """Return the offset of a query that begins after this epoch."""
     return {"epoch": epoch}
 
 
@@ -157,7 +153,7 @@ def read_clock(marks: Iterable[bytes]) -> Clock:
 
 
 def watermarks_us(clock: Clock) -> dict[str, int | None]:
-    """How far each source's time has come behind the batch; None: it is idle, and holds nobody back."""
+    """Return the watermark of each source after the batch; None: it is idle, and holds no other source back."""
     found: dict[str, int | None] = {}
     for source, known in clock.clocks.items():
         if known.state is SourceState.ENDED:
@@ -182,16 +178,16 @@ def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
 
 
 def waits_for(read: PartitionRead, *, bounded: bool) -> bool:
-    """Whether a partition's time counts behind the batch that reads it.
+    """Return whether a partition's time counts after the batch that reads it.
 
-    Bounded input that has ended holds nobody back. A file that never grows counts with the batch in which it ends, or time
+    Bounded input that has ended does not hold time back. A file that never grows counts with the batch in which it ends, or time
     would stand still where each file is read by one batch.
     """
     return not (read.ended and bounded)
 
 
-def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], lateness_us: Mapping[str, int]) -> Cut:
-    """The cut behind a batch. Raises `DamagedError` if the facts are not those of the work."""
+def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], lateness_us: Mapping[str, int]) -> Cut:
+    """Return the cut after a batch. Raises `DamagedError` if the facts are not those of the work."""
     known = {(fact.source, fact.partition): fact for fact in facts}
     if before is not None and before.epoch != work.epoch - 1:
         raise DamagedError(
@@ -207,7 +203,7 @@ def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], l
     for read in work.reads:
         fact = known.pop((read.source, read.partition), None)
         if fact is None:
-            raise DamagedError(f"epoch {work.epoch}: nothing was heard of {read.source} {read.partition}.")
+            raise DamagedError(f"epoch {work.epoch}: no task reported {read.source} {read.partition}.")
         cut = PartitionCut(
             position=read.until, max_time_us=fact.max_time_us, floor_us=read.floor_us, idle=False, done=read.ended
         )
@@ -230,7 +226,7 @@ def cut_behind(before: Cut | None, work: Work, facts: Sequence[PartitionFact], l
 
 
 PARTITIONS_MAX: Final = 4096
-"""So many partitions are read in one batch at most; the others wait for the next."""
+"""Maximum number of partitions in one batch; the others wait for the next."""
 ALL_ROWS: Final = 1 << 62
 
 
@@ -250,7 +246,7 @@ class Planner:
     ) -> None:
         """`bounded`: what is there now is all there will ever be.
 
-        `wall_us`: microseconds since 1970. `tick_us`: something waits for the clock, so that a batch is due about so often
+        `wall_us`: microseconds since 1970. `tick_us`: something waits for the clock, so that a batch is due at this interval
         although there is nothing to read.
         """
         self._steps = steps
@@ -276,18 +272,18 @@ class Planner:
                 self._target[step.name, partition] = int(reach.position)
 
     @property
-    def lets_go(self) -> bool:
-        """Whether any source cares for `ack`."""
+    def acks(self) -> bool:
+        """Whether any source implements `ack`."""
         return any(type(source).ack is not Source.ack for source in self._sources.values())
 
     def ack(self, cut: Cut) -> None:
-        """Tell the sources that nothing before this cut will be planned again."""
+        """Acknowledge everything before this cut: it will not be planned again."""
         for step in self._steps:
             if step.name in cut.sources:
                 self._sources[step.name].ack(cut.sources[step.name].partitions)
 
     def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
-        """The work of the next batch behind the cut `before`; None: there is nothing to do now."""
+        """Return the work of the next batch after the cut `before`; None: there is nothing to do now."""
         reads: list[PartitionRead] = []
         clocks: dict[str, SourceClock] = {}
         changed: dict[str, dict[str, PartitionCut]] = {}
@@ -299,7 +295,7 @@ class Planner:
             known = cut if cut is not None else SourceCut(partitions={})
             there = self._partitions(step)
             if step.declares_time:
-                # A far end that was told what it may let go need not name those of whom it has nothing left. They may come back.
+                # A source that was acknowledged all rows of a partition need not list it any more. It may come back.
                 there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
             here = self._changed(step, known, there)
             partitions = {**known.partitions, **here}

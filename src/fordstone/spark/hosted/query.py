@@ -1,13 +1,7 @@
-"""Rows that live in this process's memory, written out so that Spark's workers can read them.
+"""Build a query that is ready to be started: identity checked, sinks open, stages laid out; as a stream or as a batch job.
 
-For bounded runs, as tests and notebooks have them: what is there now is all there will be. Each partition becomes a file,
-so rows are judged late as they would be in memory.
-
-Local paths of a plan, spelt out: Spark's workers have other working directories than whoever wrote the pipeline.
-
-Put a hosted query together: readers, then one stage for each depth of keyed steps; as a stream or as a batch job.
-
-A hosted query, ready to be started: its identity checked, its sinks open, its stages laid out.
+Also prepares the plan for Spark's workers: local paths become absolute, because workers have other working directories, and
+rows in this process's memory are written to files (bounded runs only), one file per partition.
 """
 
 from __future__ import annotations
@@ -99,7 +93,7 @@ class HostedQuery:
         committer = self._committer(on_batch)
         sealed = SealedFiles(self.checkpoint).read(epoch)
         if sealed is not None:
-            # An earlier try came to its end, but not all of it was let out.
+            # An earlier try came to its end, but not all of it was released.
             committer.finish(sealed)
             return
         steps = self.stages.sources
@@ -231,7 +225,7 @@ def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
             )
         if step.connector.kind == KIND and streaming and is_connect(spark):
             raise ConfigError(
-                f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is let out where the "
+                f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is released where the "
                 "server runs. Use files(...) or delta(...)."
             )
 

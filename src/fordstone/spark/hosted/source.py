@@ -1,12 +1,7 @@
-"""TODO.
+"""Read a share of the sources' partitions, run the rows through the fused steps, and pack what comes out.
 
-The streaming source of a query: all sources of the pipeline as one, with the work of a batch as its offset.
-
-Spark calls the planner's half in a process beside the driver, and `read` in its tasks.
-
-Read a share of the sources' partitions, take the rows through the fused steps, and pack what comes out.
-
-Runs in Spark's tasks. The edge engine's own parts do the work: readers, judging of late rows, dead letters, chains.
+`PipelineReader` is Spark's data source for streams: it plans batches beside the driver and reads them in tasks; `batch_feed` does
+the reading of a batch job. Readers, the judging of late rows, dead letters and chains are those of the edge engine.
 """
 
 from __future__ import annotations
@@ -82,7 +77,7 @@ class Feed:
         self._chains: dict[str, Chain] = {}
 
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
-        """Everything that comes of these reads. One task of each batch is given the work too, and tells of it."""
+        """Yield everything that comes of these reads. One task of each batch is also given the work, and reports it."""
         facts: list[PartitionFact] = []
         least_us: dict[str, int] = {}
         for read in reads:
@@ -112,10 +107,10 @@ class Feed:
             if waits_for(read, bounded=self._setting.bounded):
                 us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
                 least_us[read.source] = min(least_us.get(read.source, us), us)
-        told = TaskFacts(
+        report = TaskFacts(
             partitions=tuple(facts), rows_late=sum(chain.late_rows for chain in self._chains.values()), work=work
         )
-        self._packer.add(Packed(0, What.FACTS, 0, told.to_json()))
+        self._packer.add(Packed(0, What.FACTS, 0, report.to_json()))
         if self._stages.depth and (least_us or work is not None):
             mark = Clock(least_us=least_us)
             if work is not None:
@@ -215,7 +210,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
         """The work of the next batch; `start` itself: nothing to do."""
-        if StopMark(self._cuts.root).stands():
+        if StopMark(self._cuts.root).is_set():
             return start
         epoch = int(start["epoch"])
         begins = "work" not in start
@@ -225,10 +220,10 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if work is None else offset_of(work)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002 - the end says all
-        """The batch's work, dealt out to tasks: large parts first, each to the task with least."""
+        """Assign the batch's work to tasks."""
         work = read_work(end)
         shares = [
-            Share(hand, work if number == 0 else None) for number, hand in enumerate(assign(work.reads, self._tasks))
+            Share(reads, work if number == 0 else None) for number, reads in enumerate(assign(work.reads, self._tasks))
         ]
         if work.seeds:
             shares += [Share((), None, (number, self._tasks)) for number in range(self._tasks)]
@@ -247,13 +242,13 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_gc()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell sources whose far ends keep rows for us what will never be asked for again: all up to `end`."""
-        if "work" not in end or not self._planned().lets_go:
+        """Acknowledge everything up to `end` to sources that keep rows for us."""
+        if "work" not in end or not self._planned().acks:
             return
         try:
             cut = self._cuts.read(int(end["epoch"]))
         except (CheckpointError, OSError):
-            return  # the next one will tell
+            return  # the next commit acknowledges it, too
         self._planned().ack(cut)
 
     def _planned(self) -> Planner:

@@ -1,18 +1,8 @@
-"""The user's functions on their way to tasks: unpacked where one is first asked for, and not where none is.
+"""From a plan to the stages of one query on Spark, and to the chains of operators that run in them.
 
-Spark sends a query's parts not only to tasks, but to the processes in which it plans a streaming source and a stateful step.
-Those need no function, and in Spark 4.3 they do not find modules that were sent along (`--py-files`, `addPyFile`): unpacking a
-function there, which imports what it refers to, would fail.
-
-What tasks get.
-
-Put together the fused steps of a host: the edge engine's chain of our operators, whose output is packed.
-
-From a plan to the stages of one query on Spark.
-
-Readers stand first: each runs the fused steps behind its source. Then one stage for each depth of keyed steps: all keyed
-steps of that depth are hosted side by side, each with the steps that are fused behind it. A union costs nothing: its
-steps run wherever its rows come from. So the whole pipeline is one query with one commit a micro-batch. Pure.
+Stage 0 has the readers: each runs the steps that are fused with its source. Then there is one stage per depth of keyed steps;
+each keyed step runs with the steps that are fused to it. A union costs nothing: its steps run wherever its rows come from. So
+the whole pipeline is one query with one commit per micro-batch. Needs neither pyspark nor pyarrow to build the stages.
 """
 
 from __future__ import annotations
@@ -34,12 +24,12 @@ from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
-from fordstone.runtime.chain import Chain, Link, Onward
+from fordstone.runtime.chain import Chain, Link, TaskOutput
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.hosted.packing import Packer
 
 TIMERS_US: Final = 1_000_000
-"""Timers by the clock are looked at so often although there are no rows."""
+"""Interval at which timers by the clock are looked at although there are no rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +40,7 @@ class Host:
     members: tuple[str, ...]
     """In plan order, itself first; up to the next keyed steps and the sinks."""
     sources: frozenset[str]
-    """Whose time is the time here."""
+    """The sources whose watermarks count here."""
     depth: int
     """0 for sources; else how many keyed steps rows pass through up to and with this one."""
 
@@ -62,7 +52,7 @@ class Stages:
     plan: p.Plan
     hosts: Mapping[str, Host]
     depth: int
-    """How many stages stand behind the readers."""
+    """The number of stages after the readers."""
 
     @cached_property
     def keyed(self) -> tuple[p.KeyedStep, ...]:
@@ -168,22 +158,22 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
     for name in host.members:
         step = plan.step(name)
         inside: dict[str, list[str]] = defaultdict(list)
-        onward: dict[str, list[Onward]] = defaultdict(list)
+        outgoing: dict[str, list[TaskOutput]] = defaultdict(list)
         more: list[Link] = []
         if isinstance(step, p.Sink):
-            onward[MAIN].append(ToSink(packer, stages.sinks.index(name)))
+            outgoing[MAIN].append(ToSink(packer, stages.sinks.index(name)))
         for consumer, index, stream in plan.feeds(name):
             if isinstance(consumer, p.KeyedStep):
                 out = ToKeyed(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
                 feeder = make_feeder(consumer, index, setting)
                 if feeder is None:
-                    onward[stream.port].append(out)
+                    outgoing[stream.port].append(out)
                 else:
                     fed = f"{consumer.name}/feed{index}/{name}"
                     inside[stream.port].append(fed)
-                    more.append(Link(fed, feeder, onward={MAIN: [out]}))
+                    more.append(Link(fed, feeder, outputs={MAIN: [out]}))
             elif consumer.name not in members:
-                raise AssertionError(f"{consumer.name} is behind {name}, but not with it")
+                raise AssertionError(f"{consumer.name} reads {name}, but is not in the same stage")
             elif isinstance(consumer, p.Union) and consumer.name in setting.with_ids:
                 for branch, taken in enumerate(consumer.streams):
                     tag = f"{consumer.name}/branch{branch}/{name}"
@@ -192,13 +182,13 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
                         more.append(Link(tag, TagBranch(branch), links={MAIN: [consumer.name]}))
             else:
                 inside[stream.port].append(consumer.name)
-        links += [Link(name, make_operator(step, setting), links=inside, onward=onward), *more]
+        links += [Link(name, make_operator(step, setting), links=inside, outputs=outgoing), *more]
     return Chain(links, [host.name], subtask=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuerySetting:
-    """What every task of a query is told. Sent by Spark to its workers, functions included."""
+    """What every task of a query needs. Sent by Spark to its workers, functions included."""
 
     plan_json: bytes
     shards: int
@@ -207,7 +197,7 @@ class QuerySetting:
     bounded: bool = False
 
     def stages(self) -> Stages:
-        """The plan, cut."""
+        """Cut the plan into stages."""
         return build_stages(p.read_plan(self.plan_json))
 
     def operators(self, stages: Stages) -> OperatorContext:
@@ -223,7 +213,11 @@ class QuerySetting:
 
 
 class SentFunctions(Mapping[str, Callable[..., Any]]):
-    """Functions by path, as `operators.factory.Functions`. Travels as Spark's own functions do."""
+    """The user's functions by path, pickled as Spark's own are, and unpickled when one is first asked for.
+
+    Spark also sends a query's parts to the processes in which it plans a streaming source and a stateful step. Those need no
+    function, and in Spark 4.3 they do not find modules that were sent along (`--py-files`, `addPyFile`): unpickling there would fail.
+    """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._functions: dict[str, Callable[..., Any]] | None = dict(functions)

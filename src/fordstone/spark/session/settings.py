@@ -1,7 +1,7 @@
 """Which settings a Spark session gets, and why. Decides only: `session` gathers the facts and carries it out.
 
 Two kinds are kept apart. `MEANING` are the SQL settings without which a plan would mean something else on Spark than on
-the edge; they hold in every session that runs a plan, whoever made it. All else is comfort and speed, set only in
+the edge; they hold in every session that runs a plan. All else is comfort and speed, set only in
 sessions that are ours, and gives way to what the user asks for.
 """
 
@@ -87,7 +87,7 @@ class Surroundings:
     """What the process finds itself in."""
 
     machine_cores: int
-    # spark-submit or somebody's own Spark set-up (SPARK_HOME, SPARK_CONF_DIR) decides what the caller leaves open.
+    # spark-submit or a Spark set-up of the user's (SPARK_HOME, SPARK_CONF_DIR) decides what the caller leaves open.
     configured: bool
     # None where the user's own log set-up holds.
     log_file: Path | None

@@ -1,11 +1,6 @@
-"""The heap of one of Spark's Python workers: what lives as long as the process is left alone by the garbage collector.
+"""Python workers of the executors: check that they can run a plan, and keep their garbage collections short.
 
-Between two tasks of a worker Spark collects all garbage, and so goes through every object of every imported module: about
-50 ms each time, which is more than all the rest of a small task.
-
-Ask the Python of the executors whether it can run a plan, so that an error says what is missing there, and not a trace.
-
-Costs one small job. Executors that come later are not asked.
+The check costs one small job, and makes the error say what is missing there. Executors that come later are not checked.
 """
 
 from __future__ import annotations
@@ -115,9 +110,9 @@ def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], I
 def _cause(error: Exception) -> str:
     """The one line of a trace that says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    told = [line for line in reversed(lines) if _PYTHON_ERROR.match(line)]
+    raised = [line for line in reversed(lines) if _PYTHON_ERROR.match(line)]
     failed = [found[1] for line in lines if (found := _TASK_FAILURE.search(line))]
-    return [*told, *failed, *lines, type(error).__name__][0]
+    return [*raised, *failed, *lines, type(error).__name__][0]
 
 
 _REUSED: Final = "SPARK_REUSE_WORKER"
@@ -125,7 +120,11 @@ _REUSED: Final = "SPARK_REUSE_WORKER"
 
 
 def freeze_gc() -> None:
-    """Called at the end of every task, when what it needs is imported. Acts once a process, and only in such a worker."""
+    """Called at the end of every task, when what it needs is imported. Acts once per process, and only in such a worker.
+
+    Between two tasks Spark collects all garbage, and so visits every object of every imported module: about 50 ms each time,
+    which is more than all the rest of a small task.
+    """
     if _REUSED in os.environ and not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
