@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest
 from fordstone.epochs.run_file import COMPRESSIONS, decode_run, digest_of, encode_run
-from fordstone.epochs.sealed import decode_cut, decode_manifest, encode_cut, encode_manifest
+from fordstone.epochs.sealed import cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
 from fordstone.state.base import RunRef
-from fordstone.storage.checksum import seal
+from fordstone.storage.checksum import seal, unseal
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -190,7 +190,7 @@ def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> 
     assert read_hostile(sealed("manifest", data), build) is None
     for line in (data, sealed("cut", data)):
         with pytest.raises(DamagedError):
-            decode_cut(line)
+            cut_of(unseal(line))
 
 
 @given(path=st.lists(st.integers(0, 50), max_size=8), value=JSON)
@@ -226,7 +226,7 @@ def test_a_run_digest_that_is_no_digest_never_becomes_a_path(build: Any, digest:
     with pytest.raises(DamagedError, match="impossible run"):
         decode_manifest(encode_manifest(manifest), pipeline=build.pipeline, node=build.node, epoch=3)
     with pytest.raises(DamagedError, match="impossible run"):
-        decode_cut(encode_cut(build.cut(3, 0, (RunRef(digest=digest, size_bytes=1, rows=1),))))
+        cut_of(unseal(encode_cut(build.cut(3, 0, (RunRef(digest=digest, size_bytes=1, rows=1),)))))
 
 
 def test_deeply_nested_json_is_damage_and_not_a_crash(build: Any) -> None:
@@ -258,4 +258,4 @@ def test_nothing_is_parsed_before_size_and_digest_are_checked(build: Any, monkey
 
 
 def test_a_cut_survives_its_line(build: Any) -> None:
-    assert decode_cut(encode_cut(build.cut(7))) == build.cut(7)
+    assert cut_of(unseal(encode_cut(build.cut(7)))) == build.cut(7)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.epochs.manifest import Cut
-from fordstone.epochs.sealed import EPOCH_DIGITS, decode_cut, decode_sealed, encode_cut, encode_note, encode_sealed
+from fordstone.epochs.sealed import EPOCH_DIGITS, cut_of, encode_cut, encode_note, encode_sealed, sealed_of
 from fordstone.errors import DamagedError, StorageError
-from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints
+from fordstone.storage.journal import Journal, JournalContent, parse_journal
 
 
 class Aside:
@@ -105,36 +105,24 @@ class CutLog:
         directory: str,
         *,
         failpoints: Failpoints,
-        writer: AtomicWriter,
         max_bytes: int = CUT_LOG_MAX_BYTES,
     ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._path = f"{directory}/cuts.jsonl"
-        self._failpoints = failpoints
-        self._writer = writer
+        self._journal = Journal(disk, f"{directory}/cuts.jsonl", failpoints=failpoints, failpoint_kind="cut")
         self._max_bytes = max_bytes
         self._newest: int | None = None
-        self._size_bytes = 0
         self._rewrite_above_bytes = max_bytes
 
     def read(self) -> CutLogContent:
         """Every cut that can be read. Of two lines for one epoch the later one counts."""
-        try:
-            data = self._disk.read(self._path)
-        except FileNotFoundError:
-            return CutLogContent(cuts={}, damaged_lines=0)
-        return parse_cut_log(data)
+        return _content(self._journal.read())
 
     def note_sealed(self, epoch: int) -> None:
         """Say that an epoch is sealed. Called when its manifest is durable; this line is so with the next cut.
 
         Never fails: the manifest itself says the same, and this line only counts if that vanishes.
         """
-        line = b"\n" + encode_sealed(epoch) + b"\n"
         with contextlib.suppress(StorageError):
-            self._disk.append(self._path, line)
-            self._size_bytes += len(line)
+            self._journal.append(encode_sealed(epoch), sync=False)
 
     def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
         """Make the cut durable. Called before the manifest is.
@@ -143,9 +131,7 @@ class CutLog:
         mends its own line. `needed_from`: cuts of this epoch and later survive whatever the bound says.
         """
         if self._newest is None:
-            content = self.read()
-            self._newest = max(content.cuts, default=0)
-            self._size_bytes = self._measure()
+            self._newest = max(self.read().cuts, default=0)
         if cut.epoch > self._newest:
             self._append(cut)
         else:
@@ -154,11 +140,11 @@ class CutLog:
             if not (rebuilt and known.get(cut.epoch) == cut):
                 kept = [old for epoch, old in known.items() if (epoch != cut.epoch if rebuilt else epoch < cut.epoch)]
                 self._rewrite([*kept, cut], noted=content.noted if rebuilt else min(content.noted, cut.epoch - 1))
-        if self._size_bytes > self._rewrite_above_bytes:
+        if self._journal.size_bytes > self._rewrite_above_bytes:
             content = self.read()
             self._rewrite(self._fitting(content.cuts, needed_from), noted=content.noted)
             # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
-            self._rewrite_above_bytes = max(self._max_bytes, 2 * self._size_bytes)
+            self._rewrite_above_bytes = max(self._max_bytes, 2 * self._journal.size_bytes)
 
     def add(self, cuts: Iterable[Cut]) -> None:
         """Take in cuts of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
@@ -175,7 +161,7 @@ class CutLog:
         if not missing and not content.damaged_lines:
             return None
         if content.damaged_lines:
-            aside.copy(self._path)
+            aside.copy(self._journal.path)
         self.add(cuts)
         return (
             f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
@@ -189,28 +175,13 @@ class CutLog:
     def _append(self, cut: Cut) -> None:
         # Set before the write: after a failed one it is unknown whether the line is there, so the next try rewrites.
         self._newest = cut.epoch
-        # The newline in front ends whatever a crash has left of the line before.
-        line = b"\n" + encode_cut(cut) + b"\n"
-        fresh = not self._disk.exists(self._path)
-        self._disk.append(self._path, line)
-        self._failpoints.hit("cut.appended")
-        self._disk.fsync(self._path)
-        if fresh:
-            self._disk.fsync_dir(self._directory)
-        self._failpoints.hit("cut.synced")
-        self._size_bytes += len(line)
+        self._journal.append(encode_cut(cut))
 
     def _rewrite(self, cuts: list[Cut], *, noted: int) -> None:
         cuts.sort(key=lambda cut: cut.epoch)
-        data = b"".join(encode_cut(cut) + b"\n" for cut in cuts)
-        if noted:
-            data += encode_sealed(noted) + b"\n"
-        self._writer.replace(self._path, data)
-        self._failpoints.hit("cut.appended")
-        self._disk.fsync_dir(self._directory)
-        self._failpoints.hit("cut.synced")
+        lines = [encode_cut(cut) for cut in cuts]
+        self._journal.rewrite([*lines, encode_sealed(noted)] if noted else lines)
         self._newest = cuts[-1].epoch if cuts else 0
-        self._size_bytes = len(data)
 
     def _fitting(self, cuts: dict[int, Cut], needed_from: int) -> list[Cut]:
         """The newest cuts that fill half the bound, and all that are needed."""
@@ -223,27 +194,22 @@ class CutLog:
             kept.append(cuts[epoch])
         return kept
 
-    def _measure(self) -> int:
-        try:
-            return self._disk.size(self._path)
-        except FileNotFoundError:
-            return 0
-
 
 def parse_cut_log(data: bytes) -> CutLogContent:
-    """Read the lines of a cut log, wherever it came from."""
+    """Read the lines of a cut log, wherever its bytes came from."""
+    return _content(parse_journal(data))
+
+
+def _content(journal: JournalContent) -> CutLogContent:
     cuts: dict[int, Cut] = {}
-    damaged_lines = noted = 0
-    for line in data.split(b"\n"):
-        if not line:
-            continue
+    damaged_lines, noted = journal.damaged_lines + bool(journal.torn_bytes), 0
+    for record in journal.records:
         try:
-            cut = decode_cut(line)
+            if record.kind == "sealed":
+                noted = max(noted, sealed_of(record))
+            else:
+                cut = cut_of(record)
+                cuts[cut.epoch] = cut
         except DamagedError:
-            try:
-                noted = max(noted, decode_sealed(line))
-            except DamagedError:
-                damaged_lines += 1
-        else:
-            cuts[cut.epoch] = cut
+            damaged_lines += 1
     return CutLogContent(cuts=cuts, damaged_lines=damaged_lines, noted=noted)

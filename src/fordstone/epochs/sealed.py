@@ -15,7 +15,7 @@ from fordstone.epochs.manifest import MANIFEST_VERSION, Cut, Manifest
 from fordstone.epochs.run_file import is_digest
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.state.base import RunRef
-from fordstone.storage.checksum import seal, unseal_as
+from fordstone.storage.checksum import Record, seal, unseal_as
 
 EPOCH_DIGITS: Final = 12
 EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1
@@ -62,9 +62,11 @@ def encode_cut(cut: Cut) -> bytes:
     return seal("cut", cut)
 
 
-def decode_cut(line: bytes) -> Cut:
-    """Read one line of the cut log back."""
-    cut = unseal_as("cut", line, _CUT)
+def cut_of(record: Record) -> Cut:
+    """Decode a line of the cut log. `DamagedError` if it is no cut, or an impossible one."""
+    if record.kind != "cut":
+        raise DamagedError(f"it is a {record.kind}, not a cut")
+    cut = record.decode(_CUT)
     if not 1 <= cut.epoch <= EPOCH_MAX:
         raise DamagedError(f"the epoch is {cut.epoch}")
     _check_runs(run for segment in cut.segments for run in segment.runs)
@@ -76,9 +78,9 @@ def encode_sealed(epoch: int) -> bytes:
     return seal("sealed", epoch)
 
 
-def decode_sealed(line: bytes) -> int:
-    """Read such a line back."""
-    epoch = unseal_as("sealed", line, _EPOCH)
+def sealed_of(record: Record) -> int:
+    """Decode such a line."""
+    epoch = record.decode(_EPOCH)
     if not 1 <= epoch <= EPOCH_MAX:
         raise DamagedError(f"the epoch is {epoch}")
     return epoch

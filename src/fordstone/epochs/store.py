@@ -74,7 +74,7 @@ class CheckpointStore:
         self._mutex = threading.RLock()
         self._commit_mutex = threading.Lock()
         self._writer = AtomicWriter(disk, self.failpoints)
-        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints, writer=self._writer)
+        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints)
         self._aside = Aside(disk, f"{self._base}/aside")
         self._runs = RunStore(
             disk,

@@ -30,6 +30,8 @@ class JournalContent:
     """Bytes after the last whole line: what a crash left of the last append, or damage to the last line."""
     whole_bytes: int = 0
     """The size of the file without the torn bytes."""
+    lacks_newline: bool = False
+    """The last line is whole, but for its newline."""
 
     @property
     def is_damaged(self) -> bool:
@@ -43,7 +45,7 @@ class Journal:
     def __init__(
         self, disk: Disk, path: str, *, failpoints: Failpoints | None = None, failpoint_kind: str | None = None
     ) -> None:
-        """`failpoint_kind`: writes hit `<kind>.appended` and `<kind>.synced`."""
+        """`failpoint_kind`: synced writes hit `<kind>.appended` and `<kind>.synced`."""
         self.path = path
         self._disk = disk
         self._directory = path.rpartition("/")[0]
@@ -53,6 +55,7 @@ class Journal:
         self._size_bytes: int | None = None
         """The size up to the last whole line; None until the file has been read or rewritten."""
         self._has_torn_tail = False
+        self._lacks_newline = False
         self._is_new = False
 
     @property
@@ -83,14 +86,14 @@ class Journal:
         if self._has_torn_tail and self.exists():
             self._disk.truncate(self.path, self._size_bytes or 0)
             self._disk.fsync(self.path)
-        data = b"".join(line + b"\n" for line in lines)
+        data = b"\n" * self._lacks_newline + b"".join(line + b"\n" for line in lines)
         self._has_torn_tail = True
         self._disk.append(self.path, data)
-        self._has_torn_tail = False
-        self._hit("appended")
+        self._has_torn_tail = self._lacks_newline = False
         self._size_bytes = (self._size_bytes or 0) + len(data)
         if not sync:
             return
+        self._hit("appended")
         self._disk.fsync(self.path)
         if self._is_new:
             self._disk.fsync_dir(self._directory)
@@ -101,7 +104,7 @@ class Journal:
         """Replace the whole file with these lines, durably. On `StorageError` the old file is still there."""
         data = b"".join(line + b"\n" for line in lines)
         self._writer.replace(self.path, data)
-        self._size_bytes, self._has_torn_tail, self._is_new = len(data), False, False
+        self._size_bytes, self._has_torn_tail, self._lacks_newline, self._is_new = len(data), False, False, False
         self._hit("appended")
         self._disk.fsync_dir(self._directory)
         self._hit("synced")
@@ -109,7 +112,7 @@ class Journal:
     def _look(self) -> None:
         content = self.read()
         self._size_bytes = content.whole_bytes
-        self._has_torn_tail = content.torn_bytes > 0
+        self._has_torn_tail, self._lacks_newline = content.torn_bytes > 0, content.lacks_newline
         self._is_new = not self.exists()
 
     def _hit(self, event: str) -> None:
@@ -123,10 +126,8 @@ def parse_journal(data: bytes) -> JournalContent:
     start = whole_bytes = damaged = damaged_since_whole = 0
     while start < len(data):
         end = data.find(b"\n", start)
-        if end < 0:
-            break
-        line = data[start:end]
-        start = end + 1
+        line = data[start : end if end >= 0 else len(data)]
+        start = min(start + len(line) + 1, len(data))
         try:
             records.append(unseal(line))
         except DamagedError:
@@ -139,4 +140,5 @@ def parse_journal(data: bytes) -> JournalContent:
         damaged_lines=damaged,
         torn_bytes=len(data) - whole_bytes,
         whole_bytes=whole_bytes,
+        lacks_newline=bool(data) and whole_bytes == len(data) and not data.endswith(b"\n"),
     )

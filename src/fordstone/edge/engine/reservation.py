@@ -6,19 +6,17 @@ lost, as at-most-once allows.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
 import msgspec
 
 from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import CheckpointError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.storage.checksum import seal
 from fordstone.storage.disk import Disk
 from fordstone.storage.journal import Journal
-
-log = logging.getLogger(__name__)
 
 REWRITE_AFTER_LINES: Final = 10_000
 
@@ -48,7 +46,10 @@ class Reservations:
         self._journal = Journal(disk, f"{base}/reserved.jsonl")
         content = self._journal.read()
         if content.damaged_lines:
-            log.warning("reservations damaged", extra={"damaged_lines": content.damaged_lines})
+            raise CheckpointError(
+                f"{self._journal.path}: {content.damaged_lines} lines are damaged, so rows that were read before might be read "
+                "again, which at_most_once rules out. Restore the file from a copy, or start with an empty state directory."
+            )
         # A torn last line is left out: the rows that it reserved had not moved yet.
         for record in content.records:
             self._remember(record.decode(_RESERVED))
