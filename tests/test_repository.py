@@ -250,3 +250,16 @@ def test_the_check_of_words_finds_them_in_names_and_prose(text: str, words: list
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert [word for _, word in script.found_in(text)] == words
+
+
+def test_every_file_that_the_architecture_page_names_exists():
+    named_files = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page("architecture.md")))
+    assert len(named_files) > 40
+    roots = (ROOT / "src" / "fordstone", ROOT)
+    assert [name for name in sorted(named_files) if not any((root / name).exists() for root in roots)] == []
+
+
+def test_every_rule_that_a_source_file_refers_to_is_on_the_architecture_page():
+    rules = set(re.findall(r"^(\d+)\. \*\*", page("architecture.md").partition("## The rules")[2], re.MULTILINE))
+    used = {rule for file in files_of(".py") for rule in re.findall(r"\brule (\d+)\b", file.read_text())}
+    assert used <= rules

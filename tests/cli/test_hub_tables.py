@@ -98,7 +98,7 @@ def stream(**facts: Any) -> StreamInfo:
         ({}, "unread", "no consumer"),
         ({"watermark_us": ENDED_US}, "watermark", "ended"),
         ({"watermark_us": TIME_MIN_US}, "watermark", ""),
-        ({}, "watermark", "2027-01-15 07:59:59, 1.00 s behind"),
+        ({}, "watermark", "2027-01-15 07:59:59, 1.00 s ago"),
     ],
 )
 def test_streams_are_shown_with_their_time_and_who_is_behind(facts: dict[str, Any], column: str, shown: str):

@@ -95,7 +95,7 @@ def test_rows_beyond_the_years_that_python_has_are_refused_with_their_column(at_
         ({"after": "4000000d", "clock": True}, "longer than 1000000d"),
         (
             {"at": dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, dt.timezone(-dt.timedelta(hours=1)))},
-            "behind the year 9999",
+            "after the year 9999",
         ),
     ],
 )

@@ -277,7 +277,7 @@ def _time(watermark_us: int, now_us: int) -> str:
         return "ended"
     if watermark_us <= TIME_BEGIN_US:
         return ""
-    return f"{fmt.instant(watermark_us)}, {fmt.span(now_us - watermark_us)} behind"
+    return f"{fmt.instant(watermark_us)}, {fmt.span(now_us - watermark_us)} ago"
 
 
 def _now_us() -> int:

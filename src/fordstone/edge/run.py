@@ -85,7 +85,7 @@ def run(
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(
-                                f"pipeline {plan.pipeline} was told to stop after it had failed: {error!r}"
+                                f"pipeline {plan.pipeline} was asked to stop after it had failed: {error!r}"
                             ) from error
 
 

@@ -52,7 +52,7 @@ def encode_run(frame: pl.DataFrame, compression: Compression) -> tuple[RunRef, m
         frame = frame.rechunk()
     buffer = io.BytesIO()
     codec: Literal["zstd", "lz4", "uncompressed"] = "uncompressed" if compression == "none" else compression
-    # A clone, since writing locks its frame while it waits for the interpreter: whoever holds the interpreter and asks the
+    # A clone, since writing locks its frame while it waits for the interpreter: a thread that holds the interpreter and asks the
     # same frame anything (its size, its height) would wait for the lock, and both for ever.
     own = frame.clone()
     if frame.height >= _FILE_ROWS_MIN:

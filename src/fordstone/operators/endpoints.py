@@ -206,7 +206,7 @@ def _source_time(step: p.Source, stream: StreamType) -> str:
     text = time_text(stream.time)
     if stream.time is None:
         return text
-    text += f", rows may be {human_us(step.lateness_us)} behind" if step.lateness_us else ", in order"
+    text += f", rows may be {human_us(step.lateness_us)} out of order" if step.lateness_us else ", in order"
     if step.max_ahead_us is not None:
         text += f", and {human_us(step.max_ahead_us)} ahead of the clock"
     if step.idle_after_us is not None:

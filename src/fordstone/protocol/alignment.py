@@ -1,6 +1,6 @@
 """Decide what a barrier does at a task's gate.
 
-Pure: told which channel a barrier came on, says whether to hold the channel, drop the barrier, or snapshot. The gate
+Pure: given the channel of a barrier, decides whether to hold the channel, drop the barrier, or snapshot. The gate
 does the moving. Barriers carry attempts; an attempt only ever gives way to a newer one (rule 4).
 """
 

@@ -1,7 +1,7 @@
 """Who reads which partition of a source.
 
 Pure. Within one number of subtasks a partition stays with its reader over restarts: what is in flight in an unaligned
-checkpoint tells the time of whoever sent it. After rescaling all are dealt out anew.
+checkpoint is that of its sender. After rescaling, all partitions are assigned again.
 """
 
 from __future__ import annotations

@@ -211,14 +211,14 @@ class _Grouping:
     def _output(self, item: Item) -> exp.Expr:
         if self._is_whole(item.tree):
             return column(self._aggregate(item.tree, item.alias))
-        return self._behind(item.tree)
+        return self._after_aggregation(item.tree)
 
     def _having(self, having: Expr) -> exp.Expr:
         if isinstance(having.tree, exp.Alias):
             raise self._fail(
                 "this was not expected here: a condition has no name.", offset_of(having.tree.args["alias"])
             )
-        return self._behind(self._scope.resolved(having.tree), names=self._outputs)
+        return self._after_aggregation(self._scope.resolved(having.tree), names=self._outputs)
 
     def _is_whole(self, tree: exp.Expr) -> bool:
         """Whether an expression is of aggregates alone, so that `agg` takes it as it is."""
@@ -231,7 +231,7 @@ class _Grouping:
             if not is_aggregate(node)
         )
 
-    def _behind(self, tree: exp.Expr, names: dict[str, exp.Expr] | None = None) -> exp.Expr:
+    def _after_aggregation(self, tree: exp.Expr, names: dict[str, exp.Expr] | None = None) -> exp.Expr:
         """An expression of rows as one of what the aggregation gives."""
 
         def change(node: exp.Expr) -> exp.Expr:

@@ -192,7 +192,7 @@ class DeltaSink(Sink):
         self._uri = str(Path(settings.path).expanduser().absolute()) if local else settings.path
         self._disk = OsDisk(self._uri) if local else None
         self._synced = -1
-        with self._told("open"):
+        with self._errors_as("open"):
             self._table = self._opened()
         self._check_table()
         self._synced = self._table.version() - 1
@@ -212,7 +212,7 @@ class DeltaSink(Sink):
             custom_metadata={_COMMIT_KEY: msgspec.json.encode(mark).decode()},
         )
         for _ in self._tries():
-            with self._told("read"):
+            with self._errors_as("read"):
                 last = self._table.transaction_version(self._app)
             if last is not None and last >= epoch:
                 self._check_released(mark, last)
@@ -293,7 +293,7 @@ class DeltaSink(Sink):
     def _tries(self) -> Iterator[int]:
         """Reload the table before each try, and give up after the last."""
         for number in range(COMMIT_TRIES_MAX):
-            with self._told("read"):
+            with self._errors_as("read"):
                 self._table.update_incremental()
             self._check_table()
             yield number
@@ -304,7 +304,7 @@ class DeltaSink(Sink):
 
     def _committed(self, rows: pl.DataFrame, properties: CommitProperties | None) -> bool:
         """Try to commit; False if another writer was quicker and it must be tried from the start."""
-        with self._told("write"):
+        with self._errors_as("write"):
             try:
                 if self._stream.upsert_key is None:
                     self._append(rows, properties)
@@ -341,7 +341,7 @@ class DeltaSink(Sink):
 
     def _check_released(self, mark: ReleasedEpoch, last: int) -> None:
         """An epoch that the table has must be this one."""
-        with self._told("read the history of"):
+        with self._errors_as("read the history of"):
             history = self._table.history(HISTORY_COMMITS_MAX)
         for commit in history:
             found = _released(commit.get(_COMMIT_KEY))
@@ -375,7 +375,7 @@ class DeltaSink(Sink):
             self._synced = new
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _errors_as(self, what: str) -> Iterator[None]:
         """Tell what the package says as an error of this sink."""
         try:
             yield

@@ -1,7 +1,7 @@
 """Fragments: partial aggregates of rows of a key that belong together by where they stand, not by an aligned window.
 
 A fragment is a stretch of the rows of one key in order of time: rows that follow each other by less than a gap (sessions),
-or so many in a row (count windows). The caller says which fragment each row is of, by number; the fragment then has the
+or a number of consecutive rows (count windows). The caller says which fragment each row is of, by number; the fragment then has the
 key, the times of its first and last row, and what `Partials` keeps of its rows.
 
 Leaves to the operators where stretches begin and end. Pure; may be used by any thread.

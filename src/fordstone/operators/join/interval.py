@@ -46,7 +46,7 @@ from fordstone.state.base import State
 Rows = npt.NDArray[np.int64]
 
 
-_BEHIND: Final = "__behind"
+_AFTER: Final = "__after"
 """Of what has met: the first watermark at which its rows are evicted."""
 
 
@@ -56,12 +56,12 @@ class _Half:
     def __init__(self, side: Side, state: StateBackend, *, outer: bool) -> None:
         self.side = side
         self.rows = state.search_buffer(side.keys, time_column=side.mark)
-        self.met = state.timeline(side.keys, time_column=_BEHIND, merge_rows=_once) if outer else None
+        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=_once) if outer else None
 
     def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
         """These rows, or those of them at some places, have had a partner."""
         if self.met is not None:
-            met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_BEHIND))
+            met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
             # What stands here twice is folded later; but a row that was found may have been found by many.
             self.met.add(_once(met) if at is None else met[np.unique(at)])
 
@@ -73,7 +73,7 @@ class _Half:
         rows, met = self.rows.release(watermark_us), self.met.close(watermark_us)
         if not rows.height or not met.height:
             return rows
-        met = met.with_columns((pl.col(_BEHIND) - 1).alias(self.side.mark))
+        met = met.with_columns((pl.col(_AFTER) - 1).alias(self.side.mark))
         return rows.join(met, on=[*self.side.keys, self.side.mark], how="anti")
 
     def states(self, name: str) -> dict[str, State]:

@@ -127,7 +127,7 @@ class Lookup(Stateless):
             named = ", ".join(f"{name}={key[name]!r}" for name in self._right.key_columns)
             raise SourceError(
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "
-                "Leave one row a key in it, or add a column to on= that tells them apart."
+                "Leave one row per key in it, or add a column to on= that distinguishes them."
             )
         table = self._lookup.table(self._state)
         table.put(rows)

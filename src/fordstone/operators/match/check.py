@@ -483,7 +483,7 @@ def _check_skip(step: p.Match) -> None:
         if stage.quantifier == "greedy" and (stage.times_max != stage.times_min or stage.optional):
             raise PipelineError(
                 f"{where}: stage {stage.name!r} is greedy and may be the last: how many rows it takes is only known later. "
-                "Give choose='preferred', which waits for that, or a stage behind it."
+                "Give choose='preferred', which waits for that, or add a stage after it."
             )
         if not stage.optional:
             break

@@ -98,7 +98,7 @@ class Context:
         due_us = stage.scene.now_us + after_us if at_us is None else at_us + stage.shift_us
         if due_us - stage.shift_us > MOST_US:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): it would run out behind the year 9999. Set it sooner."
+                f"{stage.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
             )
         if stage.firing_us is not None and due_us <= stage.firing_us:
             raise TaskError(

@@ -1,7 +1,7 @@
 """Keyed functions: a user's code for the rows of a key, with state and timers.
 
 Rows that are ordered wait for the watermark; then each key's rows and event timers are taken in order of time, a timer
-behind the rows of its time. Else rows are taken as they come, and event timers when the watermark has passed them. Timers
+after the rows of its time. Otherwise rows are taken as they come, and event timers when the watermark has passed them. Timers
 by the clock are looked at when a barrier says what the clock is. Keys know nothing of each other, so they are taken one
 after the other, each with its state at hand.
 

@@ -116,7 +116,7 @@ class SinkContract(ABC):
         sink.write(self.rows(3, 3))
         assert_frame_equal(self.seen(tmp_path), self.rows(0, 6))
 
-    def test_written_rows_of_one_opening_come_behind_those_of_the_one_before(self, tmp_path: Path) -> None:
+    def test_written_rows_of_one_opening_come_after_those_of_the_previous_one(self, tmp_path: Path) -> None:
         self.open(tmp_path).write(self.rows(0, 3))
         sink = self.open(tmp_path)
         sink.write(self.rows(3, 3))
