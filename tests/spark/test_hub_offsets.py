@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import pickle
 from typing import Any
 
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.hub.running import running_hub
@@ -251,7 +251,7 @@ def test_the_calls_that_spark_makes_read_each_row_once_although_the_reader_is_se
     schema = StructType([StructField("n", LongType()), StructField("_node", StringType())])
 
     def rows(reader: HubStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, str]]:
-        sent = pickle.loads(pickle.dumps(reader))
+        sent = CPickleSerializer().loads(CPickleSerializer().dumps(reader))
         found = [batch for share in reader.partitions(start, end) for batch in sent.read(share)]
         return sorted((row["n"], row["_node"]) for batch in found for row in batch.to_pylist())
 

@@ -51,7 +51,6 @@ class ControlKind(ConnectorKind):
     capabilities = frozenset({Capability.AT_HUB, Capability.FEEDS_BACK, Capability.NEEDS_HOME})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Versions are durable before they are read."""
         del spec
         return Delivery.EXACTLY_ONCE
 
@@ -68,7 +67,6 @@ class ControlKind(ConnectorKind):
         return ControlSource(table, bounded=options.bounded)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        """Open the publisher."""
         del context
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(
@@ -100,11 +98,9 @@ class ControlSource(Source):
         return Delivery.EXACTLY_ONCE
 
     def partitions(self) -> Sequence[PartitionId]:
-        """One."""
         return (PARTITION,)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
-        """Start reading after a version."""
         del partition
         return _ControlReader(self.log, int(position), bounded=self._bounded, with_positions=with_positions)
 
@@ -113,7 +109,6 @@ class ControlSource(Source):
         return 0
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
-        """All of it, likewise."""
         del cuts
         return 1.0
 
@@ -197,7 +192,6 @@ class ControlSink(Sink):
         self._publish(self._written, frame)
 
     def close(self) -> None:
-        """Close connections."""
         self._client.close()
 
     def _publish(self, batch: int, frame: pl.DataFrame) -> None:

@@ -140,7 +140,6 @@ class GeneratorKind(ConnectorKind):
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        """Open the source; bounded input needs `rows`."""
         settings = _Settings(spec)
         if options.bounded and settings.rows is None:
             raise SourceError(
@@ -205,7 +204,6 @@ class GeneratorSource(Source):
 
     @property
     def delivery(self) -> Delivery:
-        """Replay is exact."""
         return Delivery.EXACTLY_ONCE
 
     def partitions(self) -> Sequence[PartitionId]:
@@ -213,7 +211,6 @@ class GeneratorSource(Source):
         return [_lane_name(lane) for lane in range(self._settings.partitions)]
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
-        """By rows."""
         rows = (self._settings.rows or 0) * self._settings.partitions
         return sum(cut.position for cut in cuts.values()) / rows if rows else None
 

@@ -79,12 +79,10 @@ class HubKind(ConnectorKind):
     capabilities = frozenset({Capability.AT_HUB, Capability.DECLARES_TIME})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Epochs are final, so replay is exact."""
         _options(spec)
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        """Open the source; asks nothing yet."""
         named = _options(spec)
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(f"stream {named.stream} of pipeline {named.pipeline} is at a hub. Say which: --hub URL.")
@@ -100,12 +98,10 @@ class CenterKind(ConnectorKind):
     capabilities = frozenset({Capability.AT_HUB, Capability.CROSSES})
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """The hub takes each epoch once."""
         del spec
         return Delivery.EXACTLY_ONCE
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        """Refuse."""
         del spec, context
         raise ConfigError(
             f"step {stream.step}: rows for the center leave through the edge engine's outbox. "
@@ -161,7 +157,6 @@ class HubSource(Source):
 
     @property
     def delivery(self) -> Delivery:
-        """Replay is exact."""
         return Delivery.EXACTLY_ONCE
 
     def partitions(self) -> Sequence[PartitionId]:
@@ -172,7 +167,6 @@ class HubSource(Source):
         return [PartitionId(node) for node in (self._ends if self.bounded else index.nodes())]
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
-        """Start after an epoch."""
         with self._mutex:
             self._readers += 1
         return HubReader(self, partition, int(position), with_positions=with_positions)
@@ -205,7 +199,6 @@ class HubSource(Source):
                 log.warning("hub not informed", extra={"stream": self.options.stream, "problem": str(error)})
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
-        """By epochs."""
         epochs = sum(self._ends.values())
         read = sum(min(cut.position, self._ends.get(node, 0)) for node, cut in cuts.items())
         return read / epochs if epochs else None
@@ -340,7 +333,6 @@ class HubReader(Reader):
         return None
 
     def close(self) -> None:
-        """Release the source."""
         if self._source is not None:
             self._source.reader_closed()
         self._source = None

@@ -37,12 +37,10 @@ class InlineKind(ConnectorKind):
     """The kind `inline`."""
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Rows stay, so replay is exact."""
         del spec
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        """Open the rows that the spec holds."""
         return MemoryKind().open_source(memory([_decoded(spec, options.schema)]), options, context)
 
 

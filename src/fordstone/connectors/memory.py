@@ -115,22 +115,18 @@ class MemoryKind(ConnectorKind):
     """The kind `memory`."""
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Rows stay, so replay is exact."""
         del spec
         return Delivery.EXACTLY_ONCE
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Epochs are kept by number."""
         del spec
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        """Open the `MemorySource` that the spec carries."""
         del context
         return _OpenSource(_live(spec, MemorySource), options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        """Open the `MemorySink` that the spec carries."""
         del context
         return _OpenSink(_live(spec, MemorySink), stream)
 

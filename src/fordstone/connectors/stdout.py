@@ -55,7 +55,6 @@ class StdoutKind(ConnectorKind):
     capabilities = frozenset({Capability.PRINTS})
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """What was printed cannot be asked for."""
         _options(spec)
         return Delivery.AT_LEAST_ONCE
 
@@ -74,16 +73,13 @@ class StdoutSink(Sink):
 
     @property
     def delivery(self) -> Delivery:
-        """Rows may be printed again."""
         return Delivery.AT_LEAST_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        """Print a sealed epoch."""
         del epoch
         self.write(frame)
 
     def write(self, frame: pl.DataFrame) -> None:
-        """Print rows now."""
         if frame.is_empty():
             return
         shown = frame if self._options.rows_max is None else frame.head(self._options.rows_max)

@@ -98,20 +98,16 @@ class Stateless(Operator):
         """Give the rows that come of these rows. May be called with late rows as well."""
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Apply, and drop what came out empty."""
         out = self.apply(frame)
         return [Emit(out, late=late)] if out.height else []
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
-        """Nothing waits."""
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nothing waits for the clock here
-        """Nothing is held."""
         return []
 
     def states(self) -> Mapping[str, State]:
-        """None."""
         return {}
 
 

@@ -20,11 +20,9 @@ class _TierFamily(Family[T]):
     """What the steps between the tiers have in common: they are never run, and stay where they are."""
 
     def make(self, step: T, context: OperatorContext) -> Operator:  # noqa: ARG002 - never run
-        """Never called on a split plan."""
         raise PipelineError(f"step {step.name} is between the tiers: split the plan before running it.")
 
     def describe(self, step: T, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as all three
-        """What changes about the stream."""
         return stream_details(step, types)
 
 
@@ -34,7 +32,6 @@ class ToCenterFamily(_TierFamily[p.ToCenter]):
     steps = (p.ToCenter,)
 
     def check(self, step: p.ToCenter, types: Types) -> Derived:
-        """The input's stream, at the center."""
         stream = types[step.input]
         append_only(step, stream, "to_center")
         if stream.looped:
@@ -42,7 +39,6 @@ class ToCenterFamily(_TierFamily[p.ToCenter]):
         return {p.Input(step.name): replace(stream, row_wise=False, windowed=False, id_step=None)}
 
     def check_plan(self, step: p.ToCenter, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
-        """Aligned only."""
         if plan.mode == "unaligned":
             raise PipelineError(
                 f"step {step.name}: in mode 'unaligned' what is in flight at a barrier is in the checkpoint and not among the "
@@ -50,11 +46,9 @@ class ToCenterFamily(_TierFamily[p.ToCenter]):
             )
 
     def title(self, step: p.ToCenter) -> str:  # noqa: ARG002 - all are alike
-        """The cut."""
         return "to the center"
 
     def push_down(self, step: p.ToCenter, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - there is one cut
-        """Never."""
         return Stays(reason=f"{step.name} is at the center")
 
 
@@ -72,11 +66,9 @@ class ControlFamily(_TierFamily[p.Control]):
         return {p.Input(step.name): StreamType(schema=schema, upsert_key=step.keys, row_wise=False, table=True)}
 
     def title(self, step: p.Control) -> str:
-        """The key."""
         return f"control table by {', '.join(step.keys)}"
 
     def push_down(self, step: p.Control, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it reads nothing
-        """Never."""
         return Stays(reason=f"{step.name} is at the center")
 
 
@@ -86,7 +78,6 @@ class ToEdgesFamily(_TierFamily[p.ToEdges]):
     steps = (p.ToEdges,)
 
     def check(self, step: p.ToEdges, types: Types) -> Derived:
-        """The input's stream."""
         return {p.Input(step.name): types[step.input]}
 
     def check_plan(self, step: p.ToEdges, plan: p.Plan, types: Types) -> None:
@@ -94,11 +85,9 @@ class ToEdgesFamily(_TierFamily[p.ToEdges]):
         _check_to_edges(plan, step, types)
 
     def title(self, step: p.ToEdges) -> str:
-        """The control table."""
         return f"to the edges as {step.control}"
 
     def push_down(self, step: p.ToEdges, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} publishes the rows themselves")
 
 

@@ -56,7 +56,6 @@ class DeduplicateFamily(Family[p.Deduplicate]):
     steps = (p.Deduplicate,)
 
     def check(self, step: p.Deduplicate, types: Types) -> Derived:
-        """The input's columns, and the late rows."""
         stream = types[step.input]
         append_only(step, stream, "deduplicate")
         time = needs_time(step, stream, "deduplicate")
@@ -80,16 +79,13 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=time, state=context.state)
 
     def title(self, step: p.Deduplicate) -> str:
-        """Keys and span."""
         return f"first of each {', '.join(step.keys)} within {human_us(step.within_us)}"
 
     def describe(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """What is kept."""
         yield from stream_details(step, types)
         yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
 
     def push_down(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} drops what another node may have sent before")
 
 
@@ -107,7 +103,6 @@ class Deduplicate(Operator):
         """Nothing has been read from the timeline yet."""
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait."""
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
@@ -122,7 +117,6 @@ class Deduplicate(Operator):
         return [Emit(found)] if found.height else []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with time."""
         return []
 
     def states(self) -> Mapping[str, State]:

@@ -31,14 +31,12 @@ class ToHub(Stateless):
         self._partial = partial
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Mark, and drop what is empty."""
         out = self.apply(frame)
         if not self._partial:
             out = out.with_columns(pl.lit(late).alias(LATE_MARK))
         return [Emit(out, late=late)] if out.height else []
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows as they are declared."""
         return frame.select(self._columns)
 
 
@@ -49,7 +47,6 @@ class ToSink(Stateless):
         self._columns = [*schema, *hidden]
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows as the sink takes them."""
         return frame.select(self._columns)
 
 
@@ -59,15 +56,12 @@ class SourceFamily(Family[p.Source]):
     steps = (p.Source,)
 
     def check(self, step: p.Source, types: Types) -> Derived:  # noqa: ARG002
-        """The declared columns and time."""
         return {p.Input(step.name): _source(step)}
 
     def make(self, step: p.Source, context: OperatorContext) -> Operator:  # noqa: ARG002
-        """The engine reads the rows."""
         return PassOn()
 
     def title(self, step: p.Source) -> str:
-        """The connector."""
         options = step.connector.options
         match step.connector.kind:
             case "hub":
@@ -78,7 +72,6 @@ class SourceFamily(Family[p.Source]):
                 return f"source {connector_text(step.connector)}"
 
     def describe(self, step: p.Source, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """Columns, time, bad rows and positions."""
         yield from stream_details(step, types, time=_source_time(step, types[p.Input(step.name)]))
         if not step.declares_time and not step.replaces:
             yield "bad rows", "go to the dead letters" if step.on_error == "keep" else "stop the pipeline"
@@ -90,11 +83,9 @@ class SourceFamily(Family[p.Source]):
             yield "keeps", "the position of every partition"
 
     def digest(self, step: p.Source, types: Types) -> object:  # noqa: ARG002
-        """Its state is its positions."""
         return ["source", step.connector.kind, step.time]
 
     def push_down(self, step: p.Source, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        """Never: it reads nothing."""
         return Stays(reason=f"{step.name} is at the center")
 
 
@@ -104,7 +95,6 @@ class SinkFamily(Family[p.Sink]):
     steps = (p.Sink,)
 
     def check(self, step: p.Sink, types: Types) -> Derived:
-        """The input's stream."""
         return {p.Input(step.name): types[step.input]}
 
     def check_plan(self, step: p.Sink, plan: p.Plan, types: Types) -> None:
@@ -122,7 +112,6 @@ class SinkFamily(Family[p.Sink]):
         return ToSink(stream.schema, hidden=hidden)
 
     def title(self, step: p.Sink) -> str:
-        """The connector."""
         options = step.connector.options
         match step.connector.kind:
             case "center":
@@ -133,7 +122,6 @@ class SinkFamily(Family[p.Sink]):
                 return f"sink {connector_text(step.connector)}"
 
     def describe(self, step: p.Sink, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """When rows are released."""
         if step.connector.kind in FAR_ENDS or (plan.guarantee == "exactly_once" and step.release == "commit"):
             yield "releases", "when the epoch is sealed"
         elif plan.guarantee == "exactly_once":
@@ -142,7 +130,6 @@ class SinkFamily(Family[p.Sink]):
             yield "releases", "at once"
 
     def push_down(self, step: p.Sink, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        """Never."""
         return Stays(reason=f"{step.name} writes the rows themselves")
 
 
@@ -163,25 +150,20 @@ class LoopFamily(Family[p.Loop]):
             raise PipelineError(f"step {step.name}: a loop cannot be snapshot in mode 'unaligned'. Use mode='aligned'.")
 
     def make(self, step: p.Loop, context: OperatorContext) -> Operator:  # noqa: ARG002
-        """The engine brings rows back."""
         return PassOn()
 
     def title(self, step: p.Loop) -> str:
-        """Where rows come back from."""
         return f"loop, fed back from {step.feedback}"
 
     def describe(self, step: p.Loop, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
-        """What is in a checkpoint."""
         yield from stream_details(step, types)
         if plan.guarantee == "exactly_once":
             yield "keeps", "rows that are on their way back at a barrier"
 
     def digest(self, step: p.Loop, types: Types) -> object:
-        """The rows on their way back."""
         return ["loop", types[step.input].schema.to_dict()]
 
     def push_down(self, step: p.Loop, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        """Never."""
         return Stays(reason=f"{step.name} begins a loop at the center")
 
 

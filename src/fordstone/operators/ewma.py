@@ -275,7 +275,6 @@ class EwmaFamily(Family[p.Ewma]):
         return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
 
     def make(self, step: p.Ewma, context: OperatorContext) -> Operator:
-        """Smooths columns of rows by key."""
         stream = context.types[step.input]
         return Ewma(
             step.keys,
@@ -288,19 +287,16 @@ class EwmaFamily(Family[p.Ewma]):
         )
 
     def title(self, step: p.Ewma) -> str:
-        """Keys and weight."""
         weight = f"alpha {step.alpha}" if step.half_life_us is None else f"half-life {human_us(step.half_life_us)}"
         return f"exponentially weighted mean {keys_text(step.keys)}, {weight}"
 
     def describe(self, step: p.Ewma, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Columns, and what is kept."""
         yield "smooths", ", ".join(step.columns)
         yield from stream_details(step, types)
         each = "one number" if step.half_life_us is None else "three numbers"
         yield "keeps", f"the rows that wait for time, and {each} per key and column"
 
     def push_down(self, step: p.Ewma, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} takes rows in order of time, over all nodes")
 
 
@@ -332,7 +328,6 @@ class Ewma(Operator):
         self._table = state.table(self._waiting.key, schema=self._waiting.key_types | kept)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait."""
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
@@ -341,7 +336,6 @@ class Ewma(Operator):
         return [Emit(self._with_means(rows))] if rows.height else []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with time."""
         return []
 
     def states(self) -> Mapping[str, State]:

@@ -62,7 +62,6 @@ class PassOn(Stateless):
     """Gives rows on as they are: sources, unions and loop heads."""
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows."""
         return frame
 
 
@@ -120,7 +119,6 @@ class ExplodeRows(Stateless):
         self._columns = list(out)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows, element by element."""
         lists = frame.with_columns(self._array)
         lists = lists.filter(pl.col(self._name).list.len() > 0)
         if ROW_ID not in frame.columns:
@@ -217,7 +215,6 @@ class FilterFamily(Family[p.Filter]):
     steps = (p.Filter,)
 
     def check(self, step: p.Filter, types: Types) -> Derived:
-        """The input's stream."""
         parse_predicate(step.predicate, types[step.input].schema)
         return {p.Input(step.name): types[step.input]}
 
@@ -228,15 +225,12 @@ class FilterFamily(Family[p.Filter]):
         return (FilterRows if stream.upsert_key is None else FilterUpserts)(predicate, stream.schema)
 
     def title(self, step: p.Filter) -> str:
-        """The condition."""
         return f"keep rows where {step.predicate}"
 
     def describe(self, step: p.Filter, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """Nothing changes."""
         return stream_details(step, types)
 
     def push_down(self, step: p.Filter, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
-        """If the condition is deterministic."""
         return _moves(step, [parse_predicate(step.predicate, types[step.input].schema)], Moves(rows="fewer"))
 
     def columns_read(self, step: p.Filter, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
@@ -269,20 +263,16 @@ class ProjectFamily(Family[p.Select | p.WithColumns]):
         return {p.Input(step.name): found}
 
     def make(self, step: p.Select | p.WithColumns, context: OperatorContext) -> Operator:
-        """One projection."""
         schema = context.types[step.input].schema
         return Project(projection(step, schema), schema)
 
     def title(self, step: p.Select | p.WithColumns) -> str:
-        """The columns."""
         return f"{'select' if isinstance(step, p.Select) else 'add'} {', '.join(step.columns)}"
 
     def describe(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """The new columns."""
         return stream_details(step, types)
 
     def push_down(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
-        """If every column is deterministic."""
         return _moves(step, projection(step, types[step.input].schema), Moves(rows="same"))
 
     def columns_read(
@@ -303,7 +293,6 @@ class ExplodeFamily(Family[p.Explode]):
     steps = (p.Explode,)
 
     def check(self, step: p.Explode, types: Types) -> Derived:
-        """The array's column holds its elements."""
         stream = types[step.input]
         append_only(step, stream, "flat_map")
         array, schema = exploded_columns(step, stream.schema)
@@ -311,17 +300,14 @@ class ExplodeFamily(Family[p.Explode]):
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False)}
 
     def make(self, step: p.Explode, context: OperatorContext) -> Operator:
-        """Takes arrays apart."""
         schema = context.types[step.input].schema
         array, out = exploded_columns(step, schema)
         return ExplodeRows(array, schema, out)
 
     def title(self, step: p.Explode) -> str:
-        """The array."""
         return f"a row for each element of {step.expression}"
 
     def describe(self, step: p.Explode, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """The new columns."""
         return stream_details(step, types)
 
     def push_down(self, step: p.Explode, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
@@ -357,15 +343,12 @@ class FunctionFamily(Family[p.Function]):
         return MapRecords(step.name, function, out, many=step.kind == "flat_map")
 
     def title(self, step: p.Function) -> str:
-        """The function."""
         return f"{step.kind} {function_text(step.path)}"
 
     def describe(self, step: p.Function, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """The new columns."""
         return stream_details(step, types)
 
     def push_down(self, step: p.Function, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        """Never."""
         return Stays(reason=f"{step.name} is a function of yours, which may depend on where it runs")
 
 
@@ -394,15 +377,12 @@ class UnionFamily(Family[p.Union]):
         return {p.Input(step.name): united}
 
     def make(self, step: p.Union, context: OperatorContext) -> Operator:  # noqa: ARG002
-        """The engine brings the streams together."""
         return PassOn()
 
     def title(self, step: p.Union) -> str:
-        """The streams."""
         return f"union of {', '.join(map(str, step.streams))}"
 
     def describe(self, step: p.Union, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """What differs from the first stream."""
         return stream_details(step, types)
 
     def push_down(self, step: p.Union, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002

@@ -83,7 +83,6 @@ class KeyedByColumns(AnyStep, frozen=True, kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key."""
         return (self.keys,)
 
 
@@ -283,7 +282,6 @@ class Union(AnyStep, frozen=True, tag="union", kw_only=True):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """All the streams."""
         return self.streams
 
 
@@ -331,7 +329,6 @@ class Join(AnyStep, frozen=True, tag="join", kw_only=True):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """Left and right."""
         return (self.left, self.right)
 
     @property
@@ -341,7 +338,6 @@ class Join(AnyStep, frozen=True, tag="join", kw_only=True):
 
     @property
     def keyed_by(self) -> tuple[tuple[str, ...], ...]:
-        """By the keys of each side."""
         return (self.left_keys, self.right_keys)
 
 
@@ -373,7 +369,6 @@ class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """The rows, and the control stream."""
         return (self.input, self.control)
 
     @property
@@ -383,12 +378,10 @@ class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
 
     @property
     def keyed_by(self) -> tuple[tuple[str, ...], ...]:
-        """By the keys of each side."""
         return (self.keys, self.control_keys)
 
     @property
     def table_inputs(self) -> tuple[Input, ...]:
-        """The control stream."""
         return (self.control,)
 
 

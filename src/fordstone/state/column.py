@@ -128,7 +128,6 @@ class ArrayColumn(Column):
         self._valid: Mask | None = None
 
     def cells(self, series: pl.Series) -> Cells:
-        """The physical values, zero where null."""
         # A cast, because `to_physical` takes ten times as long to get going.
         physical = series.cast(self._physical)
         if not series.null_count():
@@ -137,13 +136,11 @@ class ArrayColumn(Column):
         return Cells(series, filled.to_numpy(), series.is_not_null().to_numpy())
 
     def grow(self, capacity: int) -> None:
-        """Double, or more."""
         self._values = _grown(self._values, capacity)
         if self._valid is not None:
             self._valid = _grown(self._valid, capacity)
 
     def put(self, slots: Slots, cells: Cells) -> None:
-        """Write in place."""
         if cells.values is None:
             raise TypeError(f"column {self.name!r}: cells of another kind of column")
         self._values[slots] = cells.values
@@ -153,14 +150,12 @@ class ArrayColumn(Column):
             self._valid[slots] = True if cells.valid is None else cells.valid
 
     def get(self, slots: Slots, *, found: Mask | None = None) -> pl.Series:
-        """Gather."""
         valid = None if self._valid is None else self._valid.take(slots)
         if found is not None:
             valid = found if valid is None else valid & found
         return _series(self.name, self.dtype, self._values.take(slots), valid)
 
     def equal(self, slots: Slots, cells: Cells) -> Mask:
-        """Compare as arrays."""
         if cells.values is None:
             raise TypeError(f"column {self.name!r}: cells of another kind of column")
         held = self._values.take(slots)
@@ -185,7 +180,6 @@ class ArrayColumn(Column):
         return lambda: _series(name, dtype, whole.take(slots), None if whole_valid is None else whole_valid.take(slots))
 
     def size_bytes(self) -> int:
-        """The arrays."""
         return self._values.nbytes + (0 if self._valid is None else self._valid.nbytes)
 
 
@@ -202,7 +196,6 @@ class LogColumn(Column):
         """Of `_bytes`, what the last clearing left."""
 
     def cells(self, series: pl.Series) -> Cells:
-        """The series as it is."""
         return Cells(series)
 
     def grow(self, capacity: int) -> None:
@@ -210,7 +203,6 @@ class LogColumn(Column):
         self._rows = _grown(self._rows, capacity, fill=-1)
 
     def put(self, slots: Slots, cells: Cells) -> None:
-        """Append to the log."""
         count = slots.size
         if not count:
             return
@@ -244,21 +236,17 @@ class LogColumn(Column):
         return pl.concat(self._chunks, rechunk=False) if self._chunks else pl.Series(self.name, [], dtype=self.dtype)
 
     def get(self, slots: Slots, *, found: Mask | None = None) -> pl.Series:
-        """Gather through the row numbers."""
         rows = self._rows.take(slots)
         return _gathered(self._log(), rows if found is None else np.where(found, rows, -1))
 
     def equal(self, slots: Slots, cells: Cells) -> Mask:
-        """Compare as series."""
         return self.get(slots).eq_missing(cells.series).to_numpy()
 
     def frozen(self, slots: Slots, *, dense: bool) -> Callable[[], pl.Series]:  # noqa: ARG002 - chunks do not change
-        """Only the row numbers need be copied."""
         log, rows = self._log(), self._rows.take(slots)
         return lambda: _gathered(log, rows)
 
     def size_bytes(self) -> int:
-        """Row numbers and chunks."""
         return self._rows.nbytes + sum(int(chunk.estimated_size()) for chunk in self._chunks)
 
 

@@ -17,21 +17,17 @@ class MemoryBackend(StateBackend):
     """Makes states that live in the memory of this process."""
 
     def table(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType], sub_key: Sequence[str] = ()) -> Table:
-        """As `StateBackend` says."""
         return MemoryTable(key, schema=schema, sub_key=sub_key)
 
     def timeline(
         self, key: Sequence[str], *, time_column: str | None, merge_rows: Callable[[pl.DataFrame], pl.DataFrame]
     ) -> Timeline:
-        """As `StateBackend` says."""
         return MemoryTimeline(key, time_column=time_column, merge_rows=merge_rows)
 
     def buffer(self, key: Sequence[str], *, time_column: str) -> Buffer:
-        """As `StateBackend` says."""
         return MemoryBuffer(key, time_column=time_column)
 
     def search_buffer(self, key: Sequence[str], *, time_column: str) -> SearchBuffer:
-        """As `StateBackend` says."""
         return MemorySearchBuffer(key, time_column=time_column)
 
 

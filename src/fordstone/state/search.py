@@ -27,7 +27,6 @@ class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
     """Rows that can be searched by key and time."""
 
     def __init__(self, key: Sequence[str], *, time_column: str) -> None:
-        """As `StateBackend.search_buffer` says."""
         super().__init__(key, time_column=time_column)
         self._column = time_column
         self._indexes: dict[int, tuple[TimedPiece, _Index]] = {}
@@ -41,11 +40,9 @@ class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
             self._push(raw.frames)
 
     def drop(self, watermark_us: int) -> None:
-        """As `SearchBuffer` says."""
         self._due(self._closed_by(watermark_us))
 
     def search(self, asked: Asked) -> Found | None:
-        """As `SearchBuffer` says."""
         pieces = [piece for piece in (*self._held(), *self._ordered) if piece.most_us > self._closed_us]
         self._indexes = {id(piece): self._indexes[id(piece)] for piece in pieces if id(piece) in self._indexes}
         least_us, most_us = int(asked.from_us.min()), int(asked.to_us.max())

@@ -141,7 +141,6 @@ class MemoryTable(Table):
         )
 
     def keys_until(self, column: str, bound: int, *, after: int | None = None) -> tuple[pl.DataFrame, int | None]:
-        """As `Table` says."""
         slots = self._index.live_slots()
         values = next(values for values in self._values if values.name == column).get(slots)
         due = (values <= bound).fill_null(value=False)
@@ -208,7 +207,6 @@ class MemoryTable(Table):
         return rows.filter(~pl.col(DELETED)) if oldest else rows
 
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
-        """Swap the pieces."""
         self._pieces.replace(old, [new])
 
     def _make_room(self) -> None:

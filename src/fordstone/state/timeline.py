@@ -144,12 +144,10 @@ class TimedRows(State):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns."""
         return self._key
 
     @property
     def keeps_frames(self) -> bool:
-        """The pieces are the state."""
         return True
 
     @property

@@ -155,7 +155,6 @@ class OsDisk(Disk):
             self._fail(error, path)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename within the root."""
         self._check()
         self._forget(old)
         self._forget(new)
@@ -167,12 +166,10 @@ class OsDisk(Disk):
             self._refuse(error, "rename", old)
 
     def fsync_dir(self, path: str) -> None:
-        """Sync a directory."""
         self._check()
         self._sync_dir(self._at(path), path)
 
     def read(self, path: str) -> bytes:
-        """Read a file at once."""
         try:
             with self._at(path).open("rb", buffering=0) as file:
                 return file.readall()
@@ -184,7 +181,6 @@ class OsDisk(Disk):
             self._refuse(error, "read", path)
 
     def list(self, path: str) -> Sequence[str]:
-        """List a directory."""
         try:
             return sorted(entry.name for entry in self._at(path).iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -193,7 +189,6 @@ class OsDisk(Disk):
             self._refuse(error, "list", path)
 
     def remove(self, path: str) -> None:
-        """Unlink a file."""
         self._check()
         self._forget(path)
         try:
@@ -202,7 +197,6 @@ class OsDisk(Disk):
             self._refuse(error, "remove", path)
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty directory."""
         self._check()
         try:
             self._at(path).rmdir()
@@ -212,7 +206,6 @@ class OsDisk(Disk):
             self._refuse(error, "remove", path)
 
     def exists(self, path: str) -> bool:
-        """Ask the file system."""
         try:
             return self._at(path).exists()
         except OSError as error:
@@ -234,7 +227,6 @@ class OsDisk(Disk):
             self._sync_dir(parent, path)
 
     def size(self, path: str) -> int:
-        """Ask the file system."""
         try:
             status = self._at(path).stat()
         except FileNotFoundError:

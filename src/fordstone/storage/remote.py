@@ -57,20 +57,16 @@ class DiskRemote(Remote):
         self._writer = AtomicWriter(disk)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write atomically (`AtomicWriter`)."""
         self._disk.make_dirs(path.rpartition("/")[0])
         self._writer.write(path, data)
 
     def get(self, path: str) -> bytes:
-        """Read the file."""
         return self._disk.read(path)
 
     def exists(self, path: str) -> bool:
-        """Ask the disk."""
         return self._disk.exists(path)
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """List the directory without temporary files."""
         sizes = {}
         for name in self._disk.list(directory):
             if not name.startswith(TEMP_PREFIX):
@@ -79,11 +75,9 @@ class DiskRemote(Remote):
         return sizes
 
     def remove(self, path: str) -> None:
-        """Unlink the file."""
         self._disk.remove(path)
 
     def remove_leftovers(self, directory: str) -> None:
-        """Remove temporary files."""
         remove_leftovers(self._disk, directory)
 
 
@@ -104,8 +98,6 @@ class FsspecRemote(Remote):
         self._try("write", path, put)
 
     def get(self, path: str) -> bytes:
-        """Read in one call."""
-
         def get() -> bytes | None:
             try:
                 return bytes(self._fs.cat_file(self._at(path)))
@@ -118,8 +110,6 @@ class FsspecRemote(Remote):
         return data
 
     def exists(self, path: str) -> bool:
-        """Ask the store."""
-
         def exists() -> bool:
             self._fs.invalidate_cache()
             return bool(self._fs.exists(self._at(path)))
@@ -144,8 +134,6 @@ class FsspecRemote(Remote):
         return self._try("list", directory, sizes)
 
     def remove(self, path: str) -> None:
-        """Delete the file."""
-
         def remove() -> None:
             try:
                 self._fs.rm_file(self._at(path))

@@ -102,7 +102,6 @@ class MemoryDisk(Disk):
         self._mutex = threading.Lock()
 
     def create(self, path: str, data: Data) -> None:
-        """Write a new file."""
         with self._mutex:
             fault = self._begin("create", path)
             directory, name = self._find_directory(path)
@@ -114,7 +113,6 @@ class MemoryDisk(Disk):
                 raise _full(path)
 
     def append(self, path: str, data: Data) -> None:
-        """Add to the end of a file."""
         with self._mutex:
             fault = self._begin("append", path)
             directory, name = self._find_directory(path)
@@ -191,7 +189,6 @@ class MemoryDisk(Disk):
             return () if directory is None else sorted(directory.names)
 
     def remove(self, path: str) -> None:
-        """Take a name away."""
         with self._mutex:
             self._begin("remove", path)
             if self.exists(path):
@@ -218,7 +215,6 @@ class MemoryDisk(Disk):
         return not path or (directory is not None and name in directory.names)
 
     def make_dirs(self, path: str) -> None:
-        """Make a directory and those above it."""
         with self._mutex:
             self._begin("make_dirs", path)
             here = self._root
@@ -229,7 +225,6 @@ class MemoryDisk(Disk):
                 here = here.make(name) if below is None else below
 
     def size(self, path: str) -> int:
-        """How many bytes a file has."""
         with self._mutex:
             return len(self._file(path).data)
 

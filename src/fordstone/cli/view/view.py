@@ -337,7 +337,6 @@ class LineView(View):
         self._say(f"{part}: {text}" if part else text)
 
     def show(self, progress: Progress, part: str = "") -> None:
-        """Print a line if it is due."""
         super().show(progress, part)
         if not self.board.tiered:
             self._refresh()
@@ -352,7 +351,6 @@ class LineView(View):
         self._refresh()
 
     def finish(self, *, stopped: bool = False) -> None:
-        """Print the summary."""
         took_us = self.board.monotonic_us() - self._began_us
         click.echo(self.board.summary(took_us=took_us, stopped=stopped), err=True)
 
@@ -386,12 +384,10 @@ class LogView(View):
         self._next_us = board.monotonic_us()
 
     def note(self, text: str, part: str = "") -> None:
-        """Log it."""
         super().note(text, part)
         self._log(PREPARES, {"pipeline": self.board.pipeline, "doing": text})
 
     def show(self, progress: Progress, part: str = "") -> None:
-        """Log a line if it is due."""
         super().show(progress, part)
         now_us = self.board.monotonic_us()
         if now_us >= self._next_us:
@@ -399,7 +395,6 @@ class LogView(View):
             self._log(PROGRESS, _facts(progress))
 
     def end(self, report: Report, part: str = "") -> None:
-        """Log the last line."""
         super().end(report, part)
         self._log(OVER, _facts(report.progress) | {"outcome": report.outcome, "resumed_from": report.resumed_from})
 
@@ -416,7 +411,6 @@ class JsonView(View):
         self._next_us = dict.fromkeys(board.names, board.monotonic_us() + JSON_EVERY_US)
 
     def show(self, progress: Progress, part: str = "") -> None:
-        """Print a line if it is due."""
         super().show(progress, part)
         now_us = self.board.monotonic_us()
         if now_us >= self._next_us[part]:
@@ -424,13 +418,11 @@ class JsonView(View):
             self._print("progress", ({"part": part} if part else {}) | _builtins(progress))
 
     def phase(self, text: str, hub_url: str | None) -> None:
-        """Print the hub's address once."""
         if hub_url is not None and self.board.hub_url is None:
             self._print("hub", {"url": hub_url})
         super().phase(text, hub_url)
 
     def finish(self, *, stopped: bool = False) -> None:
-        """Print the last line."""
         reports = {name: part.report for name, part in self.board.parts.items()}
         if not self.board.tiered:
             self._print("report", _builtins(reports[""]))

@@ -69,7 +69,6 @@ class PlainFile(FileBytes):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self) -> int:
-        """Ask the file system."""
         return os.fstat(self._fd).st_size
 
     def check(self, position: int) -> None:
@@ -88,7 +87,6 @@ class PlainFile(FileBytes):
             )
 
     def close(self) -> None:
-        """Close the descriptor, once."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -101,11 +99,9 @@ class HeldBytes(FileBytes):
         self._data = data
 
     def at(self, offset: int, length: int) -> bytes:
-        """A slice."""
         return self._data[offset : offset + length]
 
     def size(self) -> int:
-        """All of them."""
         return len(self._data)
 
     def check(self, position: int) -> None:
@@ -150,7 +146,6 @@ class PackedFile(FileBytes):
         """A compressed file is complete when it is opened; only its end can disagree."""
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
         self._kept = b""
 

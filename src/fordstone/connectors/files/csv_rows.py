@@ -68,7 +68,6 @@ class CsvRows(LineFormat):
 
     @property
     def ends_at_every_newline(self) -> bool:
-        """Not in quotes."""
         return False
 
     def ends(self, data: bytes) -> Offsets:
@@ -76,11 +75,9 @@ class CsvRows(LineFormat):
         return record_ends(data)
 
     def blank(self, record: bytes) -> bool:
-        """Nothing at all: blanks are a value."""
         return record in {b"", b"\r"}
 
     def parse(self, data: bytes, records: int) -> pl.DataFrame:
-        """Parse all records at once, as text."""
         self._check_fields(data, records)
         header = self._delimiter.join(str(place) for place in range(len(self._names)))
         try:
@@ -98,7 +95,6 @@ class CsvRows(LineFormat):
         return frame.rename({str(place): name for name, place in self._places.items()})
 
     def judge(self, record: bytes) -> str | None:
-        """Count fields and quotes."""
         outside = record.split(_QUOTE)
         if len(outside) % 2 == 0:
             return "a quote is not closed"
@@ -114,7 +110,6 @@ class CsvRows(LineFormat):
         return None
 
     def finish(self, frame: pl.DataFrame) -> Cells:
-        """Turn text into the declared types."""
         return from_text(frame, self._schema, time_unit=self._time_unit)
 
     def _check_fields(self, data: bytes, records: int) -> None:

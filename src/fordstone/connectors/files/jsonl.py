@@ -42,19 +42,15 @@ class JsonLines(LineFormat):
 
     @property
     def ends_at_every_newline(self) -> bool:
-        """JSON has no newline inside its values."""
         return True
 
     def ends(self, data: bytes) -> Offsets:
-        """Every newline."""
         return newlines(data)
 
     def blank(self, record: bytes) -> bool:
-        """Nothing but white space."""
         return not record.strip(_WHITE)
 
     def parse(self, data: bytes, records: int) -> pl.DataFrame:
-        """Parse all lines at once."""
         try:
             frame = pl.read_ndjson(data, schema=self._types)
         except PARSER_ERRORS as error:
@@ -86,7 +82,6 @@ class JsonLines(LineFormat):
         return None
 
     def finish(self, frame: pl.DataFrame) -> Cells:
-        """Turn text into times and the like."""
         return from_json(frame, self._schema, time_unit=self._time_unit)
 
 

@@ -172,7 +172,6 @@ class LineReader(Reader):
         return None
 
     def close(self) -> None:
-        """Close the file."""
         self._data.close()
 
     def _nothing(self) -> _Parsed:

@@ -244,7 +244,6 @@ class FileSink(PartedSink):
         self._writer.write(self._next_rows_file(), self._rows.encoded(rows))
 
     def close(self) -> None:
-        """Make what was written durable."""
         if self._rows_file is not None:
             self._disk.fsync(self._rows_file)
             self._rows_file = None

@@ -44,7 +44,6 @@ class FilesKind(ConnectorKind):
     """
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Files stay, so replay is exact."""
         file_settings(spec)
         return Delivery.EXACTLY_ONCE
 
@@ -54,12 +53,10 @@ class FilesKind(ConnectorKind):
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        """Open the source; nothing is read yet."""
         del context
         return FileSource(file_settings(spec), options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        """Open the sink, and create its directory."""
         del context
         from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
 
@@ -86,7 +83,6 @@ class FileSource(Source):
 
     @property
     def delivery(self) -> Delivery:
-        """Replay is exact."""
         return Delivery.EXACTLY_ONCE
 
     def partitions(self) -> Sequence[PartitionId]:

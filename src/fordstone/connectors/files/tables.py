@@ -87,7 +87,6 @@ class TableReader(Reader):
         return self._rows if self._frame is not None or self._open() else None
 
     def close(self) -> None:
-        """Drop the decoded slice."""
         self._frame = None
         self._slice = pl.DataFrame()
 

@@ -111,7 +111,6 @@ class ReadingTask(Task):
 
     @property
     def watermark_us(self) -> int:
-        """The watermark that was announced last."""
         return self._watermark_us
 
     def cuts(self) -> dict[str, PartitionCut]:
@@ -123,7 +122,6 @@ class ReadingTask(Task):
         return partition in self._share.partitions
 
     def close(self) -> None:
-        """Close readers and outlets."""
         super().close()
         for partition in self._share.partitions.values():
             if partition.reader is not None:

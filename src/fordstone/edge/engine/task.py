@@ -192,7 +192,6 @@ class StreamTask(Task):
 
     @property
     def watermark_us(self) -> int:
-        """The gate's."""
         return self.gate.watermark_us
 
     @property

@@ -102,7 +102,6 @@ class DiskBlobs(BlobStore):
             raise
 
     def size(self, digest: str) -> int | None:
-        """Ask the file system."""
         with _storage("look at", self._at(digest)):
             try:
                 size_bytes = os.stat(self._at(digest)).st_size  # noqa: PTH116 - called for every blob, and twice as quick
@@ -125,7 +124,6 @@ class DiskBlobs(BlobStore):
             Path(self._at(digest)).unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[tuple[str, int]]:
-        """List one of the 256 directories."""
         names: list[tuple[str, int]] = []
         with _storage("list", self.root / prefix):
             try:
@@ -192,7 +190,6 @@ class FsspecBlobs(BlobStore):
             raise
 
     def size(self, digest: str) -> int | None:
-        """Ask the store."""
         with _storage("look at", self._at(digest)):
             try:
                 return int(self._fs.info(self._at(digest))["size"])
@@ -200,7 +197,6 @@ class FsspecBlobs(BlobStore):
                 return None
 
     def open(self, digest: str) -> IO[bytes]:
-        """Open it in the store."""
         with _storage("read", self._at(digest)):
             try:
                 file: IO[bytes] = self._fs.open(self._at(digest), "rb")
@@ -209,7 +205,6 @@ class FsspecBlobs(BlobStore):
             return file
 
     def remove(self, digest: str) -> None:
-        """Delete it."""
         with _storage("remove", self._at(digest)), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(digest))
 

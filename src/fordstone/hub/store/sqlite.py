@@ -205,11 +205,9 @@ class SqliteReader(LogReader):
         self._db = db
 
     def newest_seq(self) -> int:
-        """Read the counter."""
         return int(self._db.execute("SELECT seq FROM counter").fetchone()[0])
 
     def node(self, pipeline: str, node: str) -> NodeRecord | None:
-        """Read one row of `nodes`."""
         row = self._db.execute(
             "SELECT id, holder, hub_generation, local_generation, head, head_digest FROM nodes WHERE pipeline = ? AND node = ?",
             (pipeline, node),
@@ -233,7 +231,6 @@ class SqliteReader(LogReader):
         return {epoch: msgspec.json.decode(content, type=Checkpoint) for epoch, content in rows}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """Read all of `nodes`."""
         return tuple(
             NodeInfo(
                 node=node, pipeline=pipeline, head=head, seen_us=seen_us, committed_us=committed_us,
@@ -271,7 +268,6 @@ class SqliteReader(LogReader):
         )  # fmt: skip
 
     def stream_epochs(self, pipeline: str, stream: str, *, after: int) -> Iterator[tuple[StreamEpoch, int]]:
-        """Step through the primary key of `segments`."""
         rows = self._db.execute(
             "SELECT s.seq, n.node, s.epoch, s.runs, s.watermark_us, s.received_us, s.ended FROM segments s "
             "JOIN nodes n ON n.id = s.node_id "
@@ -312,7 +308,6 @@ class SqliteReader(LogReader):
         )  # fmt: skip
 
     def consumer_position(self, pipeline: str, consumer: str) -> ConsumerPosition | None:
-        """Read the consumer's streams and positions."""
         row = self._db.execute(
             "SELECT id FROM consumers WHERE pipeline = ? AND consumer = ?", (pipeline, consumer)
         ).fetchone()
@@ -329,7 +324,6 @@ class SqliteReader(LogReader):
         return ConsumerPosition(streams=found)
 
     def stream_shares(self) -> list[StreamShare]:
-        """Join `stream_nodes` with the positions of consumers."""
         rows = self._db.execute(
             "SELECT sn.stream_id, sn.node_id, sn.first, (SELECT min(coalesce(p.epoch, 0)) FROM consumers c "  # noqa: S608 - a constant
             "LEFT JOIN passed p ON p.consumer_id = c.id AND p.stream = s.stream AND p.node = n.node "
@@ -342,7 +336,6 @@ class SqliteReader(LogReader):
         ]
 
     def newest_epoch_received_before(self, stream_id: int, node_id: int, before_us: int) -> int:
-        """Read `segments` of one node."""
         row = self._db.execute(
             "SELECT max(epoch) FROM segments WHERE stream_id = ? AND node_id = ? AND received_us < ?",
             (stream_id, node_id, before_us),
@@ -350,7 +343,6 @@ class SqliteReader(LogReader):
         return row[0] or 0
 
     def control_tables(self) -> list[ControlTable]:
-        """Read all of `controls`."""
         return [
             ControlTable(table_id=table_id, pipeline=pipeline, control=control, newest=newest)
             for table_id, pipeline, control, newest in self._db.execute(
@@ -359,14 +351,12 @@ class SqliteReader(LogReader):
         ]
 
     def control_table(self, pipeline: str, control: str) -> ControlTable | None:
-        """Read one row of `controls`."""
         row = self._db.execute(
             "SELECT id, newest FROM controls WHERE pipeline = ? AND control = ?", (pipeline, control)
         ).fetchone()
         return None if row is None else ControlTable(table_id=row[0], pipeline=pipeline, control=control, newest=row[1])
 
     def control_range(self, table_id: int, *, snapshot_until: int) -> tuple[int | None, int | None]:
-        """Read both ends of `versions`."""
         row: tuple[int | None, int | None] = self._db.execute(
             "SELECT min(version), max(CASE WHEN snapshot AND version <= ? THEN version END) FROM versions WHERE control_id = ?",
             (snapshot_until, table_id),
@@ -374,7 +364,6 @@ class SqliteReader(LogReader):
         return row
 
     def control_versions(self, table_id: int, *, start: int, limit: int) -> tuple[ControlVersion, ...]:
-        """Read and decode a range of `versions`."""
         rows = self._db.execute(
             "SELECT content FROM versions WHERE control_id = ? AND version >= ? ORDER BY version LIMIT ?",
             (table_id, start, limit),
@@ -382,26 +371,22 @@ class SqliteReader(LogReader):
         return tuple(_decode_version(content) for (content,) in rows)
 
     def control_version_of_batch(self, table_id: int, owner: str, batch: int) -> ControlVersion | None:
-        """Read one row of `versions`."""
         row = self._db.execute(
             "SELECT content FROM versions WHERE control_id = ? AND owner = ? AND batch = ?", (table_id, owner, batch)
         ).fetchone()
         return None if row is None else _decode_version(row[0])
 
     def publisher(self, table_id: int, owner: str) -> Publisher | None:
-        """Read one row of `publishers`."""
         row = self._db.execute(
             "SELECT generation, batch, content FROM publishers WHERE control_id = ? AND owner = ?", (table_id, owner)
         ).fetchone()
         return None if row is None else Publisher(generation=row[0], batch=row[1], last=_decode_version(row[2]))
 
     def newest_publisher_generation(self, table_id: int) -> int:
-        """Read the maximum."""
         row = self._db.execute("SELECT max(generation) FROM publishers WHERE control_id = ?", (table_id,)).fetchone()
         return row[0] or 0
 
     def controls_read_since(self, since_us: int) -> list[tuple[str, dict[str, int]]]:
-        """Read and decode `nodes.controls`."""
         return [
             (pipeline, msgspec.json.decode(controls, type=dict[str, int]))
             for pipeline, controls in self._db.execute(
@@ -420,7 +405,6 @@ class SqliteReader(LogReader):
         return sizes
 
     def small_blob(self, digest: str) -> bytes | None:
-        """Read one row of `small_blobs`."""
         row = self._db.execute("SELECT data FROM small_blobs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else row[0]
 
@@ -432,7 +416,6 @@ class SqliteReader(LogReader):
         return [digest for (digest,) in rows]
 
     def totals(self, *, after_seq: int) -> LogTotals:
-        """Count and sum."""
         rows, seq = self._db.execute(
             "SELECT coalesce(sum(rows), 0), coalesce(max(seq), :seq) FROM entries WHERE seq > :seq", {"seq": after_seq}
         ).fetchone()
@@ -471,7 +454,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         )
 
     def next_seq(self) -> int:
-        """Increment the counter."""
         return int(self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0])
 
     def add_epoch(self, pipeline: str, node_id: int, record: EpochRecord) -> None:
@@ -502,19 +484,16 @@ class SqliteWriter(SqliteReader, LogWriter):
     def move_head(
         self, node_id: int, *, epoch: int, digest: str, controls: Mapping[str, int], committed_us: int
     ) -> None:
-        """Update the row of the node."""
         self._db.execute(
             "UPDATE nodes SET head = ?, head_digest = ?, seen_us = ?, committed_us = ?, controls = ? WHERE id = ?",
             (epoch, digest, committed_us, committed_us, msgspec.json.encode(controls), node_id),
         )
 
     def add_checkpoint(self, node_id: int, checkpoint: Checkpoint) -> None:
-        """Insert a row."""
         content = msgspec.json.encode(checkpoint)
         self._db.execute("INSERT INTO checkpoints VALUES (?, ?, ?)", (node_id, checkpoint.epoch, content))
 
     def remove_checkpoint(self, node_id: int, epoch: int) -> None:
-        """Delete a row."""
         self._db.execute("DELETE FROM checkpoints WHERE node_id = ? AND epoch = ?", (node_id, epoch))
 
     def save_health(self, pipeline: str, node: str, health: Health, *, now_us: int) -> None:
@@ -551,7 +530,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         self._db.execute("DELETE FROM consumers WHERE pipeline = ? AND consumer = ?", (pipeline, consumer))
 
     def ensure_control_table(self, pipeline: str, control: str) -> ControlTable:
-        """Insert the row unless it is there."""
         table_id, newest = self._db.execute(
             "INSERT INTO controls (pipeline, control) VALUES (?, ?) "
             "ON CONFLICT (pipeline, control) DO UPDATE SET newest = newest RETURNING id, newest",
@@ -574,7 +552,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         )
 
     def record_blobs(self, blobs: Mapping[str, tuple[int, int]]) -> None:
-        """Insert or update rows of `blobs`."""
         self._db.executemany(
             "INSERT INTO blobs (digest, size_bytes, stored_us) VALUES (?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET size_bytes = excluded.size_bytes, stored_us = excluded.stored_us",
@@ -582,7 +559,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         )
 
     def save_small_blob(self, digest: str, data: bytes, *, now_us: int) -> None:
-        """Insert or update both rows."""
         self._db.execute(
             "INSERT INTO blobs (digest, size_bytes, stored_us, small) VALUES (?, ?, ?, 1) "
             "ON CONFLICT (digest) DO UPDATE SET size_bytes = excluded.size_bytes, stored_us = excluded.stored_us, small = 1",
@@ -591,7 +567,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         self._db.execute("INSERT OR REPLACE INTO small_blobs VALUES (?, ?)", (digest, data))
 
     def touch_blob(self, digest: str, *, now_us: int) -> None:
-        """Update the time."""
         self._db.execute("UPDATE blobs SET stored_us = ? WHERE digest = ?", (now_us, digest))
 
     def add_references(self, changes: Mapping[str, int]) -> None:
@@ -643,7 +618,6 @@ class SqliteWriter(SqliteReader, LogWriter):
         return len(rows)
 
     def remove_control_versions(self, table_id: int, *, before: int, limit: int) -> list[str]:
-        """Delete the rows of the lowest versions."""
         rows = self._db.execute(
             "SELECT version, digest FROM versions WHERE control_id = ? AND version < ? ORDER BY version LIMIT ?",
             (table_id, before, limit),

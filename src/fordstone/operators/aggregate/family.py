@@ -214,11 +214,9 @@ class AggregateFamily(Family[p.Aggregate]):
     steps = (p.Aggregate,)
 
     def check(self, step: p.Aggregate, types: Types) -> Derived:
-        """As `aggregate.check` says."""
         return derive_aggregate(step, types)
 
     def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
-        """The keyed operator."""
         made = _of_window(step, context)
         return made if step.merges is None else Merging(made, partials_of(step, context))
 
@@ -227,15 +225,12 @@ class AggregateFamily(Family[p.Aggregate]):
         return combines(step, plan)
 
     def make_feeder(self, step: p.Aggregate, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - one input
-        """Makes partial rows."""
         return make_combiner(step, context) if combines(step, context.plan) else None
 
     def title(self, step: p.Aggregate) -> str:
-        """Window and keys."""
         return f"{_kind(step)} {keys_text(step.keys)}{'' if step.merges is None else ', merged from partial rows'}"
 
     def describe(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each
-        """Aggregates, early results, and what is kept."""
         yield "computes", ", ".join(given.sql for given in step.aggregates)
         if step.early_us is not None:
             yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
@@ -270,7 +265,6 @@ class AggregateFamily(Family[p.Aggregate]):
             return Stays(reason=f"partial rows of {step.name} cannot cross: {error}")
 
     def columns_read(self, step: p.Aggregate, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:  # noqa: ARG002 - results have other columns
-        """Keys and arguments."""
         return frozenset(step.keys).union(*(aggregate.columns for aggregate in aggregates(step, schema)))
 
 
@@ -280,36 +274,28 @@ class CombineFamily(Family[p.Combine]):
     steps = (p.Combine,)
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
-        """The columns of partial rows."""
         return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
 
     def make(self, step: p.Combine, context: OperatorContext) -> Operator:
-        """Emits partial rows at barriers."""
         return EpochCombine(partials_of(step, context))
 
     def has_feeder(self, step: p.Combine, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        """Partial rows are made before the shuffle."""
         return True
 
     def make_feeder(self, step: p.Combine, index: int, context: OperatorContext) -> Operator:  # noqa: ARG002 - one input
-        """Makes partial rows."""
         return make_combiner(step, context)
 
     def title(self, step: p.Combine) -> str:
-        """Window and keys."""
         lead = "a " if step.window is None else ""
         return f"partial rows of {lead}{_kind(step)} {keys_text(step.keys)}, once an epoch"
 
     def describe(self, step: p.Combine, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - only the aggregates
-        """The aggregates."""
         yield "computes", ", ".join(given.sql for given in step.aggregates)
 
     def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
-        """None: it is empty at every barrier."""
         return None
 
     def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
-        """Never: it is below the cut."""
         return Stays(reason=f"{step.name} is below the cut")
 
 

@@ -89,7 +89,6 @@ class _OneColumn(Part):
     letter: ClassVar[str]
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """Just one."""
         return (self.column(values),)
 
     def column(self, values: Values) -> str:
@@ -107,15 +106,12 @@ class _Added(_OneColumn):
         """What a row adds; null counts as nothing."""
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """Add up."""
         return [self.summand(values).sum().alias(self.column(values))]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """Nothing, where it is null."""
         return [self.summand(values).fill_null(0).alias(self.column(values))]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """Add up."""
         return [pl.col(self.column(values)).sum()]
 
 
@@ -127,17 +123,14 @@ class Count(_Added):
     letter = "n"
 
     def summand(self, values: Values) -> pl.Expr:
-        """One, unless it is null."""
         return values.value.is_not_null().cast(pl.Int64)
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        """Count."""
         # Without nulls the count is the number of rows, which costs nothing.
         nulls = rows.get_column(values.names[0]).null_count() > 0
         return [(values.value.count() if nulls else pl.len()).cast(pl.Int64).alias(self.column(values))]
 
     def invertible(self, values: Values) -> bool:  # noqa: ARG002 - whatever is counted
-        """Always."""
         return True
 
 
@@ -149,11 +142,9 @@ class CountTrue(_Added):
     letter = "t"
 
     def summand(self, values: Values) -> pl.Expr:
-        """One, if it is true."""
         return values.value.cast(pl.Int64)
 
     def invertible(self, values: Values) -> bool:  # noqa: ARG002 - a count
-        """Always."""
         return True
 
 
@@ -165,7 +156,6 @@ class Sum(_Added):
     letter = "s"
 
     def summand(self, values: Values) -> pl.Expr:
-        """The value, with room for sums."""
         kind = values.type
         if kind.name in {"bigint", "double"}:
             return values.value
@@ -176,7 +166,6 @@ class Sum(_Added):
         return values.value.cast(pl.Float64)
 
     def invertible(self, values: Values) -> bool:
-        """Only where sums are exact."""
         # A float that was added leaves an error when it is subtracted, and NaN stays for good.
         return values.type.is_integer or values.type.name == "decimal"
 
@@ -189,7 +178,6 @@ class DoubleSum(_Added):
     letter = "f"
 
     def summand(self, values: Values) -> pl.Expr:
-        """The value as a double."""
         return values.value.cast(pl.Float64)
 
 
@@ -201,15 +189,12 @@ class Least(_OneColumn):
     letter = "lo"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The least."""
         return [values.value.min().alias(self.column(values))]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """The value itself."""
         return [values.value.alias(self.column(values))]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The least."""
         return [pl.col(self.column(values)).min()]
 
 
@@ -221,15 +206,12 @@ class Greatest(_OneColumn):
     letter = "hi"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        """The greatest."""
         return [_greatest(values.value, rows.get_column(values.names[0])).alias(self.column(values))]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """The value itself."""
         return [values.value.alias(self.column(values))]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
-        """The greatest."""
         name = self.column(values)
         return [_greatest(pl.col(name), partials.get_column(name))]
 
@@ -241,7 +223,6 @@ class Spread(Part):
     order = 6
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """The mean, and the sum of squares."""
         return f"__mean{values.index}", f"__m2{values.index}"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
@@ -251,7 +232,6 @@ class Spread(Part):
         return [value.mean().alias(mean), (value.var(ddof=0) * value.count()).alias(squares)]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """The value is the mean."""
         mean, squares = self.columns(values)
         # Not simply 0: of NaN and of the infinities it is NaN.
         return [values.value.alias(mean), (values.value - values.value).alias(squares)]
@@ -298,7 +278,6 @@ class End(Part):
         return 7 if self.first else 8
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """The time and the value."""
         letter = "first" if self.first else "last"
         return f"__{letter}_at{values.index}", f"__{letter}{values.index}"
 
@@ -316,12 +295,10 @@ class End(Part):
         return self._ends(values, time, values.value)
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """The row itself."""
         at, value = self.columns(values)
         return [_time(values).alias(at), values.value.alias(value)]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The end of the ends."""
         at, value = self.columns(values)
         return self._ends(values, pl.col(at), pl.col(value))
 
@@ -346,20 +323,17 @@ class Collected(Part):
         return (value,) if values.time is None else (f"__all_at{values.index}", value)
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """Lists, as the rows come."""
         value = values.value.drop_nulls()
         found = [value] if values.time is None else [_time(values).filter(values.value.is_not_null()), value]
         return [each.alias(name) for each, name in zip(found, self.columns(values), strict=True)]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """Lists of one."""
         value = values.value
         # A list of a null stands for none: merging and finishing drop nulls.
         found = [value] if values.time is None else [pl.when(value.is_not_null()).then(_time(values)), value]
         return [pl.concat_list(each).alias(name) for each, name in zip(found, self.columns(values), strict=True)]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The lists, one after the other."""
         return [pl.col(name).explode().drop_nulls() for name in self.columns(values)]
 
 

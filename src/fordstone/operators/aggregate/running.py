@@ -80,15 +80,12 @@ class Combine(Operator):
         return pl.concat([self._partials.of_rows(frame.filter(part)) for part in (is_low, ~is_low)])
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
-        """Nothing waits."""
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing is held."""
         return []
 
     def states(self) -> Mapping[str, State]:
-        """None."""
         return {}
 
 
@@ -107,7 +104,6 @@ class RunningAggregate(Operator):
         self._merged_rows = 0
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - without windows no row is late
-        """Take rows in; late ones too."""
         partials = frame if self._combined else self._partials.of_rows(frame)
         self._open.append(partials)
         self._open_rows += partials.height
@@ -118,7 +114,6 @@ class RunningAggregate(Operator):
         return [] if self._at_barriers else self._emit_changed()
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - results do not wait for time
-        """Nothing waits for time."""
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
@@ -126,7 +121,6 @@ class RunningAggregate(Operator):
         return self._emit_changed()
 
     def states(self) -> Mapping[str, State]:
-        """The partial row of each key."""
         return {"totals": self._table}
 
     def _emit_changed(self) -> Emits:
@@ -198,7 +192,6 @@ class EpochCombine(Operator):
         return [Emit(_cast(merged.rename(self._names), self._crossing))]
 
     def states(self) -> Mapping[str, State]:
-        """None."""
         return {}
 
     def rows_held(self) -> int:
@@ -230,11 +223,9 @@ class Merging(Operator):
         return self._aggregate.on_batch(_cast(rows, self._kept), late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """As the aggregate does."""
         return self._aggregate.on_watermark(watermark_us)
 
     def on_barrier(self, moment: Moment) -> Emits:
-        """As the aggregate does."""
         return self._aggregate.on_barrier(moment)
 
     def states(self) -> Mapping[str, State]:

@@ -51,7 +51,6 @@ class Distinct(Part):
     single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """The sketch."""
         return (f"__hll{self.lg_k}_{values.index}",)
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
@@ -59,15 +58,12 @@ class Distinct(Part):
         return [_canonical(values.value, values.type).drop_nulls().unique().alias(self.columns(values)[0])]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """There is none."""
         raise NotImplementedError("a sketch for each row would be more work than grouping")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The sketches, which `settle` unites."""
         return [pl.col(name).drop_nulls() for name in self.columns(values)]
 
     def settle(self, values: Values, made: pl.DataFrame) -> list[pl.Series]:
-        """Sketches of values, or unions of sketches."""
         (name,) = self.columns(values)
         lists = made.get_column(name)
         kind = lists.dtype.inner  # type: ignore[attr-defined]  # `of_rows` and `merged` give lists
@@ -156,17 +152,14 @@ class Quantiles(Part):
     streams = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """Values, levels, least and greatest."""
         return tuple(f"__kll{self.k}_{what}{values.index}" for what in ("values", "levels", "min", "max"))
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """All values, at level 0."""
         seen = values.value.filter(values.value.is_not_nan())
         made = (seen, seen.is_null().cast(pl.UInt8), seen.min(), seen.max())
         return [each.alias(name) for each, name in zip(made, self.columns(values), strict=True)]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """The value, at level 0."""
         seen = pl.when(values.value.is_not_nan()).then(values.value)
         level = pl.when(values.value.is_not_nan()).then(pl.lit(0, dtype=pl.UInt8))
         # A list of a null stands for none: merging drops nulls.

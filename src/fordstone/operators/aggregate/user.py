@@ -92,22 +92,18 @@ class UserPart(Part):
     single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """The state columns."""
         return tuple(f"__u{values.index}_{self.path}_{name}" for name, _ in self.state)
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        """What `add` says."""
         if not rows.height:
             return self._nothing(values)
         made = self._checked(self.aggregator().add(*map(pl.col, values.names)), "add")
         return self._named(made, values)
 
     def of_row(self, values: Values) -> list[pl.Expr]:
-        """There is none."""
         raise NotImplementedError("what a user's aggregate adds is known for groups only")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
-        """What `merge` says."""
         if not partials.height:
             return self._nothing(values)
         made = self._checked(self.aggregator().merge(*map(pl.col, self.columns(values))), "merge")

@@ -181,7 +181,6 @@ class JoinFamily(Family[p.Join]):
         return {p.Input(step.name): main, p.Input(step.name, "late"): late}
 
     def make(self, step: p.Join, context: OperatorContext) -> Operator:
-        """Joins what both feeders send."""
         left, right = _sides(step, context)
         out = context.types[p.Input(step.name)].schema.polars
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
@@ -191,11 +190,9 @@ class JoinFamily(Family[p.Join]):
         return True
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
-        """One side."""
         return Carry(_sides(step, context)[index])
 
     def title(self, step: p.Join) -> str:
-        """Sides and bounds."""
         between = f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"
         if step.from_us == step.to_us == 0:
             between = "of one time"
@@ -212,7 +209,6 @@ class JoinFamily(Family[p.Join]):
         yield "keeps", f"rows of both sides, as long as a partner may come{met}"
 
     def push_down(self, step: p.Join, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} joins rows that other nodes may have")
 
 

@@ -161,7 +161,6 @@ class LookupLatest(Operator):
         return self._joined(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - the newest row is the newest at any time
-        """Nothing waits for time."""
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nor for the clock
@@ -173,7 +172,6 @@ class LookupLatest(Operator):
         return self._joined(pl.concat(waiting), late=False)
 
     def states(self) -> Mapping[str, State]:
-        """The newest row of each key."""
         return {"latest": self._table}
 
     def _joined(self, rows: pl.DataFrame, *, late: bool) -> Emits:
@@ -206,7 +204,6 @@ class _KeepColumn(Stateless):
         self._column = column
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows."""
         return self._side.carried(frame).with_columns(frame.get_column(self._column))
 
 
@@ -217,7 +214,6 @@ class _CarryVersions(Stateless):
         self._side = side
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows."""
         return self._side.carried(frame).with_columns(frame.get_column(VERSION).alias(RIGHT), frame.get_column(OP))
 
 
@@ -253,16 +249,13 @@ class LookupFamily(Family[p.Lookup]):
         return Lookup(step.name, lookup, left, right, lambda: context.read_table(step.table, schema), context.state)
 
     def title(self, step: p.Lookup) -> str:
-        """The table."""
         return f"look up in {connector_text(step.table)}"
 
     def describe(self, step: p.Lookup, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Keys, and rows that find nothing."""
         yield from keys_details(step.keys, step.table_keys, _UNMATCHED[step.how])
         yield from stream_details(step, types)
 
     def push_down(self, step: p.Lookup, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} reads a table at the center")
 
 
@@ -292,7 +285,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         return {p.Input(step.name): found}
 
     def check_plan(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
-        """Aligned only."""
         if plan.mode == "unaligned":
             raise PipelineError(
                 f"step {step.name}: join_latest takes control rows in at barriers, so that what a row meets depends on its "
@@ -300,7 +292,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
             )
 
     def make(self, step: p.LookupLatest, context: OperatorContext) -> Operator:
-        """Joins what both feeders send."""
         columns, left, right = _latest_sides(step, context)
         lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
         payload = {name: columns.schema[name] for name in columns.right.values() if name in lookup.table_schema}
@@ -312,14 +303,12 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         return True
 
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
-        """One side."""
         _, left, right = _latest_sides(step, context)
         if index == 0:
             return _KeepColumn(left, ROW_ID) if step.name in context.with_ids else Carry(left)
         return _CarryVersions(right) if context.types[step.control].table else Carry(right)
 
     def title(self, step: p.LookupLatest) -> str:
-        """The control stream."""
         return f"look up in the newest rows of {step.control}"
 
     def describe(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
@@ -331,5 +320,4 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         yield "keeps", "the newest control row of each key"
 
     def push_down(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} looks rows up in a stream at the center")

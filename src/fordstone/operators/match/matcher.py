@@ -355,13 +355,11 @@ class OverlappingMatcher(Matcher):
             self._evict(row.time_us)
 
     def gap(self, place: int, time_us: int) -> None:  # noqa: ARG002 - rows are not held here
-        """Offer the gap to all candidates."""
         for candidate in self.candidates:
             self._transitions.gap(candidate)
         self._settle(time_us)
 
     def end(self) -> None:
-        """All at once."""
         for candidate in self.candidates:
             self._transitions.give_up(candidate)
         self._settle(None)

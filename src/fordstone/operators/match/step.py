@@ -179,12 +179,10 @@ class MatchRows(Operator):
         self._dropped = 0
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait that may matter."""
         keep = None if self._rules.automaton.adjacent else self._forms.candidates
         return self._waiting.take(frame, late=late, keep=keep)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Go through the rows below it."""
         rows = self._waiting.release(watermark_us)
         found: list[tuple[Key, Found]] = []
         if rows.height:
@@ -345,7 +343,6 @@ class MatchFamily(Family[p.Match]):
     steps = (p.Match,)
 
     def check(self, step: p.Match, types: Types) -> Derived:
-        """As `match.check` says."""
         return derive_match(step, types)
 
     def make(self, step: p.Match, context: OperatorContext) -> Operator:
@@ -354,11 +351,9 @@ class MatchFamily(Family[p.Match]):
         return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
 
     def title(self, step: p.Match) -> str:
-        """The pattern and its keys."""
         return f"pattern {step.pattern} {keys_text(step.keys)}"
 
     def describe(self, step: p.Match, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Stages, matches, measures, and what is kept."""
         stages = ", ".join(_stage(stage, first=at == 0) for at, stage in enumerate(step.stages))
         yield "looks for", stages + ("" if step.within_us is None else f", within {human_us(step.within_us)}")
         skip = _SKIP.get(step.skip, f"goes on at the {step.skip} row of {step.skip_to}")
@@ -372,7 +367,6 @@ class MatchFamily(Family[p.Match]):
         yield "keeps", f"the rows that wait for time, and {most}, {ends}"
 
     def push_down(self, step: p.Match, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"the pattern {step.name} takes rows in order of time, over all nodes")
 
 

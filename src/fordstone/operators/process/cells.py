@@ -487,7 +487,6 @@ class MapCell(_Chunked):
         return len(self._where) if self._kind.hides_after_us is None else len(self.items())
 
     def clear(self) -> None:
-        """Forget all of it."""
         super().clear()
         self._where = {}
 

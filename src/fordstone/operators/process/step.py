@@ -322,7 +322,6 @@ class Process(Operator):
         return emits
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Take the rows and timers below it."""
         before_us = self._watermark_us
         if self._setting.time is None:
             return []
@@ -529,7 +528,6 @@ class ProcessFamily(Family[p.Process]):
         return {p.Input(step.name): main, **late}
 
     def make(self, step: p.Process, context: OperatorContext) -> Operator:
-        """Calls the function for rows and timers."""
         stream = context.types[step.input]
         out = Schema.of(step.schema)
         return Process(
@@ -549,17 +547,14 @@ class ProcessFamily(Family[p.Process]):
         )
 
     def title(self, step: p.Process) -> str:
-        """The function and its keys."""
         return f"process {function_text(step.path)} {keys_text(step.keys)}"
 
     def describe(self, step: p.Process, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Order, columns, and what is kept."""
         yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
         yield from stream_details(step, types)
         yield "keeps", _remembered(step)
 
     def push_down(self, step: p.Process, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        """Never."""
         return Stays(reason=f"{step.name} is a function of yours with state by key, over the rows of all nodes")
 
 

@@ -175,7 +175,6 @@ class CountAggregate(Operator):
         self._table = state.table(key, schema=self._fragments.schema | {_PLACE: pl.Int64()}, sub_key=[_PLACE])
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait."""
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
@@ -187,7 +186,6 @@ class CountAggregate(Operator):
         return [Emit(out)] if out.height else []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with time."""
         return []
 
     def states(self) -> Mapping[str, State]:

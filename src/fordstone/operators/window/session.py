@@ -100,7 +100,6 @@ class SessionAggregate(Operator):
         return [Emit(self._finished(closed))] if closed.height else []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with time."""
         return []
 
     def states(self) -> Mapping[str, State]:

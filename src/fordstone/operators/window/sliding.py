@@ -251,7 +251,6 @@ class Subtracting(Slider):
         self._totals: pl.DataFrame | None = None
 
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:  # noqa: ARG002 - nothing is made in advance
-        """As `Slider` says."""
         size_us, at_us = self._grid.window.size_us, self.at_us
         if at_us is None or at_us <= end_us - size_us:
             frames: list[pl.DataFrame | None] = [*store.between(end_us - size_us, end_us)]
@@ -276,7 +275,6 @@ class TwoStacks(Slider):
         """The panes after the turning point, merged."""
 
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
-        """As `Slider` says."""
         if self.at_us is None or end_us != self.at_us + self._grid.window.slide_us or not self._front:
             self._turn(store, end_us, until_us)
         else:
@@ -288,7 +286,6 @@ class TwoStacks(Slider):
         return found
 
     def skip(self, windows: int) -> None:
-        """As `Slider` says."""
         super().skip(windows)
         if windows:
             del self._front[-windows:]

@@ -1,4 +1,4 @@
-# ruff: noqa: S101, D102 - a suite of tests: it asserts, and the names of its tests are the sentences
+# ruff: noqa: S101 - a suite of tests: it asserts, and the names of its tests are the sentences
 """The contract of `connectors.Sink`, to be run on every sink that can be looked at.
 
 Derive a class whose name begins with `Test`, say how the sink is opened and what can be seen in it, and pytest runs the

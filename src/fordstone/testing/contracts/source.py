@@ -1,4 +1,4 @@
-# ruff: noqa: S101, D102 - a suite of tests: it asserts, and the names of its tests are the sentences
+# ruff: noqa: S101 - a suite of tests: it asserts, and the names of its tests are the sentences
 """The contract of `connectors.Source` and `Reader`, to be run on every source.
 
 Derive a class whose name begins with `Test`, say how the source is filled, and pytest runs the promises of the seam on
