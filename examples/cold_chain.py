@@ -19,19 +19,19 @@ readings = p.source(
     lateness="5s",
 )
 
-# What is too warm differs from box to box. The center finds out, and every gateway has a copy of the table.
+# Each box has its own threshold. The center computes it, and every gateway has a copy of the table.
 thresholds = p.control("thresholds", schema={"device": "string", "threshold": "double"}, key="device")
 
 hot = readings.filter("temp > -40").join_control(thresholds, on="device").filter(col("temp") > col("threshold"))
 hot.sink("alarms", files("out/alarms", format="jsonl"), release="at_once")  # at the gateway, in milliseconds
 
 fleet = (
-    readings.to_center()  # the cut: what stands before it runs on gateways, what stands behind it on Spark
+    readings.to_center()  # the cut: the steps before it run on gateways, the steps after it on Spark
     .group_by("device")
     .window(tumbling("10s"))
     .agg(n="count(*)", mean="avg(temp)", top="max(temp)")
 )
 fleet.sink("per_device", files("out/per_device", format="parquet"))
 
-# The loop closes: what is usual for a box decides what is an alarm.
+# The mean of each box returns to the gateways as its threshold.
 fleet.final().select("device", "mean + 4 AS threshold").to_edges("thresholds")

@@ -1,8 +1,8 @@
-"""Play the boxes of `cold_chain.py`: one reading a second of each, the same for the same seed; now and then one is far too warm.
+"""Simulate the boxes of `cold_chain.py`: one reading per second and box. The same seed gives the same readings; some are far too warm.
 
 python examples/cold_chain_devices.py in --devices 20 --seconds 30              all at once
-python examples/cold_chain_devices.py in --devices 20 --seconds 30 --after 30   what comes then
-python examples/cold_chain_devices.py in --devices 20 --seconds 30 --live       as time goes by, with the time of day
+python examples/cold_chain_devices.py in --devices 20 --seconds 30 --after 30   the next 30 seconds
+python examples/cold_chain_devices.py in --devices 20 --seconds 30 --live       in real time, with the current time
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 WARM_EVERY = 17
-"""Every so many seconds a box is opened."""
+"""Seconds between two openings of a box."""
 
 
 def second(number: int, devices: int, seed: int, at: datetime, prefix: str) -> Iterator[dict[str, Any]]:
-    """The readings of one second, a little out of order."""
+    """Yield the readings of one second, a little out of order."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - the same readings for the same seed
     for box in range(devices):
         opened = (number + 5 * box) % WARM_EVERY == WARM_EVERY - 1
@@ -31,12 +31,12 @@ def second(number: int, devices: int, seed: int, at: datetime, prefix: str) -> I
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("into", type=Path, help="the folder of the files")
+    parser.add_argument("into", type=Path, help="directory of the files")
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--seconds", type=int, default=30)
-    parser.add_argument("--after", type=int, default=0, help="begin so many seconds after the first reading of all")
-    parser.add_argument("--live", action="store_true", help="write a second's readings a second, as of now")
-    parser.add_argument("--prefix", default="box-", help="what names of boxes begin with")
+    parser.add_argument("--after", type=int, default=0, help="begin this number of seconds after the first reading")
+    parser.add_argument("--live", action="store_true", help="write in real time, with the current time")
+    parser.add_argument("--prefix", default="box-", help="prefix of the names of boxes")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Watch refrigerated boxes: alarms at once, a summary every ten seconds, totals, and what came too late.
+"""Watch refrigerated boxes: alarms at once, a summary every ten seconds, totals, and late rows.
 
 Run it:  python examples/make_data.py readings && fordstone run examples/cold_chain_edge.py --bounded
 """
@@ -19,11 +19,11 @@ readings = p.source(
 )
 plausible = readings.filter("temp > -60 AND temp < 80")
 
-# Out at once, before the epoch is sealed. After a crash some come again, with the same __id.
+# Alarms are emitted at once, before the epoch is sealed. After a crash some are emitted again, with the same __id.
 hot = plausible.filter(col("temp") > ALARM_ABOVE).select("device", "seq", "ts", "temp")
 hot.sink("alarms", files("out/alarms", format="jsonl"), release="at_once")
 
-# One row a device and window, once, when the window closes.
+# One row per device and window is emitted, once, when the window closes.
 summary = (
     plausible.group_by("device")
     .window(tumbling("10s"))
@@ -31,9 +31,9 @@ summary = (
 )
 summary.sink("per_device", files("out/per_device", format="parquet"))
 
-# Rows that came after their window had closed are here and nowhere else.
+# Rows that arrived after their window had closed are only here.
 summary.late.sink("late", files("out/late", format="jsonl"))
 
-# No window: each device's row is replaced whenever it has changed.
+# Without a window, the row of each device is replaced when it changes.
 totals = plausible.group_by("device").agg(n="count(*)", top="max(temp)")
 totals.sink("totals", files("out/totals", format="jsonl"))

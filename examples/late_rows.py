@@ -1,4 +1,4 @@
-"""Late rows do not vanish: rows in = rows counted in windows + rows in the late stream.
+"""Late rows are not lost: rows in = rows counted in windows + rows in the late stream.
 
 Needs no files: the generator makes rows up to 1.2 s out of order, and the source waits for 1 s.
 

@@ -1,6 +1,6 @@
-"""A loop: every number goes around until it has come down to 1, and its steps are counted.
+"""A loop: every number is fed back until it is 1, and its steps are counted.
 
-The rule is the one of Collatz: halve an even number, else three times it plus one.
+The rule is that of Collatz: halve an even number, and replace an odd number n by 3 n + 1.
 
 Run it:  fordstone run examples/loop.py --bounded
 """
@@ -14,7 +14,7 @@ begun = numbers.filter("start > 0").select("start", "CAST(start AS BIGINT) AS n"
 
 
 def around(inside: Stream) -> tuple[Stream, Stream]:
-    """Give what goes back and what goes on."""
+    """Return the rows that are fed back, and the rows that leave the loop."""
     unfinished = inside.filter("n <> 1")
     back = unfinished.select(
         "start", "CASE WHEN n % 2 = 0 THEN CAST(n / 2 AS BIGINT) ELSE 3 * n + 1 END AS n", "steps + 1 AS steps"

@@ -22,7 +22,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def lines(seed: int) -> Iterator[dict[str, Any]]:
-    """Lines of words without end; some words are much more frequent than others, some lines are empty."""
+    """Yield lines of words forever. Some words are much more frequent than others, and some lines are empty."""
     rng = random.Random(seed)  # noqa: S311 - the same rows for the same seed
     weights = [1 / rank for rank in range(1, len(VOCABULARY) + 1)]
     while True:
@@ -30,14 +30,14 @@ def lines(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def readings(seed: int, gateway: int) -> Iterator[dict[str, Any]]:
-    """Readings of one gateway's boxes without end: a little out of order, some far too late, some implausible."""
+    """Yield readings of one gateway's boxes forever: a little out of order, some far too late, some implausible."""
     rng = random.Random(f"{seed}/{gateway}")  # noqa: S311 - the same rows for the same seed
     seq = 0
     while True:
         seq += 1
         box = gateway * BOXES_PER_GATEWAY + rng.randrange(BOXES_PER_GATEWAY)
-        behind_s = 40 * rng.random() if rng.random() < LATE_SHARE else 4 * rng.random()
-        at = START + timedelta(seconds=seq * 0.05 - behind_s)
+        delay_s = 40 * rng.random() if rng.random() < LATE_SHARE else 4 * rng.random()
+        at = START + timedelta(seconds=seq * 0.05 - delay_s)
         temp = 999.0 if rng.random() < IMPLAUSIBLE_SHARE else round(rng.gauss(2.0 + box / 4, 2.5), 2)
         yield {"device": f"box-{box:02d}", "seq": seq, "ts": at.isoformat(), "temp": temp}
 
@@ -46,8 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["words", "readings"])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rows", type=int, help="in all; 2,000 lines or 6,000 readings if left out")
-    parser.add_argument("--into", type=Path, help="in/words or in/readings if left out")
+    parser.add_argument("--rows", type=int, help="total number of rows; 2,000 lines or 6,000 readings by default")
+    parser.add_argument("--into", type=Path, help="output directory; in/words or in/readings by default")
     given = parser.parse_args()
     into = given.into or Path("in") / given.what
     into.mkdir(parents=True, exist_ok=True)

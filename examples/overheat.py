@@ -1,4 +1,4 @@
-"""An alarm for devices that get hotter and hotter: a pattern of rows, and the beginnings that came to nothing.
+"""An alarm for devices that get hotter and hotter: a pattern of rows, and the candidates that timed out.
 
 Needs no files: the generator makes the readings.
 

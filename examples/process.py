@@ -1,6 +1,6 @@
-"""A function with state and timers: tells of devices that fall silent, and of those that come back.
+"""A function with state and timers: reports devices that fall silent, and devices that send again.
 
-Needs no files: the generator makes the readings; a filter makes devices lose some.
+Needs no files: the generator makes the readings, and a filter drops some of them.
 
 Run it:  fordstone run examples/process.py --bounded
 """
@@ -13,13 +13,13 @@ from fordstone.connectors import files, generator
 
 
 class Silence(KeyedFunction):
-    """Remembers when each device was last heard."""
+    """Keeps the time of the last reading of each device."""
 
     heard = ValueState("timestamp")
     silent = ValueState("boolean", ttl="1d")
 
-    def process(self, row: dict[str, Any], ctx: Context) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - that there is one is enough
-        """A reading: the device is there."""
+    def process(self, row: dict[str, Any], ctx: Context) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - the function needs only the time
+        """Report the device if it was silent, and set the timer again."""
         if self.silent.get(default=False):
             self.silent.clear()
             yield {"device": ctx.key, "ts": ctx.time, "what": "back", "after": (ctx.time - self.heard.get()).seconds}
@@ -27,7 +27,7 @@ class Silence(KeyedFunction):
         ctx.set_timer(after="20s")
 
     def on_timer(self, timer: Timer, ctx: Context) -> Iterator[dict[str, Any]]:
-        """Nothing for 20 seconds."""
+        """Report a device that has sent no reading for 20 seconds."""
         self.silent.set(True)
         yield {"device": ctx.key, "ts": timer.time, "what": "silent", "after": 20}
 
@@ -40,9 +40,9 @@ readings = p.source(
     time="ts",
     lateness="2s",
 )
-told = (
+reports = (
     readings.filter("temp > 20")
     .group_by("device")
     .process(Silence, schema={"device": "string", "ts": "timestamp", "what": "string", "after": "bigint"})
 )
-told.sink("silence", files("out/silence", format="jsonl"))
+reports.sink("silence", files("out/silence", format="jsonl"))

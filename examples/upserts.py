@@ -1,7 +1,7 @@
-"""Running results replace each other by key; a filter on them deletes what no longer passes.
+"""Running results replace each other by key; a filter on them deletes rows that no longer pass.
 
-A sensor counts as steady while its readings stay within 32 degrees of each other. At first they all do; one by one
-they leave the table again.
+A sensor counts as steady while its readings stay within 32 degrees of each other. At first all sensors
+are steady; one by one they are deleted from the table.
 
 Run it:  fordstone run examples/upserts.py --bounded
 """

@@ -2,7 +2,7 @@
 
 Run it:  python examples/make_data.py words && fordstone run examples/word_count.py --bounded
 Spark:   the same with --on spark; it prints the same counts.
-Result:  out/counts holds every change; `fordstone.connectors.latest("out/counts")` the newest count of each word.
+Result:  out/counts contains every change; `fordstone.connectors.latest("out/counts")` returns the newest count of each word.
 """
 
 from fordstone import Pipeline

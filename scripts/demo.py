@@ -1,7 +1,7 @@
 """Run a fleet on this machine: three gateways with 300 devices each, a hub, and Spark at the center.
 
-Windows are counted below the cut and merged on Spark; limits for alarms come back from the center. While it runs, one gateway is
-killed with SIGKILL and started again, the hub is killed and started again, and the network of another gateway is cut. In
+Windows are counted on the gateways and merged on Spark; the center sends the limits for alarms back. While it runs, one gateway is
+killed with SIGKILL and started again, the hub is killed and started again, and the network of another gateway is cut. At
 the end the center's results are compared with an oracle that shares no code with Fordstone. Exits with 1 if a single row
 was lost, doubled or wrong.
 """
@@ -39,7 +39,7 @@ KILL_GATEWAY, KILL_HUB, CUT_NETWORK = 0.40, 0.55, 0.70
 
 @contextmanager
 def feeding(fleet: Fleet) -> Iterator[Callable[[], None]]:
-    """Let all devices write, in a thread. Yields the function that ends it."""
+    """Let all devices write, in a thread. Yield the function that ends it."""
     over = threading.Event()
     began = time.monotonic()
 
@@ -62,7 +62,7 @@ def feeding(fleet: Fleet) -> Iterator[Callable[[], None]]:
 
 
 class Demo:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, fleet: Fleet, watch: Watch, view: View, *, seconds: float) -> None:
         self.fleet = fleet
@@ -73,7 +73,7 @@ class Demo:
         self._began = 0.0
 
     def run(self, *, keep: bool) -> None:
-        """Start everything, let things happen to it, and end it when the center has counted all there is."""
+        """Start all processes, cause the faults, and stop when the center has counted every row."""
         fleet, view = self.fleet, self.view
         fleet.hub.start()
         self.until(self.hub_answers, READY_SECONDS_MAX, "the hub answers")
@@ -94,19 +94,19 @@ class Demo:
             self.cut_network()
             self.pause_until_share(1.0)
             if keep:
-                view.show("it runs on until Ctrl-C")
+                view.show("the fleet keeps running until Ctrl-C")
                 self.wait_for_interrupt()
             end_feeding()
         produced = sum(gateway.devices.rows for gateway in fleet.gateways)
-        view.show(f"the devices are silent, after {produced:,} rows")
+        view.show(f"the devices have stopped, after {produced:,} rows")
         self.until(lambda: self.watch.counted >= produced, CATCH_UP_SECONDS_MAX, "the center has counted every row")
-        view.show("the center has caught up; all are asked to stop")
+        view.show("the center has caught up; all processes are stopped")
         for gateway in fleet.gateways:
             gateway.command.stop()
         fleet.center.stop()
         fleet.hub.stop()
 
-    # What happens to the fleet.
+    # Faults.
 
     def kill_gateway(self) -> None:
         gateway = self.fleet.gateways[1 % len(self.fleet.gateways)]
@@ -134,7 +134,7 @@ class Demo:
         self.view.show(f"[bold red]the network of {gateway.name} is cut[/]")
         begins = self.watch.seconds
         self.pause(CUT_SECONDS)
-        gateway.network.mend()
+        gateway.network.restore()
         self.faults.append(Fault(name=f"{gateway.name} cut off", begins=begins, ends=self.watch.seconds))
         self.view.show(f"the network of {gateway.name} is back")
 
@@ -144,7 +144,7 @@ class Demo:
         return self.fleet.client().healthz()
 
     def center_runs(self) -> bool:
-        """Whether it has done its first epoch: Spark needs a while for that, and is quick then."""
+        """Whether the center has finished its first epoch, for which Spark needs some time."""
         lines = self.fleet.center.log.read_bytes().splitlines()
         return any(line.startswith(b'{"event":"progress"') and b'"epoch":0,' not in line for line in lines)
 
@@ -162,7 +162,7 @@ class Demo:
         while not reached():
             if time.monotonic() > until:
                 raise DemoError(
-                    f"waited {seconds_max:.0f} s, and it did not happen that {what}. Logs: {self.fleet.folder}/*/fordstone.log"
+                    f"timed out after {seconds_max:.0f} s while waiting until {what}. Logs: {self.fleet.folder}/*/fordstone.log"
                 )
             self.look_on(LOOK_SECONDS / 2)
 
@@ -171,7 +171,7 @@ class Demo:
             while True:
                 self.look_on(LOOK_SECONDS)
         except KeyboardInterrupt:
-            self.view.show("asked to end")
+            self.view.show("stopped by Ctrl-C")
 
     def look_on(self, seconds: float) -> None:
         self.fleet.check()
@@ -181,7 +181,7 @@ class Demo:
 
 
 def figures_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> list[Figure]:
-    """The table at the end."""
+    """Return the rows of the table at the end."""
     fleet, watch = demo.fleet, demo.watch
     sent = sum(gateway.network.sent_bytes for gateway in fleet.gateways)
     raw = sum(gateway.devices.raw_bytes for gateway in fleet.gateways)
@@ -315,7 +315,7 @@ def main() -> int:
         "--seed",
         type=int,
         default=int(time.time()) % 10_000,
-        help="seed of the readings; taken from the clock if left out",
+        help="seed of the readings; taken from the clock by default",
     )
     parser.add_argument("--seconds", type=float, default=75.0, help="time for which devices write (75)")
     parser.add_argument("--devices", type=int, default=300, help="number of devices of each gateway (300)")
@@ -328,14 +328,14 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep it running until Ctrl-C")
     parser.add_argument(
-        "--out", type=Path, help="a new folder for input, state, output and logs; a temporary one if left out"
+        "--out", type=Path, help="a new directory for input, state, output and logs; a temporary one by default"
     )
-    parser.add_argument("--report", type=Path, help="path of the report; in the folder if left out")
+    parser.add_argument("--report", type=Path, help="path of the report; report.html in that directory by default")
     given = parser.parse_args()
     console = Console(highlight=False)
     folder = (given.out or Path(tempfile.mkdtemp(prefix="fordstone-demo-"))).absolute()
     if given.out is not None and given.out.exists():
-        parser.error(f"{given.out} exists already. Name a new folder.")
+        parser.error(f"{given.out} exists already. Name a new directory.")
     fleet = make_fleet(
         folder, gateways=3, devices=given.devices, rate=given.rate, seed=given.seed, local=given.center == "local"
     )

@@ -1,6 +1,6 @@
 """The devices of one gateway: they write readings into a file that grows, in real time.
 
-All rows are kept for the oracle. The rows of a seed are the same in every run; their times are those of this one.
+All rows are kept for the oracle. The same seed gives the same rows in every run, except for their times, which are those of the run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Devices:
         self._rate = rate * devices
         self._kept: list[pl.DataFrame] = []
         self._moments: list[tuple[int, float]] = []
-        """The first number of each write, and when it was."""
+        """The first row number of each write, and the time of the write."""
         folder.mkdir(parents=True)
         self._file.touch()
 
     def write_until(self, elapsed_seconds: float) -> None:
-        """Write what is due by then."""
+        """Write the rows that are due by then."""
         count = int(elapsed_seconds * self._rate) - self.rows
         if count <= 0:
             return
@@ -64,9 +64,9 @@ class Devices:
         self.raw_bytes += len(text)
 
     def written(self) -> pl.DataFrame:
-        """All rows: device, seq, us, temp."""
+        """Return all rows: device, seq, us, temp."""
         return pl.concat(self._kept)
 
     def written_at(self, seq: int) -> float:
-        """When the reading of this number was written, on the monotonic clock."""
+        """Return when the reading with this number was written, on the monotonic clock."""
         return self._moments[bisect_right(self._moments, seq, key=lambda moment: moment[0]) - 1][1]

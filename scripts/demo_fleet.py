@@ -1,4 +1,4 @@
-"""The demo's processes: a hub, gateways, and Spark at the center. Each is a `fordstone` command in a folder of its own."""
+"""The demo's processes: a hub, gateways, and Spark at the center. Each is a `fordstone` command in its own directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DemoError(Exception):
 
 
 class Command:
-    """One process, and all that it starts. Killed with SIGKILL, it can be started again with the same command."""
+    """One process and its children. After SIGKILL it can be started again with the same command."""
 
     def __init__(self, name: str, folder: Path, *arguments: str) -> None:
         self.name = name
@@ -60,9 +60,9 @@ class Command:
             raise DemoError(f"{self.name} ended by itself, with {self._process.returncode}:\n{self._tail()}")
 
     def kill(self) -> None:
-        """SIGKILL, which no program can catch, for the process and its children."""
+        """Send SIGKILL, which no program can catch, to the process and its children."""
         if self._process is None:
-            raise DemoError(f"{self.name} does not run.")
+            raise DemoError(f"{self.name} is not running.")
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
@@ -70,7 +70,7 @@ class Command:
         self.dead = True
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Send SIGTERM, and wait until the process has ended."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -85,7 +85,7 @@ class Command:
             raise DemoError(f"{self.name} ended with {code}:\n{self._tail()}")
 
     def close(self) -> None:
-        """Kill the process if it still runs."""
+        """Kill the process if it is still running."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -106,7 +106,7 @@ class Gateway:
 
 @dataclass(kw_only=True)
 class Fleet:
-    """All of it."""
+    """The hub, the center and the gateways."""
 
     folder: Path
     hub: Command
@@ -119,7 +119,7 @@ class Fleet:
         return [self.hub, self.center, *(gateway.command for gateway in self.gateways)]
 
     def client(self) -> HubClient:
-        """Return a client that reaches the hub directly, past the gateways' networks."""
+        """Return a client that connects to the hub directly, not through the networks of the gateways."""
         return HubClient(HubAddress(url=f"http://127.0.0.1:{self.hub_port}"), timeout_s=5)
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class Fleet:
 
 
 def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: int, local: bool) -> Fleet:
-    """Folders, ports and commands; nothing runs yet. `local`: the center on the edge engine, without Spark."""
+    """Create directories, ports and commands, and start nothing. `local` runs the center on the edge engine, without Spark."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     engine = ("--on", "edge") if local else ("--on", "spark", "--master", "local[*]", "--memory", "1g")
@@ -176,7 +176,7 @@ def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: 
 
 
 def _free_port() -> int:
-    """Return a port below those that the system gives to connections: it stays free while the hub is down."""
+    """Return a port below the range of outgoing connections, so that it stays free while the hub is down."""
     for port in random.sample(range(12_000, 30_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

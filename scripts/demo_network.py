@@ -1,4 +1,4 @@
-"""The network of one gateway: passes bytes on to the hub, counts them, and can be cut."""
+"""The network of one gateway: a proxy that forwards bytes to the hub, counts them, and can be cut."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CHUNK_BYTES = 1 << 16
 
 
 class Network:
-    """Listens on a port of its own. `cut` breaks every connection and lets no new one through until `mend`."""
+    """Listens on its own port. `cut` aborts every connection and rejects new ones until `restore`."""
 
     def __init__(self, hub_port: int) -> None:
         self.sent_bytes = 0
-        """From the gateway to the hub, all of it: rows, state, and what HTTP adds."""
+        """All bytes from the gateway to the hub: rows, state and HTTP headers."""
         self._hub_port = hub_port
         self._whole = True
         self._open: set[asyncio.StreamWriter] = set()
@@ -29,7 +29,7 @@ class Network:
         self._whole = False
         self._loop.call_soon_threadsafe(self._break_all)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._whole = True
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Network:
         try:
             hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
         except OSError:
-            writer.transport.abort()  # the hub is away
+            writer.transport.abort()  # the hub is down
             return
         self._open |= {writer, hub_writer}
         try:

@@ -1,4 +1,4 @@
-"""What the demo's results must be, computed without any of Fordstone's code, and how they differ from it.
+"""The expected results of the demo, computed without any code of Fordstone, and the comparison with the actual ones.
 
 The oracle reads the input as it was written and the output files as they are: JSON lines and Parquet.
 """
@@ -30,14 +30,14 @@ _NEWEST = pl.Schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The center's windows compared with what they must be."""
+    """The comparison of the center's windows with the expected ones."""
 
     produced: int
     counted: int
     lost: int
     doubled: int
     wrong: int
-    """Windows whose mean, least or largest value differs."""
+    """Windows whose mean, minimum or maximum differs."""
     windows: int
 
     @property
@@ -57,7 +57,7 @@ class Alarms:
 
 
 def judge_windows(written: pl.DataFrame, directory: Path) -> Verdict:
-    """Compare the newest result of each window with what Polars makes of the rows that were written."""
+    """Compare the newest result of each window with the result of Polars over the rows that were written."""
     start = (pl.col("us") // WINDOW_US * WINDOW_US).alias("start")
     temp = pl.col("temp")
     expected = written.group_by("device", start).agg(
@@ -89,13 +89,13 @@ def newest(directory: Path) -> pl.DataFrame:
 
 
 def epoch_files(directory: Path) -> list[Path]:
-    """The files of all epochs, oldest first: each epoch is one file, or one folder of parts."""
+    """Return the files of all epochs, oldest first: each epoch is one file, or one directory of parts."""
     found = [*directory.glob("epoch-*.parquet"), *directory.glob("epoch-*/part-*.parquet")]
     return sorted(found, key=lambda file: file.relative_to(directory).as_posix())
 
 
 def judge_alarms(written: pl.DataFrame, directories: Iterable[Path]) -> Alarms:
-    """A receiver keeps the first alarm of each id."""
+    """Count alarms as a receiver does that keeps the first one of each id."""
     sent = [row for directory in directories for row in json_rows(directory, "rows-*.jsonl")]
     by_id = {row["__id"]: row for row in reversed(sent)}
     known = set(written.select("device", "seq", "temp").iter_rows()) if sent else set()
@@ -106,7 +106,7 @@ def judge_alarms(written: pl.DataFrame, directories: Iterable[Path]) -> Alarms:
 
 
 def json_rows(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """The rows of all files in the order of their names. A last line that a crash tore off is not a row."""
+    """Yield the rows of all files in the order of their names. An incomplete last line after a crash is not a row."""
     for file in sorted(directory.glob(pattern)):
         for line in file.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""The demo's pipeline: one file for the gateways, which run the part below the cut, and for Spark, which runs the rest."""
+"""The demo's pipeline: one file for the gateways, which run the steps before the cut, and for Spark, which runs the steps after it."""
 
 from fordstone import Pipeline, col, tumbling
 from fordstone.connectors import files
@@ -14,11 +14,11 @@ readings = p.source(
 )
 limits = p.control("limits", schema={"device": "string", "high": "double"}, key="device")
 
-# At the gateway, in milliseconds, against limits that the center has worked out.
+# At the gateway, within milliseconds, with limits that the center has computed.
 hot = readings.join_control(limits, on="device", how="inner").filter(col("temp") > col("high"))
 hot.sink("alarms", files("out/alarms", format="jsonl"), release="at_once")
 
-# At the center, over all gateways. Counted and summed below the cut: rows never travel.
+# At the center, over all gateways. The gateways count and sum; they send partial aggregates instead of rows.
 windows = (
     readings.to_center(name="windows_up")
     .group_by("device")

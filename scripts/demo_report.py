@@ -32,7 +32,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft);
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A curve: points of (seconds, value). A value that is not known is left out."""
+    """A curve: points of (seconds, value). Unknown values are omitted."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What was done to the fleet, from when to when."""
+    """A fault that was caused, with its begin and end in seconds."""
 
     name: str
     begins: float
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Some curves over one axis of time."""
+    """Curves over a common time axis."""
 
     title: str
     text: str
@@ -59,7 +59,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A line of the table. `zero`: it is right if, and only if, it is 0."""
+    """A line of the table. With `zero`, every value but 0 is a failure."""
 
     name: str
     value: str
@@ -69,7 +69,7 @@ class Figure:
 def write_report(
     path: Path, *, title: str, text: str, figures: Sequence[Figure], plots: Sequence[Plot], faults: Sequence[Fault]
 ) -> None:
-    """Write the page."""
+    """Write the report as one HTML file."""
     rows = "".join(_row(figure) for figure in figures)
     drawn = "".join(_plot(plot, faults) for plot in plots)
     page = (
@@ -138,7 +138,7 @@ def _grid(top: float, step: float, last: float, unit: str, at: Callable[[float, 
 
 
 def _scale(most: float, ticks: int = TICKS) -> tuple[float, float]:
-    """The end of an axis and the step between its marks: 1, 2 or 5 times a power of ten."""
+    """Return the end of an axis and the step between its marks: 1, 2 or 5 times a power of ten."""
     if most <= 0:
         return 1.0, 1.0
     rough = most / ticks

@@ -35,12 +35,12 @@ class GatewayView:
 
     @property
     def waiting(self) -> int:
-        """Epochs that are sealed, and as far as the hub has said not there yet."""
+        """Epochs that are sealed, and not yet at the hub by its last report."""
         return max(0, self.sealed - (self.info.head if self.info is not None else 0))
 
 
 class SealedEpochs:
-    """Reads what a gateway logs of its epochs, from where it was read last."""
+    """Reads the sealed epochs from a gateway's log, each once."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -59,7 +59,7 @@ class SealedEpochs:
 
 
 class AlarmTail:
-    """Follows the alarms of one gateway closely, to see how soon they come. A thread of its own."""
+    """Reads the alarms of one gateway in a thread, to measure their delay."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.alarms = 0
@@ -98,7 +98,7 @@ class AlarmTail:
 
 
 class Watch:
-    """Reads files and asks the hub. Changes nothing."""
+    """Takes samples from files and from the hub. Changes nothing."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -117,7 +117,7 @@ class Watch:
 
     @property
     def alarm_seconds(self) -> list[float]:
-        """From the writing of a reading to its alarm, for every alarm that was seen for the first time."""
+        """The sorted delays from a reading to its alarm, without repeated alarms."""
         return sorted(second for tail in self._tails.values() for second in tail.seconds)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Watch:
                 self.gateways[info.node].info = info
 
     def _count(self) -> None:
-        """Take in what the center has written since. A later result of a window replaces the one before."""
+        """Read the new output of the center. A later result of a window replaces the previous one."""
         directory = self._fleet.center.folder / "out" / "per_device"
         for file in epoch_files(directory):
             if file in self._seen:
