@@ -17,7 +17,7 @@ from fordstone.edge.link.owner import next_owner
 from fordstone.errors import CheckpointError, StorageError
 from fordstone.hub.messages import EpochEntry, StreamSegment
 from fordstone.state.base import RunRef
-from fordstone.storage.checksum import seal
+from fordstone.storage.journal import seal
 from fordstone.testing.memory_disk import MemoryDisk
 
 HOME = "p/n"

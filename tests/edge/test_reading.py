@@ -13,7 +13,7 @@ from fordstone import Pipeline
 from fordstone.connectors import files, generator
 from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.edge.engine.progress import LOOK_EVERY_US, ReadSoFar
+from fordstone.edge.engine.engine import LOOK_EVERY_US, ReadSoFar
 from fordstone.edge.run import run
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.lang.schema import Schema

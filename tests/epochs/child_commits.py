@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from fordstone.epochs.compaction import merge_checkpoint
-from fordstone.epochs.upload import Uploader
+from fordstone.epochs.copies import Uploader
 from fordstone.protocol.recovery import CannotResume, StartEmpty, decide_recovery
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints

@@ -17,7 +17,7 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
 from fordstone.state.base import RunRef
-from fordstone.storage.checksum import seal, unseal
+from fordstone.storage.journal import seal, unseal
 from fordstone.testing.memory_disk import MemoryDisk
 
 

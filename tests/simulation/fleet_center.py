@@ -12,7 +12,7 @@ from fordstone.connectors.base import Sink, SinkStream, Source
 from fordstone.connectors.control import ControlSink
 from fordstone.connectors.hub import HubOptions, HubSource
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.connectors import ConnectorOpener
+from fordstone.edge.engine.assembly import ConnectorOpener
 from fordstone.edge.link.owner import holder_of
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore

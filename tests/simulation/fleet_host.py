@@ -17,7 +17,7 @@ from tests.simulation.fleet_scenario import PIPELINE, FleetScenario
 from tests.simulation.rows import SimulationError
 from tests.simulation.simulator import NoDeadLetters, SimClock
 
-from fordstone.edge.engine.connectors import ConnectorOpener
+from fordstone.edge.engine.assembly import ConnectorOpener
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FencedError, HubRefusedError

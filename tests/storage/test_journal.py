@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from fordstone.errors import DamagedError, StorageError
-from fordstone.storage.checksum import Record, seal, unseal, unseal_as
 from fordstone.storage.disk import FatalStorageError, OsDisk
-from fordstone.storage.journal import Journal, parse_journal
+from fordstone.storage.journal import Journal, Record, parse_journal, seal, unseal, unseal_as
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 PATH = "d/log.jsonl"

@@ -128,7 +128,7 @@ def test_a_bounded_part_of_a_file_is_read_by_its_url(scheme: str, tmp_path: Path
 
 def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
     code = (
-        "import sys, fordstone.epochs.upload as u, fordstone.epochs.fetch\n"
+        "import sys, fordstone.epochs.copies as u, fordstone.epochs.copies\n"
         "from fordstone.storage.remote import open_remote\n"
         f"open_remote({str(tmp_path)!r})\n"
         "print('fsspec' in sys.modules)"

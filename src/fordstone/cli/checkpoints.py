@@ -25,8 +25,7 @@ from fordstone.errors import CheckpointError, DamagedError
 if TYPE_CHECKING:
     from fordstone.epochs.compaction import Combine, Merged
     from fordstone.epochs.manifest import Manifest, SourceCut
-    from fordstone.epochs.store import CheckpointStore
-    from fordstone.epochs.survey import VerifyReport
+    from fordstone.epochs.store import CheckpointStore, VerifyReport
     from fordstone.plan.plan import Plan
     from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef

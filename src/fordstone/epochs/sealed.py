@@ -1,4 +1,4 @@
-"""Encode and decode manifests and cuts, each under its own checksum (`storage.checksum`).
+"""Encode and decode manifests and cuts, each under its own checksum (`storage.journal`).
 
 Files and their names are `store`'s and `cut_log`'s. Invariants: whatever the bytes are, reading gives the value that was written or raises `DamagedError`, or
 `CheckpointError` for a newer version; run digests of a manifest that was read are file names and nothing more.
@@ -15,7 +15,7 @@ from fordstone.epochs.manifest import MANIFEST_VERSION, Cut, Manifest
 from fordstone.epochs.run_file import is_digest
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.state.base import RunRef
-from fordstone.storage.checksum import Record, seal, unseal_as
+from fordstone.storage.journal import Record, seal, unseal_as
 
 EPOCH_DIGITS: Final = 12
 EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1

@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -29,7 +30,6 @@ from fordstone.epochs.cut_log import Aside, CutLog
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, RunStore, short
 from fordstone.epochs.sealed import decode_manifest, encode_manifest, epoch_name, parse_epoch_name
-from fordstone.epochs.survey import Collected, Survey, VerifyReport
 from fordstone.errors import CheckpointError, ConfigError, DamagedError
 from fordstone.plan.ids import checked_name
 from fordstone.protocol.recovery import CheckpointFact
@@ -38,6 +38,44 @@ from fordstone.state.base import RunRef
 from fordstone.storage.atomic import AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The facts that `protocol.recovery.decide_recovery` judges."""
+
+    checkpoints: tuple[CheckpointFact, ...]
+    cuts: frozenset[int]
+    damaged_cut_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What retention took away."""
+
+    manifests: tuple[int, ...] = ()
+    runs: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What `fordstone checkpoints verify` prints: every byte was read."""
+
+    checkpoints: tuple[CheckpointFact, ...]
+    damaged_runs: tuple[tuple[str, str], ...]
+    """Digest, and what is wrong with it."""
+    runs_checked: int
+    checked_bytes: int
+    damaged_cut_lines: int
+    aside: tuple[str, ...]
+    """The names of what was set aside earlier."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is wrong with what is in place."""
+        return not self.damaged_cut_lines and all(fact.problem is None for fact in self.checkpoints)
+
 
 KEEP_DEFAULT: Final = 3
 

@@ -1,6 +1,6 @@
 """Decide what a restarted node resumes from, and whether the state of a checkpoint fits the plan. Pure.
 
-`epochs.store` and `epochs.fetch` gather the facts. State belongs to the name of a step; a step whose meaning changed
+`epochs.store` and `epochs.copies` gather the facts. State belongs to the name of a step; a step whose meaning changed
 cannot use it, and nothing is dropped unless the user asks for it (rule 22).
 
 Invariants: an epoch is sealed as soon as any manifest of it exists anywhere, damaged or not, and the content of a sealed

@@ -1,6 +1,6 @@
 """Decide which checkpoints and runs are removed. Pure.
 
-`epochs.store` and `epochs.upload` gather the facts and carry out the removal, manifests first.
+`epochs.store` and `epochs.copies` gather the facts and carry out the removal, manifests first.
 
 Invariants: a run stays while a kept manifest names it, or while it is held; the newest manifest always stays.
 """

@@ -11,30 +11,34 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
 import polars as pl
 
-from fordstone.connectors.base import Capability, Sink, Source
+from fordstone.connectors import files
+from fordstone.connectors.base import Capability, Home, OpenContext, Sink, SinkStream, Source, SourceOptions
 from fordstone.connectors.lookup_table import read_table
-from fordstone.connectors.registry import capabilities
+from fordstone.connectors.registry import capabilities, open_sink, open_source
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.channel import Channel
-from fordstone.edge.engine.connectors import ConnectorOpener
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.recovery import check_plan
 from fordstone.edge.engine.reservation import Reservations
 from fordstone.edge.engine.sealing import Identity, OutputRules, waits_for_seal
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
+from fordstone.edge.link.owner import holder_of
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import MAIN, Functions, Operator, OperatorContext
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import MAIN, OP, Functions, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import TagBranch
 from fordstone.plan import plan as p
 from fordstone.plan.ids import TaskId
+from fordstone.plan.stream_type import StreamType
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph, steps_with_ids
 from fordstone.runtime.assignment import assign, readers
@@ -47,6 +51,61 @@ from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+
+class ConnectorOpener:
+    """Opens the sources and sinks of one plan. The caller closes them."""
+
+    def __init__(
+        self,
+        types: Mapping[p.Input, StreamType],
+        disk: Disk,
+        home: str,
+        *,
+        bounded: bool,
+        clock_us: Callable[[], int],
+        node: str = "",
+    ) -> None:
+        """`home`: the pipeline's directory on this node."""
+        self._node = node
+        self._types = types
+        self._disk = disk
+        self._home = home
+        self._bounded = bounded
+        self._clock_us = clock_us
+
+    def source(self, step: p.Source) -> Source:
+        """The live source of a step."""
+        options = SourceOptions(
+            schema=Schema.stored(step.schema), bounded=self._bounded, options=step.connector.options
+        )
+        return open_source(step.connector, options, self._context(step.connector))
+
+    def sink(self, step: p.Sink) -> Sink:
+        """The live sink of a step."""
+        stream = self._types[step.input]
+        # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
+        owner = holder_of(self._disk, self._home) if Capability.NEEDS_HOME in capabilities(step.connector) else ""
+        taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        return open_sink(step.connector, taken, self._context(step.connector))
+
+    def _context(self, spec: p.ConnectorSpec) -> OpenContext:
+        needs_home = Capability.NEEDS_HOME in capabilities(spec)
+        home = Home(disk=self._disk, directory=self._home) if needs_home else None
+        return OpenContext(node=self._node, home=home, clock_us=self._clock_us)
+
+    def schema(self, step: p.Sink) -> pl.Schema:
+        """The columns of what a sink is given."""
+        stream = self._types[step.input]
+        columns = dict(stream.schema.polars)
+        return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
+
+    def dead_letters(self, state: str | Path, source: str) -> Sink:
+        """Where what a source could not read goes. `state`: the state directory."""
+        directory = Path(state) / self._home / "dead-letters" / source
+        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
+        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4

@@ -14,8 +14,7 @@ import msgspec
 import polars as pl
 
 from fordstone.epochs.manifest import Cut, Manifest
-from fordstone.epochs.store import CheckpointStore
-from fordstone.epochs.survey import Survey
+from fordstone.epochs.store import CheckpointStore, Survey
 from fordstone.errors import CheckpointError, PlanMismatchError, StorageError
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan import plan as p

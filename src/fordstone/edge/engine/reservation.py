@@ -14,9 +14,8 @@ import msgspec
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import CheckpointError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.storage.checksum import seal
 from fordstone.storage.disk import Disk
-from fordstone.storage.journal import Journal
+from fordstone.storage.journal import Journal, seal
 
 REWRITE_AFTER_LINES: Final = 10_000
 

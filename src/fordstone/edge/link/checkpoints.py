@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from fordstone.edge.engine.recovery import Remote
 from fordstone.edge.link.owner import Owner
 from fordstone.epochs.sealed import decode_manifest
-from fordstone.epochs.store import CheckpointStore
-from fordstone.epochs.survey import Survey
+from fordstone.epochs.store import CheckpointStore, Survey
 from fordstone.errors import CheckpointError, HubError, StorageError
 from fordstone.hub.messages import Checkpoint, LeaseRequest
 from fordstone.protocol.recovery import CheckpointFact

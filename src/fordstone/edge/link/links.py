@@ -21,9 +21,8 @@ from fordstone.edge.link.checkpoints import hub_checkpoints
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import next_owner
 from fordstone.edge.link.sender import Sender
-from fordstone.epochs.fetch import fetch_checkpoint, survey_remote
+from fordstone.epochs.copies import Uploader, fetch_checkpoint, survey_remote
 from fordstone.epochs.store import CheckpointStore
-from fordstone.epochs.upload import Uploader
 from fordstone.errors import ConfigError
 from fordstone.plan import plan as p
 from fordstone.runtime.clock import Clock

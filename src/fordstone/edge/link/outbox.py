@@ -23,10 +23,9 @@ import msgspec
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import EpochEntry
 from fordstone.protocol.sending import Weight
-from fordstone.storage.checksum import seal
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-from fordstone.storage.journal import Journal, JournalContent
+from fordstone.storage.journal import Journal, JournalContent, seal
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import msgspec
 
 from fordstone.errors import DamagedError
 from fordstone.storage.atomic import AtomicWriter
-from fordstone.storage.checksum import seal, unseal_as
 from fordstone.storage.disk import Disk
+from fordstone.storage.journal import seal, unseal_as
 
 log = logging.getLogger(__name__)
 

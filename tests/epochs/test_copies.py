@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fordstone.epochs.fetch import fetch_checkpoint, survey_remote
+from fordstone.epochs.copies import Uploader, fetch_checkpoint, survey_remote
 from fordstone.epochs.manifest import MANIFEST_VERSION
 from fordstone.epochs.sealed import encode_manifest
 from fordstone.epochs.store import CheckpointStore
-from fordstone.epochs.upload import Uploader
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.recovery import Resume, StartEmpty, decide_recovery
