@@ -79,7 +79,7 @@ def test_another_plan_is_refused_unless_new_state_is_allowed(change: str, feed: 
     told = ended.errors.splitlines()
     assert told[0] == f"PlanMismatchError: checkpoint {before} of pipeline faults was made by another plan."
     assert told[1:-1] == lines
-    assert told[-1] == "Use another state directory to begin anew, or --allow-new-state."
+    assert told[-1] == "Use another state directory to start from the beginning, or --allow-new-state."
     assert sealed(feed.folder) == before
 
     new = more(feed)
