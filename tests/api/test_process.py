@@ -108,7 +108,7 @@ def test_a_class_that_needs_arguments_is_refused(grouped):
         def __init__(self, threshold: float, unit: str = "C") -> None:
             pass
 
-    with pytest.raises(PipelineError, match=r"made anew in every task, as Needs\(\); it cannot need threshold"):
+    with pytest.raises(PipelineError, match=r"constructed in every task, as Needs\(\); it cannot need threshold"):
         grouped.process(Needs)
 
 

@@ -88,7 +88,7 @@ def test_early_results_replace_each_other_and_the_final_ones_are_as_without(pipe
 def test_what_needs_final_rows_says_where_they_are(grouped):
     early = grouped.window(tumbling("1m"), early="1s").agg(n="count(*)")
     with pytest.raises(
-        PipelineError, match=r"cannot take rows that replace each other.*\.final\(\) gives the last word"
+        PipelineError, match=r"cannot take rows that replace each other.*\.final\(\) has only the last result"
     ):
         early.group_by().agg(n="sum(n)")
     early.final().group_by().window(tumbling("1h")).agg(n="sum(n)")

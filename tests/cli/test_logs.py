@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +82,20 @@ def test_what_every_line_says_stands_in_it_unless_it_says_otherwise(
     logger.warning("two", extra={"pipeline": "other"})
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["event"], line["pipeline"]) for line in lines] == [("one", "cold-chain"), ("two", "other")]
+
+
+def test_a_line_is_written_in_one_call_so_that_lines_of_threads_do_not_mix(
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    configure_logging(0, as_json=True)
+    monkeypatch.setattr(sys, "stderr", Stream())
+    logger.warning("epochs not sent yet")
+    (line,) = written
+    assert line.endswith("}\n")

@@ -164,7 +164,7 @@ def test_a_pipeline_moves_from_spark_to_the_edge_and_back(invoke: Invoke, place:
 
     moved = invoke("checkpoints", "import-spark", "center", "--state", "edge")
     assert moved.exit_code == 0, moved.stderr
-    assert moved.stdout.startswith("checkpoint 1 of pipeline totals on node node: 3 rows of state in ")
+    assert moved.stdout.startswith("checkpoint 1 of pipeline totals on node node written: 3 rows of state in ")
     write_numbers(place / "in" / "b.jsonl", range(30, 60))
     second = invoke("run", "totals_both_ways.py", "--state", "edge", "--bounded", "--json")
     assert second.exit_code == 0, second.stderr

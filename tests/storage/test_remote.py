@@ -135,3 +135,9 @@ def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+def test_a_file_in_the_place_of_a_remote_directory_is_an_error_and_not_an_empty_remote(tmp_path: Path) -> None:
+    (tmp_path / "remote").write_text("a file, where the share was")
+    with pytest.raises(StorageError, match="is not a directory"):
+        open_remote(str(tmp_path / "remote"))

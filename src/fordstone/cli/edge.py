@@ -16,7 +16,7 @@ import click
 from fordstone.cli.errors import FAILED, WRONG_USAGE, UsageError
 from fordstone.cli.help import EXIT_CODES, HelpCommand
 from fordstone.cli.loading import split_target
-from fordstone.cli.logs import configure_logging
+from fordstone.cli.logs import configure_logging, write_line
 from fordstone.cli.options import (
     address_of,
     given_options,
@@ -116,4 +116,4 @@ def labels_of(files: tuple[str, ...]) -> dict[str, str]:
 def _print(name: str, _stream: str, text: str) -> None:
     # A closed standard error does not stop a pipeline.
     with contextlib.suppress(OSError):
-        print(forwarded(name, text), file=sys.stderr, flush=True)
+        write_line(forwarded(name, text))

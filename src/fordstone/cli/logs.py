@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 from fordstone.cli.errors import of_spark
 
@@ -75,13 +75,23 @@ def text_line(entry: Mapping[str, object]) -> str:
     return " ".join([str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *words])
 
 
+def write_line(text: str, stream: TextIO | None = None) -> None:
+    """Write a line to the current standard error, or to another stream, in one call: lines of several threads do not mix.
+
+    `print` would write the text and the newline in two calls.
+    """
+    stream = sys.stderr if stream is None else stream
+    stream.write(text + "\n")
+    stream.flush()
+
+
 class StderrHandler(logging.Handler):
     """Writes to the current standard error, which a live view replaces so that lines appear above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            write_line(self.format(record))
         except Exception:  # noqa: BLE001 - logging must not end the program
             self.handleError(record)
 

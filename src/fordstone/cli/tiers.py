@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from fordstone.cli.errors import FAILURE, FENCED, WRONG_USAGE, TakenOverError, UsageError, UserError
-from fordstone.cli.logs import json_line, text_line
+from fordstone.cli.logs import json_line, text_line, write_line
 from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
 from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, Board, View, make_view
 
@@ -261,7 +261,7 @@ class LineRouter:
     def _route(self, name: str, stream: str, text: str) -> None:
         if stream == "out":
             if name != HUB:
-                print(text, flush=True)
+                write_line(text, sys.stdout)
             return
         event = event_of(text)
         if event is None or "event" not in event:
@@ -299,7 +299,7 @@ class LineRouter:
         # A closed standard error does not stop a pipeline.
         with contextlib.suppress(OSError):
             if text.strip():
-                print(f"{name}: {text}", file=sys.stderr, flush=True)
+                write_line(f"{name}: {text}")
 
 
 def _reject_options(context: click.Context) -> None:

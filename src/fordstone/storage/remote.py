@@ -159,7 +159,11 @@ def open_remote(url: str) -> Remote:
     """Open what a URL or a path names. `StorageError` if that needs a connection and it fails. Creates nothing."""
     path = local_path(url)
     if path is not None:
-        return DiskRemote(OsDisk(Path(path).expanduser(), create_root=False))
+        root = Path(path).expanduser()
+        if root.exists() and not root.is_dir():
+            # It must not look like an empty store: a node without state would start from the beginning.
+            raise StorageError(f"remote {url!r} cannot be reached: {root} is not a directory.")
+        return DiskRemote(OsDisk(root, create_root=False))
     return FsspecRemote(*open_filesystem(url, kind="remote"))
 
 

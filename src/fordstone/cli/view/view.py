@@ -21,7 +21,7 @@ import click
 
 from fordstone.cli import format as fmt
 from fordstone.cli.errors import UsageError
-from fordstone.cli.logs import json_line
+from fordstone.cli.logs import json_line, write_line
 from fordstone.cli.table import GAP, Table
 from fordstone.errors import SinkError
 
@@ -400,7 +400,7 @@ class LogView(View):
 
     def _log(self, event: str, fields: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            print(json_line("INFO", event, fields, at_s=time.time()), file=sys.stderr, flush=True)
+            write_line(json_line("INFO", event, fields, at_s=time.time()))
 
 
 class JsonView(View):
