@@ -375,7 +375,7 @@ def test_a_remote_that_is_out_of_reach_at_first_is_opened_when_it_is_back(
     uploader.offer(1)
     while uploader.step():
         pass
-    assert "could not create the directory" in str(uploader.status.last_error)
+    assert "is not a directory" in str(uploader.status.last_error)
     (tmp_path / "far").unlink()
     drain(uploader, clock)
     assert uploader.status.uploaded == 1

@@ -107,6 +107,24 @@ def test_a_damaged_copy_is_passed_over_for_one_before(victim: str, feed: Feed, f
     judge(feed.folder, feed.written)
 
 
+def test_when_every_copy_is_damaged_all_epochs_are_replayed_from_the_cuts_at_the_remote(
+    feed: Feed, faults: Callable[..., None]
+) -> None:
+    there = feed.folder / "remote" / PIPELINE / NODE
+    for manifest in (there / "manifests").iterdir():
+        for state in json.loads(manifest.read_text())["manifest"]["states"]:
+            for run in state["runs"]:
+                (there / "runs" / run["digest"]).write_bytes(b"")
+                faults(files_damaged=1)
+    shutil.rmtree(feed.folder / "state")
+    faults(states_lost=1)
+    feed.write(FEED_ROWS)
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | REMOTE))
+    assert ended.report["outcome"] == "ended"
+    assert ended.report["resumed_from"] is None
+    judge(feed.folder, feed.written)
+
+
 def test_damage_here_is_made_up_for_by_the_copy(feed: Feed, faults: Callable[..., None]) -> None:
     newest = sealed(feed.folder)
     for file in (store_of(feed.folder) / "manifests").iterdir():

@@ -294,6 +294,17 @@ def survey_remote(url: str | Remote, store: CheckpointStore, *, deep: bool = Fal
     return Survey(checkpoints=tuple(facts), cuts=frozenset(cuts))
 
 
+def fetch_cuts(url: str | Remote, store: CheckpointStore) -> None:
+    """Bring every cut that the remote has into the local store: for a replay that begins from nothing."""
+    copies = _Copies(url, store)
+    cuts = copies.cuts()
+    for epoch in copies.epochs():
+        if epoch not in cuts:
+            with contextlib.suppress(DamagedError):
+                cuts[epoch] = copies.manifest(epoch).cut
+    store.add_cuts(cuts[epoch] for epoch in sorted(cuts))
+
+
 def fetch_checkpoint(url: str | Remote, store: CheckpointStore, epoch: int | None = None) -> Manifest:
     """Bring one checkpoint, or the newest that is whole, into the local store, with the cuts that are there.
 

@@ -50,6 +50,9 @@ class Remote:
 
     survey: Callable[[], Survey]
     fetch: Callable[[int], None]
+    """Bring a checkpoint here, with all cuts."""
+    fetch_cuts: Callable[[], None]
+    """Bring only the cuts here: no checkpoint is whole, and everything is replayed."""
 
 
 def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
@@ -104,6 +107,8 @@ def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remo
     if decision.where == "remote" and remote is not None:
         # Brings the cuts along.
         remote.fetch(decision.epoch)
+    elif remote is not None and not set(decision.rebuild) <= store.cuts().keys():
+        remote.fetch_cuts()
     replay = tuple(store.cut(epoch) for epoch in decision.rebuild) if plan.guarantee == "exactly_once" else ()
     # Read before anything is set aside or collected: this is what the epochs are compared with.
     sealed = {cut.epoch: _read_sealed(store, cut) for cut in replay}

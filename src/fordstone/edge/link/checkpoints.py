@@ -66,7 +66,7 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
         store.add_cuts([manifest.cut])
         store.commit(manifest, rebuilt=True)
 
-    return Remote(survey=survey, fetch=fetch)
+    return Remote(survey=survey, fetch=fetch, fetch_cuts=lambda: None)
 
 
 def _fence_others(hub: HubClient, store: CheckpointStore, owner: Owner) -> int:

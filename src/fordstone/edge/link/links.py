@@ -21,7 +21,7 @@ from fordstone.edge.link.checkpoints import hub_checkpoints
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import next_owner
 from fordstone.edge.link.sender import Sender
-from fordstone.epochs.copies import Uploader, fetch_checkpoint, survey_remote
+from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, survey_remote
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import ConfigError
 from fordstone.plan import plan as p
@@ -159,7 +159,9 @@ class Links:
             def fetch(epoch: int) -> None:
                 fetch_checkpoint(url, store, epoch)
 
-            return Remote(survey=lambda: survey_remote(url, store), fetch=fetch)
+            return Remote(
+                survey=lambda: survey_remote(url, store), fetch=fetch, fetch_cuts=lambda: fetch_cuts(url, store)
+            )
         return None if self._hub is None else self._hub.remote
 
     def begin(self, writer: Writer) -> list[Steppable]:
