@@ -23,7 +23,7 @@ import pandas as pd
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from fordstone.spark import prepared, session
-from fordstone.spark.session import is_connect, parallelism
+from fordstone.spark.session.session import is_connect, parallelism
 from fordstone.spark.session.settings import MEANING
 
 class Reader(DataSourceStreamReader):
