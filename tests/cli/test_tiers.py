@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -220,10 +221,11 @@ def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
 def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):
     router = LineRouter(LineView(two_tiers()), verbose=False)
 
-    def closed(*_: object, **__: object) -> None:
-        raise BrokenPipeError
+    class Closed(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
 
-    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr(sys, "stdout", Closed())
     router.on_line(CENTER, "out", "a row")
     assert router.stdout_closed
     router.on_line(CENTER, "err", event("command failed", problem="x"))
