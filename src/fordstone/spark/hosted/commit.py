@@ -27,9 +27,8 @@ from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles, sealed_of
-from fordstone.spark.hosted.packing import PACKED, What, decode
+from fordstone.spark.hosted.packing import PACKED, What, decode, freeze_gc
 from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
-from fordstone.spark.session.workers import freeze_gc
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 if TYPE_CHECKING:

@@ -26,10 +26,19 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.base import Moment
 from fordstone.plan import plan as p
 from fordstone.runtime.chain import Chain
-from fordstone.spark.hosted.packing import Packed, Packer, What, batches, decode, encode, shard_keys, shards_of
+from fordstone.spark.hosted.packing import (
+    Packed,
+    Packer,
+    What,
+    batches,
+    decode,
+    encode,
+    freeze_gc,
+    shard_keys,
+    shards_of,
+)
 from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
 from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
-from fordstone.spark.session.workers import freeze_gc
 from fordstone.state.base import Piece, RunRef, State
 
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -31,7 +31,7 @@ from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS, DeadLetters
 from fordstone.runtime.partition import Partition, row_ids
 from fordstone.spark.hosted.checkpoint import CutFiles, StopMark
-from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, shard_keys
+from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (
     Clock,
     PartitionFact,
@@ -46,7 +46,6 @@ from fordstone.spark.hosted.plan_batches import (
     waits_for,
 )
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
-from fordstone.spark.session.workers import freeze_gc
 
 if TYPE_CHECKING:
     from fordstone.spark.hosted.state_transfer import Seed
