@@ -31,7 +31,6 @@ from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide
 from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.checkpoint import StopMark
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import java_gone, session
 from fordstone.storage.disk import OsDisk
@@ -160,7 +159,7 @@ def _run_once(
     on_progress: OnProgress | None,
 ) -> Report:
     query = hosted_query(plan, functions, config, spark, batch=config.bounded)
-    epochs = query.cuts.epochs()
+    epochs = query.files.cut_epochs()
     resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
     if not config.bounded:
@@ -177,8 +176,7 @@ def _run_once(
 
 def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> Literal["stopped"]:
     """Run streams until they have read what is there, one fails, or the process gets a signal to stop."""
-    mark = StopMark(query.checkpoint)
-    mark.clear()
+    query.files.clear_stop()
     running = query.start(tally.add)
     stop_by: float | None = None
     try:
@@ -187,7 +185,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
             if signals.stop_requested and stop_by is None:
-                mark.set()
+                query.files.request_stop()
                 stop_by = time.monotonic() + STOP_WAIT_S
             if stop_by is None:
                 continue
@@ -197,7 +195,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     finally:
         for stream in running:
             stream.stop()
-        mark.clear()
+        query.files.clear_stop()
     return "stopped"
 
 
@@ -223,7 +221,7 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
             if not signals.stop_requested:
                 raise
             raise TaskError(
-                "stopped before the batch job was done: nothing was released, and running again begins from the start."
+                "stopped before the batch job was done: nothing was released, and the next run starts from the beginning."
             ) from error
 
 
