@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from tests.spark.micro_state import Fate
 
-from fordstone.connectors.base import Delivery, Part, PartedSink, Sink
+from fordstone.connectors.base import Part, PartedSink, Sink
 from fordstone.epochs.manifest import Cut
 from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles
 from fordstone.spark.hosted.commit import Committer
@@ -19,10 +19,6 @@ class _WatchedSink(PartedSink):
 
     def __init__(self, sink: Sink, fate: Fate) -> None:
         self._sink, self._fate = sink, fate
-
-    @property
-    def delivery(self) -> Delivery:
-        return self._sink.delivery
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         self._fate.step("release")
