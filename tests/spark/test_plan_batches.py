@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from fordstone.connectors import files
-from fordstone.connectors.base import ConnectorSpec, Delivery, Reader, ReadPlan, Source
+from fordstone.connectors.base import ConnectorSpec, Reader, ReadPlan, Source
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
@@ -60,10 +60,6 @@ class FakeSource(Source):
     tables: dict[str, Table] = field(default_factory=dict)
     bounded: bool = False
     asked: list[str] = field(default_factory=list)
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
 
     def partitions(self) -> Sequence[PartitionId]:
         return [PartitionId(name) for name in sorted(self.tables)]
