@@ -437,7 +437,6 @@ def import_spark(checkpoint: str, *, state: str, node: str, as_json: bool) -> No
 
 
 def _location(given: str) -> str:
-    """The checkpoint location of the query. A URL is taken as given."""
     if "://" in given:
         return given
     path = Path(given).expanduser()

@@ -84,7 +84,6 @@ def of_spark(error: BaseException) -> bool:
 
 
 def _in_worker(error: BaseException) -> str:
-    """The frames of the user's code in the Spark worker that failed."""
     from fordstone.spark.run import worker_trace
 
     trace = worker_trace(str(error))

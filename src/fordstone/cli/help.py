@@ -70,6 +70,5 @@ class HelpGroup(_Examples, click.Group):
     command_class = HelpCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of definition."""
         del ctx
         return list(self.commands)

@@ -30,7 +30,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _reading(command: _F) -> _F:
-    """Add the options that all three commands have."""
     watch = click.option("--watch", is_flag=True, help="Refresh the table every two seconds, until Ctrl-C.")
     return reader_options(json_option(watch(command)))
 
@@ -272,7 +271,6 @@ def _age(then_us: int, now_us: int) -> str:
 
 
 def _time(watermark_us: int, now_us: int) -> str:
-    """The watermark, and its lag."""
     if watermark_us >= TIME_END_US:
         return "ended"
     if watermark_us <= TIME_BEGIN_US:

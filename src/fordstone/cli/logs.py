@@ -28,7 +28,6 @@ class LineFormatter(logging.Formatter):
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and below it the traceback if wanted."""
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._tracebacks:
@@ -44,14 +43,12 @@ class JsonFormatter(logging.Formatter):
     """A JSON object: time, level, event, then the fields in `extra`."""
 
     def __init__(self, *, tracebacks: bool) -> None:
-        """`tracebacks`: as for `LineFormatter`."""
         super().__init__()
         self._tracebacks = tracebacks
         self.common: dict[str, object] = {}
         """Fields of every line that does not set them itself."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
         fields = self.common | {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
@@ -89,7 +86,6 @@ class StderrHandler(logging.Handler):
     """Writes to the current standard error, which a live view replaces so that lines appear above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
         try:
             write_line(self.format(record))
         except Exception:  # noqa: BLE001 - logging must not end the program

@@ -89,11 +89,9 @@ class Layout:
 
     @property
     def hidden(self) -> int:
-        """The number of columns that do not fit."""
         return len(self.names) - len(self.widths)
 
     def rule(self) -> str:
-        """A line below the names."""
         return GAP.join("─" * width for width in self.widths)
 
     def line(self, row: Sequence[str]) -> str:

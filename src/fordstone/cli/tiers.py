@@ -122,7 +122,6 @@ class Schedule:
         jobs.add(hub("127.0.0.1:0"))
 
     def step(self) -> None:
-        """Do what is due."""
         self._jobs.step()
         if self.failed is None and self._jobs.given_up:
             self.failed = next(iter(self._jobs.given_up))
@@ -223,7 +222,6 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
 
 
 def _follow(schedule: Schedule, view: View, stop_requested: Callable[[], bool]) -> None:
-    """Step through the schedule to its end."""
     give_up_at = time.monotonic() + HUB_READY_WAIT_S
     while schedule.phase != "over":
         schedule.step()
@@ -291,7 +289,6 @@ class LineRouter:
             self._print(name, text_line(event))
 
     def error_of(self, name: str) -> str:
-        """The error with which a part failed."""
         with self._lock:
             return self._errors.get(name, "").strip()
 
@@ -331,7 +328,6 @@ def _hub_job(state: Path, listen: str, ready_file: Path) -> Job:
 
 
 def _halves(context: click.Context, file: str, plan: Plan, state: Path, url: str) -> dict[str, Job]:
-    """The jobs of the halves that the pipeline has, by name."""
     from fordstone.edge.agent.supervisor import Job
     from fordstone.planner.split import split
 

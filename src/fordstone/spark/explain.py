@@ -52,27 +52,23 @@ class _Text:
     drawn: set[str] = field(default_factory=set)
 
     def how(self) -> str:
-        """Say in one line how the whole of it runs."""
         if self.bounded:
             return "as a batch job; all results become visible at its end"
         return "as one query; a micro-batch is an epoch"
 
     def stage_lines(self, shards: int | None) -> Iterator[str]:
-        """All stages, an empty line before each."""
         for depth in range(self.stages.depth + 1):
             yield from ["", self.stage(depth, shards)]
             for host in self.stages.at(depth):
                 yield from drawn(self.node(host, host.name, ""))
 
     def stage(self, depth: int, shards: int | None) -> str:
-        """The title of a stage."""
         if depth == 0:
             return "readers: operators run where rows are read"
         parts = f"{shards} shards" if shards else "as many shards as the session has shuffle partitions"
         return f"stage {depth}, after a shuffle: operators in {parts}"
 
     def node(self, host: Host, name: str, port: str) -> Node:
-        """A step and what runs with it."""
         step = self.plan.step(name)
         if name in self.drawn:
             return Node(title=f"{port}{name}: as above")

@@ -258,7 +258,6 @@ class _Tally:
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
-        """A batch is out."""
         self._rows_in += outcome.rows_in
         self._rows_out += outcome.rows_out
         self._rows_late += outcome.rows_late
@@ -267,7 +266,6 @@ class _Tally:
         self._last = outcome
 
     def look(self, running: Sequence[StreamingQuery]) -> None:
-        """Take in what Spark itself reports about its batches."""
         for query in running:
             for one in query.recentProgress:
                 if one.batchId <= self._seen.get(query.name, -1):
@@ -277,7 +275,6 @@ class _Tally:
                 self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
 
     def progress(self) -> Progress:
-        """How the run stands."""
         last = self._last
         times = [one.watermark_us for one in last.cut.sources.values()] if last is not None else []
         least_us = min(times, default=TIME_MIN_US)

@@ -151,7 +151,6 @@ def _abandon_stdout() -> None:
 
 
 def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None:
-    """Run the query and print the summary."""
     with _state(options["state"]) as state:
         with output:
             report = _run(pipeline, output, state, options)
@@ -256,7 +255,6 @@ def _run_on_spark(pipeline: Pipeline, output: Output, state: str, options: dict[
 
 @contextlib.contextmanager
 def _state(given: str | None) -> Iterator[str]:
-    """The given state directory, or a temporary one."""
     if given is not None:
         yield given
         return
@@ -298,7 +296,6 @@ def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, 
 
 
 def _first_rejected(pipeline: Pipeline, state: str) -> str:
-    """The first row that could not be read, as an example."""
     from fordstone.connectors import rows
     from fordstone.plan import plan as p
 

@@ -139,7 +139,6 @@ class Result(MemorySink):
         self._rows = 0
 
     def count(self) -> int:
-        """The number of rows of the result."""
         with self._lock:
             if self.key is None:
                 return self._rows
@@ -154,7 +153,6 @@ class Result(MemorySink):
             return merged.tail(self._rows_kept), merged.height
 
     def everything(self) -> pl.DataFrame:
-        """All rows of a result by key."""
         with self._lock:
             return self._merged()
 
@@ -265,7 +263,6 @@ def _unit_escapes(sign: str) -> str:
 
 
 def _shown(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without internal columns."""
     return frame.select([name for name in frame.columns if not name.startswith(RESERVED_PREFIX)])
 
 
@@ -292,7 +289,6 @@ class JsonOutput(_Quiet):
         self.result = Result(order=order, rows_kept=0, on_rows=None if self._at_end else self._print)
 
     def finish(self) -> None:
-        """Print the rows of a result by key."""
         if self._at_end:
             self._print(self.result.everything())
 
@@ -313,7 +309,6 @@ class PlainOutput(_Quiet):
         self._layout: Layout | None = None
 
     def finish(self) -> None:
-        """Print what was buffered; only the names if there were no rows."""
         if self._at_end:
             self._held = [self.result.everything()]
         self._print()
@@ -372,13 +367,11 @@ class LiveOutput:
         self._drawing.__exit__(*error)
 
     def note(self, text: str) -> None:
-        """Draw it where the table will be."""
         from rich.text import Text
 
         self._drawing.update(Text(text, style="dim"))
 
     def show(self, progress: Progress) -> None:
-        """Draw if it is due."""
         now_us = self._clock()
         rate = self._rate(progress.rows_in, now_us)
         if now_us < self._next_us:
@@ -389,7 +382,6 @@ class LiveOutput:
         self._next_us = now_us + max(DRAW_EVERY_US, took_us * DRAW_SHARE)
 
     def finish(self) -> None:
-        """Print the final table."""
         self._console.print(self._drawn(self._rows_max, []), no_wrap=True, overflow="crop")
 
     def _status(self, progress: Progress, rate: float) -> list[str]:

@@ -160,7 +160,6 @@ def _valued(texts: list[str]) -> list[Any]:
 
 
 def _type_of(values: Sequence[Any]) -> str | None:
-    """The type of all the values; None if no type fits."""
     kinds = {type(value) for value in values if value is not None}
     if dict in kinds:
         return None

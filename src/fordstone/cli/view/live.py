@@ -96,7 +96,6 @@ class LiveView(LineView):
             self._drawing.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        """What is drawn now."""
         board = self.board
         if board.tiered:
             title = Text(no_wrap=True, overflow="ellipsis").append(board.pipeline, style="bold")
@@ -154,7 +153,6 @@ class _Above(io.TextIOBase):
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        """Print whole lines and keep the rest."""
         with self._lock:
             lines, newline, self._rest = (self._rest + text).rpartition("\n")
         if newline:
@@ -162,5 +160,4 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def isatty(self) -> bool:
-        """It stands for a terminal."""
         return True

@@ -70,7 +70,6 @@ class Rate:
         self._rate: float | None = None
 
     def __call__(self, rows: int, at_us: int) -> float:
-        """Take a count and return the rate."""
         if self._rows is None or rows < self._rows:
             self._rows, self._at_us = rows, at_us
         elif at_us > self._at_us:
@@ -115,7 +114,6 @@ class Board:
 
     @property
     def tiered(self) -> bool:
-        """Whether the run has two tiers."""
         return len(self.names) > 1
 
     def note(self, text: str, part: str) -> None:
@@ -124,14 +122,12 @@ class Board:
             self.parts[part].doing = text
 
     def update(self, progress: Progress, part: str) -> None:
-        """Set the newest progress of a part."""
         with self.lock:
             found = self.parts[part]
             found.doing, found.progress = "", progress
             found.rows_per_s = found.rate(progress.rows_in, self.monotonic_us())
 
     def end(self, report: Report, part: str) -> None:
-        """Set how a part ended."""
         self.update(report.progress, part)
         with self.lock:
             self.parts[part].report = report
@@ -165,7 +161,6 @@ class Board:
         ]
 
     def table(self, columns: Sequence[int] = range(len(HEAD))) -> Table:
-        """One row per part of two tiers."""
         wall_us = self.wall_us()
         with self.lock:
             rows = [_row(name, part, wall_us) for name, part in self.parts.items() if part.progress or part.doing]
@@ -176,14 +171,12 @@ class Board:
         )
 
     def outcome(self, *, stopped: bool) -> str:
-        """How a run of two tiers ended."""
         if stopped or not self.bounded:
             return "stopped"
         reports = [part.report for part in self.parts.values() if part.report is not None]
         return "already_ended" if reports and all(one.outcome == "already_ended" for one in reports) else "ended"
 
     def summary(self, *, took_us: int, stopped: bool = False) -> str:
-        """What is printed when the run is over."""
         report = self.parts[self.names[0]].report
         if self.tiered:
             how = _OUTCOMES[self.outcome(stopped=stopped)]
@@ -307,7 +300,6 @@ class View:
         self.board.update(progress, part)
 
     def end(self, report: Report, part: str = "") -> None:
-        """Called when a part has ended."""
         self.board.end(report, part)
 
     def phase(self, text: str, hub_url: str | None) -> None:
@@ -342,7 +334,6 @@ class LineView(View):
             self._refresh()
 
     def phase(self, text: str, hub_url: str | None) -> None:
-        """Print what is new, and the lines of all parts if they are due."""
         if hub_url is not None and self.board.hub_url is None:
             self._say(f"the hub listens at {hub_url}")
         if text and text != self.board.phase:
@@ -436,7 +427,6 @@ class JsonView(View):
         self._print("report", {"pipeline": self.board.pipeline, "outcome": outcome, "parts": parts})
 
     def failed(self, error: Exception) -> None:
-        """Print the last line of a run that failed."""
         with contextlib.suppress(SinkError):
             self._print("error", {"error": type(error).__name__, "message": str(error)})
 

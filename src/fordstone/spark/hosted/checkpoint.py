@@ -83,7 +83,6 @@ class QueryFiles:
     root: str
 
     def cut(self, epoch: int) -> Cut:
-        """Return the cut after an epoch."""
         path = _numbered(_CUTS, epoch)
         found = self._read(path, Cut)
         if found is None:
@@ -101,7 +100,6 @@ class QueryFiles:
             files.remove(_numbered(_CUTS, cut.epoch - CUTS_KEPT))
 
     def cut_epochs(self) -> tuple[int, ...]:
-        """Return the epochs whose cuts are there, in order."""
         return self._epochs_in(_CUTS)
 
     def sealed(self, epoch: int) -> SealedEpoch | None:
@@ -125,7 +123,6 @@ class QueryFiles:
                 files.remove(path)
 
     def sealed_rows(self, sealed: SealedEpoch, sink: str) -> pl.DataFrame:
-        """Return the rows that are kept for a sink."""
         path = self._place(_rows(sealed, sink))
         try:
             frame = decode(open_remote(self.root).get(_rows(sealed, sink)))
@@ -200,7 +197,6 @@ class QueryFiles:
             ) from error
 
     def _epochs_in(self, directory: str) -> tuple[int, ...]:
-        """Return the epochs that have a file of their own in a directory, in order."""
         names = [
             name.removesuffix(_SUFFIX) for name in open_remote(self.root).sizes(directory) if name.endswith(_SUFFIX)
         ]

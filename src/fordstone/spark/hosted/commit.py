@@ -53,7 +53,6 @@ class SinkSpec:
     """Whether tasks may write parts, if the sink takes them."""
 
     def empty(self) -> pl.DataFrame:
-        """No rows, with the columns that rows have."""
         return self.stream.schema.empty().with_columns(pl.lit(None, pl.String).alias(name) for name in self.hidden)
 
 
@@ -100,13 +99,11 @@ class PartTask:
     """Runs in tasks: writes the parts of those sinks that take parts, and passes everything else on."""
 
     def __init__(self, sinks: Sequence[SinkSpec], epoch: int, attempt: str) -> None:
-        """`sinks` by tag."""
         self._sinks = sinks
         self._epoch = epoch
         self._attempt = attempt
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One task's packed rows in, packed rows out."""
         from pyspark import TaskContext  # noqa: PLC0415 - only tasks have one
 
         context = TaskContext.get()

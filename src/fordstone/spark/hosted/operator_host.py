@@ -75,7 +75,6 @@ class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def values(self) -> range:
-        """The numbers under which it is stored."""
         return range(self.number, self.number + self.count)
 
 
@@ -130,7 +129,6 @@ class _Numbers:
         self.given: dict[int, PieceMemo] = {}
 
     def take(self, size_bytes: int) -> PieceMemo:
-        """Numbers for a piece of this size."""
         given = PieceMemo(self.next, 0, size_bytes, count=max(1, -(-size_bytes // VALUE_BYTES_MAX)))
         self.given[given.number] = given
         self.next = given.values.stop
@@ -228,7 +226,6 @@ class ShardHost:
     def _stored(
         self, host: Host, chain: Chain, memo: ShardMemo, states: Mapping[str, State], watermark_us: int
     ) -> ShardMemo:
-        """Bring the store up to what the states are now."""
         pieces, next_number = dict(memo.pieces), memo.next_number
         for frozen in chain.freeze():
             name = f"{frozen.step}:{frozen.name}"
@@ -323,7 +320,6 @@ class HostProcessor(StatefulProcessor):
         self._depth = depth
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the states."""
         stages = self._setting.stages()
         # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `stages.SentFunctions`).
         functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
@@ -338,7 +334,6 @@ class HostProcessor(StatefulProcessor):
         }
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803 - Spark's names
-        """One shard's rows of one batch."""
         shard = self._shards[key[0]]
         packed = (Packed(shard, What(row.what), row.tag, bytes(row.data)) for row in rows)
         host = ShardHost(self._setting, self._depth, shard, _SparkStore(self._memo, self._states))

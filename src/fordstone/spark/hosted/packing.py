@@ -111,11 +111,9 @@ class Packer:
         self._turn += 1
 
     def add(self, packed: Packed) -> None:
-        """Something that is packed already."""
         self._packed.append(packed)
 
     def to_all(self, what: What, tag: int, data: bytes) -> None:
-        """The same for every shard."""
         self._packed += [Packed(shard, what, tag, data) for shard in range(self._shards)]
 
     def ready(self) -> Iterator[Packed]:
@@ -124,7 +122,6 @@ class Packer:
         yield from packed
 
     def taken(self) -> Iterator[Packed]:
-        """Everything gathered so far, packed."""
         for place in tuple(self._open):
             self._pack(place)
         yield from self.ready()

@@ -257,7 +257,6 @@ class Planner:
 
     @property
     def acks(self) -> bool:
-        """Whether any source implements `ack`."""
         return any(type(source).ack is not Source.ack for source in self._sources.values())
 
     def ack(self, cut: Cut) -> None:

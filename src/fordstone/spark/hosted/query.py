@@ -68,7 +68,6 @@ class HostedQuery:
         return QueryFiles(self.checkpoint)
 
     def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
-        """Start it as a stream."""
         committer = self._committer(on_batch)
         rows = streaming_frame(
             self.spark, self.setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks

@@ -201,11 +201,9 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: Planner | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Before the first batch."""
         return first_offset(self._seed.epoch if self._seed is not None else 0)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read what is there now and no more."""
         if not self._setting.bounded:
             self._planned().stop_at_what_is_there()
 
@@ -221,7 +219,6 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if work is None else offset_of(work)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002 - the end says all
-        """Assign the batch's work to tasks."""
         work = read_work(end)
         shares = [
             Share(reads, work if number == 0 else None) for number, reads in enumerate(assign(work.reads, self._tasks))
@@ -231,7 +228,6 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shares
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's share."""
         if not isinstance(partition, Share):
             raise TypeError(f"{partition!r} is not a share of a batch")
         rows: Iterator[Packed] = iter(())

@@ -67,11 +67,9 @@ class Stages:
 
     @cached_property
     def sources(self) -> tuple[p.Source, ...]:
-        """The sources in plan order."""
         return tuple(step for step in self.plan.steps if isinstance(step, p.Source))
 
     def tag_of(self, keyed: str) -> int:
-        """The tag of rows for a keyed step."""
         return [step.name for step in self.keyed].index(keyed)
 
     def at(self, depth: int) -> tuple[Host, ...]:
@@ -135,7 +133,6 @@ class ToKeyed:
     keys: Sequence[str]
 
     def send(self, frame: pl.DataFrame, *, late: bool) -> None:
-        """Pack them by key."""
         self.packer.keyed(self.tag, self.keys, frame, late=late)
 
 
@@ -147,7 +144,6 @@ class ToSink:
     tag: int
 
     def send(self, frame: pl.DataFrame, *, late: bool) -> None:  # noqa: ARG002 - a sink takes all
-        """Pack them."""
         self.packer.out(self.tag, frame)
 
 
@@ -197,7 +193,6 @@ class QuerySetting:
     bounded: bool = False
 
     def stages(self) -> Stages:
-        """Cut the plan into stages."""
         return build_stages(p.read_plan(self.plan_json))
 
     def operators(self, stages: Stages) -> OperatorContext:

@@ -54,12 +54,10 @@ class Seed:
 
     @property
     def epoch(self) -> int:
-        """The epoch after which the query begins."""
         return self.manifest.epoch
 
     @property
     def cut(self) -> Cut:
-        """Where the sources stood."""
         sources = {name: cut for name, cut in self.manifest.cut.sources.items() if name in self.steps}
         return msgspec.structs.replace(self.manifest.cut, sources=sources)
 

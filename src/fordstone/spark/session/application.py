@@ -113,7 +113,6 @@ def _started(
 
 
 def _reason(error: Exception) -> str:
-    """What Java says, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
     return " ".join(said[:2]).lstrip(": ") or type(error).__name__

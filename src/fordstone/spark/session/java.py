@@ -276,7 +276,6 @@ class _Passage:
         os.close(self.writing)
 
     def last_words(self) -> str:
-        """Return the last lines, after the process has ended."""
         self._thread.join(timeout=_LAST_WORDS_S)
         return "".join(self._last)
 

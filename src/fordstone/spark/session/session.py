@@ -324,7 +324,6 @@ def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], I
 
 
 def _cause(error: Exception) -> str:
-    """The one line of a trace that says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     raised = [line for line in reversed(lines) if _PYTHON_ERROR.match(line)]
     failed = [found[1] for line in lines if (found := _TASK_FAILURE.search(line))]
