@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from fordstone.cli import format as fmt
+from fordstone.cli.format import Table
 from fordstone.cli.loading import load_pipeline
-from fordstone.cli.table import Table
 from fordstone.connectors import files
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment

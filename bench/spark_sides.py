@@ -113,7 +113,7 @@ def growing(spark: SparkSession, place: Place) -> StreamingQuery:
 
 def _hosted(spark: SparkSession, p: Pipeline, place: Place) -> StreamingQuery:
     query = hosted_query(p.plan(), p.functions, place.config(), spark, batch=False)
-    return query.start(place.on_batch)[0]
+    return query.start(place.on_batch)
 
 
 # By hand.

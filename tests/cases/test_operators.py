@@ -47,7 +47,7 @@ def as_stream(spark: SparkSession, given: tuple[Given, Path], tmp_path_factory: 
     config = SparkConfig(state=tmp_path_factory.mktemp("stream"), bounded=True, shards=2, rows_max=60, batch_rows=16)
     query = hosted_query(built.pipeline.plan(), built.pipeline.functions, config, spark, batch=False)
     batches: list[Any] = []
-    (running,) = query.start(batches.append)
+    running = query.start(batches.append)
     running.awaitTermination()
     assert len(batches) > 2
     # Spark's own watermark plays no part (rule 7).

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fordstone.cli.logs import JsonFormatter, LineFormatter, add_log_fields, configure_logging, text_line
+from fordstone.cli.logs import LogFormatter, add_log_fields, configure_logging, text_line
 
 
 @pytest.fixture
@@ -28,21 +28,21 @@ def record(message: str, *, error: Exception | None = None, **fields: object) ->
 
 
 def test_a_record_is_one_line_with_its_event_first_and_then_its_fields():
-    line = LineFormatter(tracebacks=False).format(
+    line = LogFormatter(as_json=False, tracebacks=False).format(
         record("checkpoint damaged", epoch=41, problem="run 9f is missing", note="")
     )
     assert line.partition(" ")[2] == 'WARNING checkpoint damaged epoch=41 problem="run 9f is missing" note=""'
 
 
 def test_a_field_of_several_lines_stays_on_the_line():
-    line = LineFormatter(tracebacks=False).format(record("failed", problem="one\ntwo = 2"))
+    line = LogFormatter(as_json=False, tracebacks=False).format(record("failed", problem="one\ntwo = 2"))
     assert line.endswith(r'problem="one\ntwo = 2"')
 
 
 def test_an_exception_is_named_on_the_line_and_traced_only_when_asked_for():
     error = KeyError("temp")
-    plain = LineFormatter(tracebacks=False).format(record("pipeline failed", error=error))
-    verbose = LineFormatter(tracebacks=True).format(record("pipeline failed", error=error))
+    plain = LogFormatter(as_json=False, tracebacks=False).format(record("pipeline failed", error=error))
+    verbose = LogFormatter(as_json=False, tracebacks=True).format(record("pipeline failed", error=error))
     assert plain.endswith("""pipeline failed error="KeyError: 'temp'\"""")
     assert verbose.splitlines()[1:] == ["KeyError: 'temp'"], "an exception that was never raised has no frames"
 
@@ -63,7 +63,7 @@ def test_warnings_are_always_seen_and_more_when_asked_for(
 def test_a_record_for_machines_is_one_object_whatever_its_fields_are_called():
     made = record("checkpoint damaged", epoch=41, problem="run\n9f", event="x", at_s=1, error=ValueError("no"))
     made.created = 0.25
-    found = json.loads(JsonFormatter(tracebacks=False).format(made))
+    found = json.loads(LogFormatter(as_json=True, tracebacks=False).format(made))
     assert list(found) == ["at", "level", "event", "epoch", "problem", "at_s", "error"]
     assert (found["at"], found["event"], found["error"]) == (
         "1970-01-01T00:00:00.250Z",

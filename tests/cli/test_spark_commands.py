@@ -21,7 +21,7 @@ import pytest
 from tests.cli.place import Invoke
 from tests.cli.test_view import PROGRESS
 
-from fordstone.cli.help import EngineOption
+from fordstone.cli.options import EngineOption
 from fordstone.cli.run import center, run
 from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError

@@ -344,9 +344,8 @@ class MicroSpark:
         query = self.query(plan, functions, **options)
         with mock.patch.object(query_module, "parse_failpoints", return_value=SimpleNamespace(hit=self.fate.step)):
             started = query.start(on_batch)
-        (only,) = started if isinstance(started, list) else [started]
-        assert isinstance(only, MicroQuery)
-        return only
+        assert isinstance(started, MicroQuery)
+        return started
 
     def run_batch(self, plan: Plan, functions: Functions | None = None, **options: Any) -> list[BatchOutcome]:
         """Run a plan as a batch job."""

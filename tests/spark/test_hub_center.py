@@ -351,7 +351,7 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
             if way == "job":
                 query.run_batch(lambda _: None)
             else:
-                (running,) = query.start(lambda _: None)
+                running = query.start(lambda _: None)
                 running.awaitTermination()
                 assert all(
                     one.numRowsDroppedByWatermark == 0 for told in running.recentProgress for one in told.stateOperators

@@ -21,7 +21,7 @@ from tests.spark.micro import KnownPlan
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.errors import CheckpointError, DamagedError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.family import partials_of
 from fordstone.operators.base import OP
 from fordstone.operators.registry import make_feeder
@@ -30,12 +30,10 @@ from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import operator_host as host_module
 from fordstone.spark.hosted.operator_host import (
     MEMO,
-    SeedHeader,
+    SeedPiece,
     ShardHost,
     ShardMemo,
     _SparkStore,
-    pack_seed,
-    unpack_seed,
 )
 from fordstone.spark.hosted.packing import Packed, What, decode, encode
 from fordstone.spark.hosted.plan_batches import Clock, SourceClock, TaskFacts, read_clock
@@ -335,17 +333,9 @@ def totals_piece(rows: Mapping[int, int]) -> pl.DataFrame:
 
 
 def seed(order: int, piece: pl.DataFrame | None, us: int = TIME_MIN_US, tag: int = 0, state: str = "totals") -> Packed:
-    return Packed(0, What.SEED, tag, pack_seed(SeedHeader(state=state, order=order, watermark_us=us), piece))
-
-
-def test_a_seed_comes_back_as_it_was() -> None:
-    header = SeedHeader(state="β", order=3, watermark_us=TIME_MAX_US)
-    piece = totals_piece({1: 2})
-    found, rows = unpack_seed(pack_seed(header, piece))
-    assert found == header
-    assert rows is not None
-    assert rows.equals(piece)
-    assert unpack_seed(pack_seed(header, None)) == (header, None)
+    rows = b"" if piece is None else encode(piece)
+    made = SeedPiece(state=state, order=order, watermark_us=us, rows=rows)
+    return Packed(0, What.SEED, tag, msgspec.msgpack.encode(made))
 
 
 def test_of_the_pieces_of_a_checkpoint_the_newest_counts_in_whatever_order_they_come() -> None:

@@ -45,7 +45,7 @@ def test_edge_stream_and_batch_give_what_the_oracle_gives(seed: int, spark: Spar
 
     config = SparkConfig(state=tmp_path / "stream", bounded=True, shards=2, rows_max=100)
     query = hosted_query(case.pipeline.plan(), case.pipeline.functions, config, spark, batch=False)
-    (running,) = query.start(_ignore)
+    running = query.start(_ignore)
     running.awaitTermination()
     progress = running.recentProgress
     assert progress

@@ -18,8 +18,8 @@ from fordstone.connectors import MemorySink, files, memory
 from fordstone.epochs.manifest import ChannelLog, LoggedItem, Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, PlanMismatchError
-from fordstone.spark.hosted.operator_host import unpack_seed
-from fordstone.spark.hosted.packing import What
+from fordstone.spark.hosted.operator_host import SeedPiece
+from fordstone.spark.hosted.packing import What, decode
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.spark.hosted.state_transfer import edge_seed, import_spark, step_times_us
 from fordstone.storage.disk import OsDisk
@@ -151,13 +151,11 @@ def test_every_run_is_brought_once_by_one_of_the_tasks(every: int, shards: int, 
     tasks = [list(seed.rows(setting, first, every)) for first in range(every)]
     assert {row.what for task in tasks for row in task} == {What.SEED}
     rows = sum(ref.rows for runs in seed.manifest.states for ref in runs.runs)
-    found = [unpack_seed(row.data) for task in tasks for row in task]
-    assert sum(frame.height for _, frame in found if frame is not None) == rows
+    found = [msgspec.msgpack.decode(row.data, type=SeedPiece) for task in tasks for row in task]
+    assert sum(decode(one.rows).height for one in found if one.rows) == rows
     # How far time had come is told to every shard of every step, whether it has rows or not.
-    assert len([header for header, frame in found if frame is None]) == shards * 2
-    assert {header.watermark_us for header, _ in found} == {
-        step_times_us(seed.manifest)[step] for step in ("totals", "windows")
-    }
+    assert len([one for one in found if not one.rows]) == shards * 2
+    assert {one.watermark_us for one in found} == {step_times_us(seed.manifest)[step] for step in ("totals", "windows")}
 
 
 def test_a_query_goes_on_in_epochs_and_positions_where_the_edge_stood(place: Place) -> None:

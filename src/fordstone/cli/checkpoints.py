@@ -14,12 +14,11 @@ import click
 
 from fordstone.cli import format as fmt
 from fordstone.cli.errors import FAILED, UsageError, UserError
-from fordstone.cli.help import HelpGroup
+from fordstone.cli.format import Table
 from fordstone.cli.loading import limit_polars, load_pipeline
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.options import json_option, options_of
+from fordstone.cli.options import HelpGroup, json_option, options_of
 from fordstone.cli.run import STARTING_SPARK
-from fordstone.cli.table import Table
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ SPARK_DIRECTORY: Final = "_spark"
 """The directory of a pipeline's Spark query, beside those of its nodes."""
 
 
-_state_option = click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory.")
+_state_option = click.option("--state", metavar="DIR", default="state", help="The state directory.")
 _node_option = click.option("--node", metavar="N", default=None, help="The node, if the directory has several.")
 _store_options = options_of(
     _state_option,
@@ -126,7 +125,10 @@ def verify(epoch: int | None, *, state: str, pipeline: str | None, node: str | N
         raise UsageError(f"there is no checkpoint {epoch}. There are: {', '.join(map(str, store.epochs())) or 'none'}.")
     report = _verified(opened, epoch)
     if as_json:
-        fmt.print_json(_verify_facts(report))
+        import msgspec
+
+        damaged = [{"run": digest, "problem": problem} for digest, problem in report.damaged_runs]
+        fmt.print_json({"whole": report.whole, **msgspec.to_builtins(report), "damaged_runs": damaged})
     else:
         click.echo(_verify_text(report, f"{state}/{store.pipeline}/{store.node}"))
     if not report.whole:
@@ -155,9 +157,7 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
     found = read_store(state, plan.pipeline, node)
     merged = _merge(plan, state, found.node, keep=max(1, len(found.epochs())))
     if as_json:
-        fmt.print_json(
-            {"pipeline": plan.pipeline, "node": found.node, "merged": None if merged is None else _slots(merged)}
-        )
+        fmt.print_json({"pipeline": plan.pipeline, "node": found.node, "merged": merged})
     elif merged is None:
         click.echo(f"nothing to merge: each state of checkpoint {found.epochs()[-1]} is a single run.")
     else:
@@ -226,18 +226,6 @@ def _verified(opened: Callable[[], CheckpointStore], epoch: int | None) -> Verif
     return report
 
 
-def _verify_facts(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "whole": report.whole,
-        "checkpoints": [{"epoch": fact.epoch, "problem": fact.problem} for fact in report.checkpoints],
-        "damaged_runs": [{"run": digest, "problem": problem} for digest, problem in report.damaged_runs],
-        "runs_checked": report.runs_checked,
-        "checked_bytes": report.checked_bytes,
-        "damaged_cut_lines": report.damaged_cut_lines,
-        "aside": list(report.aside),
-    }
-
-
 def _verify_text(report: VerifyReport, place: str) -> str:
     lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
@@ -254,20 +242,9 @@ def _verify_text(report: VerifyReport, place: str) -> str:
     return "\n".join([*lines, f"{verdict} ({read})."])
 
 
-def _slots(value: object) -> dict[str, Any]:
-    from dataclasses import asdict, is_dataclass
-
-    if not is_dataclass(value) or isinstance(value, type):
-        raise AssertionError(f"{value!r} is not a dataclass")
-    return asdict(value)
-
-
-def listing(
-    manifests: Mapping[int, Manifest | str], *, before: Mapping[int, Manifest | str] | None = None
-) -> list[dict[str, Any]]:
+def listing(manifests: Mapping[int, Manifest | str]) -> list[dict[str, Any]]:
     """Facts about each checkpoint, for the table and for JSON. A text in place of a manifest is the error of reading it."""
-    known = before if before is not None else manifests
-    return [_facts(epoch, manifest, known.get(epoch - 1)) for epoch, manifest in sorted(manifests.items())]
+    return [_facts(epoch, manifest, manifests.get(epoch - 1)) for epoch, manifest in sorted(manifests.items())]
 
 
 def _facts(epoch: int, manifest: Manifest | str, previous: Manifest | str | None) -> dict[str, Any]:
@@ -303,18 +280,9 @@ def listing_table(facts: list[dict[str, Any]]) -> str:
             continue
         new = "" if fact["new_bytes"] is None else fmt.size(fact["new_bytes"])
         positions = "; ".join(_positions(name, parts) for name, parts in fact["positions"].items())
-        if fact["ended"]:
-            positions += " (input ended)"
-        rows.append(
-            [
-                str(fact["epoch"]),
-                fmt.instant(fact["created_us"]),
-                fmt.size(fact["size_bytes"]),
-                str(fact["runs"]),
-                new,
-                positions,
-            ]
-        )
+        positions += " (input ended)" if fact["ended"] else ""
+        created, size = fmt.instant(fact["created_us"]), fmt.size(fact["size_bytes"])
+        rows.append([str(fact["epoch"]), created, size, str(fact["runs"]), new, positions])
     head = ["epoch", "time (UTC)", "size", "runs", "new", "positions"]
     return Table(head=head, rows=rows, right=(0, 2, 3, 4)).text()
 
@@ -411,8 +379,8 @@ def _total(runs: Iterable[RunRef]) -> int:
     ],
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--state", metavar="DIR", default="state", show_default=True, help="The state directory to import into.")
-@click.option("--node", metavar="N", default="node", show_default=True, help="The edge machine that will resume.")
+@click.option("--state", metavar="DIR", default="state", help="The state directory to import into.")
+@click.option("--node", metavar="N", default="node", help="The edge machine that will resume.")
 @json_option
 def import_spark(checkpoint: str, *, state: str, node: str, as_json: bool) -> None:
     """Make an edge checkpoint from the state of a Spark query.

@@ -14,10 +14,11 @@ from typing import Any, Final
 import click
 
 from fordstone.cli.errors import FAILED, WRONG_USAGE, UsageError
-from fordstone.cli.help import EXIT_CODES, HelpCommand
 from fordstone.cli.loading import split_target
 from fordstone.cli.logs import configure_logging, write_line
 from fordstone.cli.options import (
+    EXIT_CODES,
+    HelpCommand,
     address_of,
     given_options,
     hub_options,
@@ -50,7 +51,6 @@ _OURS: Final = frozenset({"files", "state", "node", "verbose"})
     "--state",
     metavar="DIR",
     default="state",
-    show_default=True,
     help="Directory for checkpoints and for epochs that the hub does not have yet, with one folder per FILE.",
 )
 @outbox_options

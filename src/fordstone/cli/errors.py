@@ -10,7 +10,8 @@ import logging
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
@@ -56,6 +57,15 @@ class UsageError(UserError):
     """The command line is wrong."""
 
     exit_code = WRONG_USAGE
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Show an error of ours inside the block as one of the command line."""
+    try:
+        yield
+    except FordstoneError as error:
+        raise UsageError(str(error)) from error
 
 
 def as_exit(error: Exception) -> click.ClickException | None:

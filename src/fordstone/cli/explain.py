@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
 
 from fordstone.cli.errors import UsageError
-from fordstone.cli.help import HelpCommand
 from fordstone.cli.loading import limit_polars, load_pipeline
-
-if TYPE_CHECKING:
-    from fordstone.planner.explain import CenterWords
+from fordstone.cli.options import HelpCommand, engine_option
 
 
 @click.command(
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     "form",
     type=click.Choice(["text", "mermaid", "json"]),
     default="text",
-    show_default=True,
     help="Text, a Mermaid flowchart, or the plan as JSON.",
 )
 @click.option(
@@ -39,21 +34,12 @@ if TYPE_CHECKING:
     show_default="1; on Spark the number of tasks that run at once",
     help="Number of subtasks per keyed step; on Spark, of shards.",
 )
-@click.option(
-    "--on",
-    "engine",
-    type=click.Choice(["edge", "spark"]),
+@engine_option(
+    "The engine of the pipeline, or of its center part. Spark is not started.",
     show_default="edge; for two tiers, the center on spark",
-    help="The engine of the pipeline, or of its center part. Spark is not started.",
 )
 @click.option("--bounded", is_flag=True, help="On Spark: as a batch job over the input that exists now.")
-def explain(
-    file: str,
-    form: str,
-    parallelism: int | None,
-    engine: str | None,
-    bounded: bool,  # noqa: FBT001 - a flag of the command line
-) -> None:
+def explain(file: str, *, form: str, parallelism: int | None, engine: str | None, bounded: bool) -> None:
     """Show what a pipeline would do, without running it.
 
     Shows which steps run together as one task, what is shuffled by which key, what checkpoints contain, and what each path from a
@@ -73,16 +59,9 @@ def explain(
         return
     from fordstone.planner import explain as planned
 
-    text = planned.explain(
-        plan, format=form, parallelism=parallelism or 1, center=_center(engine, bounded) if plan.tiered else None
-    )
-    click.echo(text, nl=False)
+    center: planned.CenterWords | None = None
+    if plan.tiered and engine != "edge":
+        from fordstone.spark.explain import center_words
 
-
-def _center(engine: str | None, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given
-    """The description of the center part: as it runs on Spark, unless the edge engine was chosen."""
-    if engine == "edge":
-        return None
-    from fordstone.spark.explain import center_words
-
-    return partial(center_words, bounded=bounded)
+        center = partial(center_words, bounded=bounded)
+    click.echo(planned.explain(plan, format=form, parallelism=parallelism or 1, center=center), nl=False)

@@ -19,43 +19,30 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
-class LineFormatter(logging.Formatter):
-    """The event, then the fields in `extra` as `name=value`."""
+class LogFormatter(logging.Formatter):
+    """One line with time, level, event and the fields in `extra`; as text, the fields are `name=value`.
 
-    def __init__(self, *, tracebacks: bool) -> None:
-        """`tracebacks`: whether the traceback of a logged exception follows its line; otherwise only the exception is named."""
+    `tracebacks`: whether the traceback of a logged exception is shown; otherwise only the exception is named.
+    """
+
+    def __init__(self, *, as_json: bool, tracebacks: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
+        self.as_json = as_json
         self._tracebacks = tracebacks
+        self.common: dict[str, object] = {}
+        """Fields of every JSON line that does not set them itself."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not self._tracebacks:
+        trace = self.formatException(record.exc_info) if error and record.exc_info and self._tracebacks else None
+        if error is not None and (self.as_json or trace is None):
             fields["error"] = describe_exception(error)
-        words = [f"{name}={_value(value)}" for name, value in fields.items()]
-        line = " ".join([self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *words])
-        if error is not None and self._tracebacks and record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
-
-
-class JsonFormatter(logging.Formatter):
-    """A JSON object: time, level, event, then the fields in `extra`."""
-
-    def __init__(self, *, tracebacks: bool) -> None:
-        super().__init__()
-        self._tracebacks = tracebacks
-        self.common: dict[str, object] = {}
-        """Fields of every line that does not set them itself."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = self.common | {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            fields["error"] = describe_exception(error)
-            if self._tracebacks and record.exc_info:
-                fields["traceback"] = self.formatException(record.exc_info)
-        return json_line(record.levelname, record.getMessage(), fields, at_s=record.created)
+        if self.as_json:
+            fields = self.common | fields | ({} if trace is None else {"traceback": trace})
+            return json_line(record.levelname, record.getMessage(), fields, at_s=record.created)
+        line = " ".join([self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *_words(fields)])
+        return line if trace is None else f"{line}\n{trace}"
 
 
 def json_line(level: str, event: str, fields: Mapping[str, object], *, at_s: float) -> str:
@@ -68,8 +55,9 @@ def json_line(level: str, event: str, fields: Mapping[str, object], *, at_s: flo
 def text_line(entry: Mapping[str, object]) -> str:
     """A log line for machines, as text."""
     fields = {name: value for name, value in entry.items() if name not in {"at", "level", "event", "traceback"}}
-    words = [f"{name}={_value(value)}" for name, value in fields.items()]
-    return " ".join([str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *words])
+    return " ".join(
+        [str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *_words(fields)]
+    )
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:
@@ -95,8 +83,7 @@ class StderrHandler(logging.Handler):
 def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
     """Log warnings; with verbosity 1 also info, with 2 everything. Called once by a command, before anything runs."""
     handler = StderrHandler()
-    form = JsonFormatter if as_json else LineFormatter
-    handler.setFormatter(form(tracebacks=verbosity > 0))
+    handler.setFormatter(LogFormatter(as_json=as_json, tracebacks=verbosity > 0))
     root = logging.getLogger("fordstone")
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -107,15 +94,18 @@ def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
 
 def is_json() -> bool:
     """Whether log lines on standard error are JSON."""
-    handlers = logging.getLogger("fordstone").handlers
-    return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
+    return any(form.as_json for form in _formatters())
 
 
 def add_log_fields(**fields: object) -> None:
     """Add fields to every JSON log line."""
-    for handler in logging.getLogger("fordstone").handlers:
-        if isinstance(handler.formatter, JsonFormatter):
-            handler.formatter.common.update(fields)
+    for form in _formatters():
+        form.common.update(fields)
+
+
+def _formatters() -> list[LogFormatter]:
+    found = [handler.formatter for handler in logging.getLogger("fordstone").handlers]
+    return [one for one in found if isinstance(one, LogFormatter)]
 
 
 def describe_exception(error: BaseException) -> str:
@@ -127,10 +117,10 @@ def describe_exception(error: BaseException) -> str:
     return last_words(str(error))
 
 
-def _value(value: object) -> str:
-    text = str(value)
-    return (
-        json.dumps(text, ensure_ascii=False)
-        if not text or any(char.isspace() or char in '"=' for char in text)
-        else text
-    )
+def _words(fields: Mapping[str, object]) -> list[str]:
+    found = []
+    for name, value in fields.items():
+        text = str(value)
+        quoted = not text or any(char.isspace() or char in '"=' for char in text)
+        found.append(f"{name}={json.dumps(text, ensure_ascii=False) if quoted else text}")
+    return found

@@ -16,9 +16,8 @@ from fordstone.cli.checkpoints import checkpoints
 from fordstone.cli.edge import edge
 from fordstone.cli.errors import FAILED, as_exit, show_bug
 from fordstone.cli.explain import explain
-from fordstone.cli.help import HelpGroup
-from fordstone.cli.hub import hub
-from fordstone.cli.hub_tables import epochs, nodes, streams
+from fordstone.cli.hub import epochs, hub, nodes, streams
+from fordstone.cli.options import HelpGroup
 from fordstone.cli.run import center, run
 from fordstone.cli.sql.command import sql
 
@@ -45,7 +44,11 @@ class Commands(HelpGroup):
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_CHARS_MAX},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": HELP_CHARS_MAX,
+        "show_default": True,
+    },
     examples=[
         "fordstone run cold_chain.py --bounded         read all input, then end",
         "fordstone run cold_chain.py --state /var/fs   run until SIGINT or SIGTERM",

@@ -1,4 +1,4 @@
-"""The options of commands: how pipelines run, which options belong to one engine or to two tiers, and how to find a hub.
+"""The options of commands and their help pages: how pipelines run, which options belong to one engine or to two tiers, where a hub is.
 
 Defaults are written out, because the configurations that have them too (`edge.config`, `spark.config`) take too long to import for
 `--help`; the tests compare them. A token is never given on the command line, where every user of the machine could read it: it is in
@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from fordstone.cli.errors import UsageError
-from fordstone.cli.help import EngineOption, TierOption
+from fordstone.cli.errors import UsageError, wrong_usage
 from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
@@ -44,6 +43,73 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _Decorator = Callable[[_F], _F]
 
 
+EXIT_CODES = "Exit codes: 0 finished or stopped cleanly, 1 failed, 2 wrong usage."
+FENCED_CODE = "3 with a hub: another process has taken the pipeline over."
+TIERS_TITLE = "Options of two tiers"
+
+
+class EngineOption(click.Option):
+    """An option that only one engine has."""
+
+    def __init__(self, *args: Any, engine: str, otherwise: str = "", **kwargs: Any) -> None:
+        """`otherwise`: a sentence that says what to do instead on the other engine."""
+        super().__init__(*args, **kwargs)
+        self.engine = engine
+        self.otherwise = otherwise
+
+
+class TierOption(click.Option):
+    """An option that only a pipeline of two tiers has."""
+
+
+class _Examples(click.Command):
+    """A command whose help ends with examples and exit codes."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        kwargs.setdefault("epilog", EXIT_CODES)
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each example on one line, however long, so that it can be copied; then the epilog."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class HelpCommand(_Examples):
+    """A command with examples, and with sections of options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options that always apply, then those of each engine and of two tiers."""
+        has_engines = any(one.name == "engine" for one in self.params)
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is None:
+                continue
+            title = "Options"
+            if has_engines and isinstance(option, EngineOption):
+                title = f"Options with --on {option.engine}"
+            elif has_engines and isinstance(option, TierOption):
+                title = TIERS_TITLE
+            sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class HelpGroup(_Examples, click.Group):
+    """A group of commands with examples, listed in the order in which one needs them."""
+
+    command_class = HelpCommand
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(self.commands)
+
+
 def options_of(*options: _Decorator[Any]) -> _Decorator[Any]:
     """Several options as one decorator, in the order in which the help lists them."""
 
@@ -63,31 +129,34 @@ def _spark(*names: str, otherwise: str, **facts: Any) -> _Decorator[Any]:
     return click.option(*names, cls=EngineOption, engine="spark", otherwise=otherwise, **facts)
 
 
+def engine_option(help: str, **facts: Any) -> _Decorator[Any]:  # noqa: A002 - as Click names it
+    """`--on`."""
+    return click.option("--on", "engine", type=click.Choice(["edge", "spark"]), help=help, **facts)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-verbose_option = click.option("-v", "--verbose", count=True, help="Log more; give it twice to log everything.")
+verbose_option = click.option(
+    "-v", "--verbose", count=True, show_default=False, help="Log more; give it twice to log everything."
+)
 bounded_option = click.option("--bounded", is_flag=True, help="Stop when all input that exists now has been read.")
 
 _interval = click.option(
     "--interval",
     metavar="SPAN",
     default="1s",
-    show_default=True,
     help="Time between two checkpoints; on the edge, 'auto' chooses it by their cost.",
 )
 _allow_new_state = click.option(
     "--allow-new-state", is_flag=True, help="Resume although stateful steps changed; the state of those is dropped."
 )
-_batch_rows = click.option(
-    "--batch-rows", metavar="N", type=int, default=65_536, show_default=True, help="Rows read at a time."
-)
+_batch_rows = click.option("--batch-rows", metavar="N", type=int, default=65_536, help="Rows read at a time.")
 
 shared_options = options_of(
-    click.option("--state", metavar="DIR", default="state", show_default=True, help="Directory for checkpoints."),
+    click.option("--state", metavar="DIR", default="state", help="Directory for checkpoints."),
     click.option(
         "--node",
         metavar="ID",
         default="node",
-        show_default=True,
         help="Name of the edge machine in the state directory. With --part edge also its name at the hub, by default "
         "this machine's name.",
     ),
@@ -105,7 +174,6 @@ shared_options = options_of(
         "--logs",
         type=click.Choice(["text", "json"]),
         default="text",
-        show_default=True,
         help="Format of log lines on stderr. With 'json', stderr has nothing else.",
     ),
     click.option("--progress-every", metavar="SPAN", default="60s", hidden=True, help="With --logs json."),
@@ -117,7 +185,6 @@ edge_options = options_of(
         metavar="N",
         type=int,
         default=1,
-        show_default=True,
         otherwise="On Spark, --master sets how many tasks run at once, as in --master 'local[4]'.",
         help="Subtasks per source and keyed step; may change between runs.",
     ),
@@ -125,7 +192,6 @@ edge_options = options_of(
         "--failure-every",
         metavar="SPAN",
         default="1d",
-        show_default=True,
         otherwise="On Spark, --interval is a span.",
         help="For 'auto': the mean time between failures.",
     ),
@@ -140,7 +206,6 @@ edge_options = options_of(
         "--checkpoint-timeout",
         metavar="SPAN",
         default="10m",
-        show_default=True,
         otherwise="On Spark a batch has no timeout.",
         help="Time after which a checkpoint is given up and retried.",
     ),
@@ -149,7 +214,6 @@ edge_options = options_of(
         metavar="N",
         type=int,
         default=3,
-        show_default=True,
         otherwise="On Spark, --conf spark.sql.streaming.minBatchesToRetain=100 sets how much of its state is retained.",
         help="Number of checkpoints to retain.",
     ),
@@ -157,7 +221,6 @@ edge_options = options_of(
         "--compression",
         type=click.Choice(["lz4", "zstd", "none"]),
         default="lz4",
-        show_default=True,
         otherwise="On Spark, --conf spark.io.compression.codec=zstd sets how state is compressed.",
         help="Compression of checkpoints.",
     ),
@@ -211,7 +274,6 @@ spark_options = options_of(
         metavar="N",
         type=int,
         default=4_000_000,
-        show_default=True,
         otherwise="On the edge, only --interval ends an epoch.",
         help="Approximate maximum of rows per source and epoch.",
     ),
@@ -233,11 +295,10 @@ spark_options = options_of(
 
 def hub_options(command: _F, *, default: str | None = None, kind: type[click.Option] = click.Option) -> _F:
     """Add `--hub`, `--token-file` and `--ca`; `address_of` makes an address of them."""
-    shown = f"  [default: {default}]" if default is not None else ""
     options = options_of(
         click.option(
             "--hub", "hub_url", cls=kind, metavar="URL", envvar=HUB_VARIABLE, default=default,
-            help=f"Address of the hub, as in https://hub.example:7411; or the variable {HUB_VARIABLE}.{shown}",
+            help=f"Address of the hub, as in https://hub.example:7411; or the variable {HUB_VARIABLE}.",
         ),
         click.option(
             "--token-file", cls=kind, metavar="FILE", envvar=TOKEN_FILE_VARIABLE, default=None,
@@ -264,15 +325,15 @@ def tier_hub_options(command: _F) -> _F:
 
 outbox_options = options_of(
     click.option(
-        "--outbox-max", cls=TierOption, metavar="SIZE", default="10GiB", show_default=True,
+        "--outbox-max", cls=TierOption, metavar="SIZE", default="10GiB",
         help="Maximum size of the epochs that wait on this disk for the hub: 500MB, 10GiB.",
     ),
     click.option(
-        "--outbox-full", cls=TierOption, type=click.Choice(["block", "drop-oldest"]), default="block", show_default=True,
+        "--outbox-full", cls=TierOption, type=click.Choice(["block", "drop-oldest"]), default="block",
         help="What to do then: wait for the hub, or drop the oldest epochs, which at_most_once allows.",
     ),
     click.option(
-        "--hub-state/--no-hub-state", cls=TierOption, default=True, show_default=True,
+        "--hub-state/--no-hub-state", cls=TierOption, default=True,
         help="Keep a copy of the newest checkpoint at the hub.",
     ),
     click.option(
@@ -290,10 +351,8 @@ def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, w
 
     if ca is not None and not Path(ca).is_file():
         raise UsageError(f"--ca {ca}: there is no such file.")
-    try:
+    with wrong_usage():
         return HubAddress(url=hub_url, token=_token(token_file), ca=ca)
-    except FordstoneError as error:
-        raise UsageError(str(error)) from error
 
 
 def _token(token_file: str | None) -> str | None:

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from fordstone.cli.errors import UsageError
-from fordstone.cli.help import EXIT_CODES, FENCED_CODE, HelpCommand, TierOption
+from fordstone.cli.errors import UsageError, wrong_usage
 from fordstone.cli.loading import file_of, limit_polars, load_pipeline, trim_memory
 from fordstone.cli.logs import add_log_fields, configure_logging
 from fordstone.cli.options import (
+    EXIT_CODES,
+    FENCED_CODE,
     HUB,
     OUTBOX,
+    HelpCommand,
+    TierOption,
     address_of,
     bounded_option,
     edge_options,
+    engine_option,
     engine_options,
     is_given,
     node_of,
@@ -36,7 +40,6 @@ from fordstone.cli.options import (
     tier_hub_options,
 )
 from fordstone.cli.view.view import Board, make_view, run_shown
-from fordstone.errors import FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -68,14 +71,7 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
     ],
 )
 @click.argument("file", metavar="FILE[:NAME]")
-@click.option(
-    "--on",
-    "engine",
-    type=click.Choice(["edge", "spark"]),
-    default="edge",
-    show_default=True,
-    help="The engine: this process, or Spark. The results are the same.",
-)
+@engine_option("The engine: this process, or Spark. The results are the same.", default="edge")
 @bounded_option
 @shared_options
 @edge_options
@@ -86,7 +82,6 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
     cls=TierOption,
     type=click.Choice(["spark", "local"]),
     default="spark",
-    show_default=True,
     help="The center's engine when everything runs on this machine: Spark, or the edge engine without a JVM.",
 )
 @click.option(
@@ -141,13 +136,8 @@ def run(context: click.Context, /, file: str, *, engine: str, part: Part | None,
     ],
 )
 @click.argument("file", metavar="FILE[:NAME]")
-@click.option(
-    "--on",
-    "engine",
-    type=click.Choice(["spark", "edge"]),
-    default="spark",
-    show_default=True,
-    help="The engine: Spark, or the edge engine in this process, without a JVM. The results are the same.",
+@engine_option(
+    "The engine: Spark, or the edge engine in this process, without a JVM. The results are the same.", default="spark"
 )
 @shared_options
 @spark_options
@@ -269,10 +259,8 @@ def config_of(options: dict[str, Any]) -> RunConfig:
     """The configuration of the edge engine, from options."""
     from fordstone.edge.config import RunConfig
 
-    try:
+    with wrong_usage():
         return RunConfig(**options)
-    except FordstoneError as error:
-        raise UsageError(str(error)) from error
 
 
 def _run_on_spark(
@@ -327,7 +315,5 @@ def _spark_config(options: dict[str, Any]) -> SparkConfig:
         )
     from fordstone.spark.config import SparkConfig
 
-    try:
+    with wrong_usage():
         return SparkConfig(**options)
-    except FordstoneError as error:
-        raise UsageError(str(error)) from error

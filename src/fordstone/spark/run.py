@@ -13,14 +13,14 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-import msgspec
+from msgspec.structs import replace
 
 from fordstone import errors
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskError
@@ -168,33 +168,34 @@ def _run_once(
         outcome = "already_ended"
     else:
         _run_batch(query, tally, signals, on_progress)
-    progress = msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested)
+    progress = tally.progress(stopping=signals.stop_requested)
     if on_progress is not None:
         on_progress(progress)
     return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress, resumed_from=resumed_from)
 
 
 def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> Literal["stopped"]:
-    """Run streams until they have read what is there, one fails, or the process gets a signal to stop."""
+    """Run the stream until it has read what is there, it fails, or the process gets a signal to stop."""
     query.files.clear_stop()
-    running = query.start(tally.add)
+    stream = query.start(tally.add)
     stop_by: float | None = None
     try:
-        while any(not _over(stream) for stream in running):
-            tally.look(running)
+        # Raises what the stream failed with.
+        while not stream.awaitTermination(LOOK_EVERY_S):  # type: ignore[arg-type]  # parts of a second do work
+            tally.look(stream)
             if on_progress is not None:
-                on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
+                on_progress(tally.progress(stopping=signals.stop_requested))
             if signals.stop_requested and stop_by is None:
                 query.files.request_stop()
                 stop_by = time.monotonic() + STOP_WAIT_S
             if stop_by is None:
                 continue
-            if time.monotonic() > stop_by or not any(map(_busy, running)):
+            busy = stream.isActive and stream.status["isTriggerActive"]
+            if time.monotonic() > stop_by or not busy:
                 break
-        tally.look(running)
+        tally.look(stream)
     finally:
-        for stream in running:
-            stream.stop()
+        stream.stop()
         query.files.clear_stop()
     return "stopped"
 
@@ -209,7 +210,7 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
         try:
             while not wait([job], timeout=LOOK_EVERY_S).done:
                 if on_progress is not None:
-                    on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
+                    on_progress(tally.progress(stopping=signals.stop_requested))
                 if signals.stop_requested:
                     query.spark.interruptAll()
         except BaseException:
@@ -225,16 +226,6 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
             ) from error
 
 
-def _over(query: StreamingQuery) -> bool:
-    """Whether a stream has ended, after a short wait. Raises what it failed with."""
-    return bool(query.awaitTermination(LOOK_EVERY_S))  # type: ignore[arg-type]  # parts of a second do work
-
-
-def _busy(stream: StreamingQuery) -> bool:
-    """Whether a batch is being planned or run."""
-    return stream.isActive and bool(stream.status["isTriggerActive"])
-
-
 def _error_of_ours(error: Exception) -> FordstoneError | None:
     """An error of ours that came out of one of Spark's workers as text: what the user has to change, without Spark's text."""
     for name, text in reversed(_OUR_ERROR.findall(str(error))):
@@ -248,54 +239,42 @@ class _Tally:
     """What the batches of this process have done so far. Added to from Spark's thread, read from the main one."""
 
     def __init__(self, pipeline: str, interval_us: int) -> None:
-        self._pipeline = pipeline
-        self._interval_us = interval_us
         self._began = time.monotonic_ns()
-        self._last: BatchOutcome | None = None
-        self._rows_in = self._rows_out = self._rows_late = self._rows_rejected = self.batches = 0
-        self._seen: dict[str, int] = {}
+        self._so_far = Progress(pipeline=pipeline, interval_us=interval_us, elapsed_us=0)
         self._commit_us: int | None = None
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
-        self._rows_in += outcome.rows_in
-        self._rows_out += outcome.rows_out
-        self._rows_late += outcome.rows_late
-        self._rows_rejected += outcome.rows_rejected
-        self.batches += 1
-        self._last = outcome
-
-    def look(self, running: Sequence[StreamingQuery]) -> None:
-        for query in running:
-            for one in query.recentProgress:
-                if one.batchId <= self._seen.get(query.name, -1):
-                    continue
-                self._seen[query.name] = one.batchId
-                durations = dict(one.durationMs)
-                self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
-
-    def progress(self) -> Progress:
-        last = self._last
-        times = [one.watermark_us for one in last.cut.sources.values()] if last is not None else []
-        least_us = min(times, default=TIME_MIN_US)
-        return Progress(
-            pipeline=self._pipeline,
-            epoch=last.epoch if last is not None else 0,
-            rows_in=self._rows_in,
-            rows_out=self._rows_out,
-            rows_late=self._rows_late,
-            rows_rejected=self._rows_rejected,
+        before = self._so_far
+        least_us = min((one.watermark_us for one in outcome.cut.sources.values()), default=TIME_MIN_US)
+        self._so_far = replace(
+            before,
+            epoch=outcome.epoch,
+            rows_in=before.rows_in + outcome.rows_in,
+            rows_out=before.rows_out + outcome.rows_out,
+            rows_late=before.rows_late + outcome.rows_late,
+            rows_rejected=before.rows_rejected + outcome.rows_rejected,
             watermark_us=None if least_us == TIME_MIN_US else least_us,
-            state_bytes=last.state_bytes if last is not None else 0,
-            checkpoints=self.batches,
-            given_up=0,
+            state_bytes=outcome.state_bytes,
+            checkpoints=before.checkpoints + 1,
+            checkpoint_bytes=outcome.written_bytes,
+        )
+
+    def look(self, stream: StreamingQuery) -> None:
+        """Take how long Spark took to commit its last batch."""
+        last = stream.lastProgress
+        if last is not None:
+            durations = dict(last.durationMs)
+            self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
+
+    def progress(self, *, stopping: bool) -> Progress:
+        elapsed_us = (time.monotonic_ns() - self._began) // 1000
+        return replace(
+            self._so_far,
             checkpoint_us=self._commit_us,
-            checkpoint_bytes=last.written_bytes if last is not None else None,
-            pause_us=None,
-            interval_us=self._interval_us,
             restarts=self.restarts,
-            stalled=None,
-            elapsed_us=(time.monotonic_ns() - self._began) // 1000,
+            stopping=stopping,
+            elapsed_us=elapsed_us,
         )
 
 

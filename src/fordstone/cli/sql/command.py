@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import UsageError
-from fordstone.cli.help import HelpCommand
+from fordstone.cli.errors import UsageError, wrong_usage
 from fordstone.cli.loading import limit_polars
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.options import verbose_option
+from fordstone.cli.options import HelpCommand, engine_option, verbose_option
 from fordstone.cli.run import STARTING_SPARK
 from fordstone.errors import FordstoneError
 
@@ -81,7 +80,6 @@ INTERVAL: Final = "250ms"
     "--time-unit",
     type=click.Choice(["s", "ms", "us"]),
     default="us",
-    show_default=True,
     help="Unit of numbers in timestamp columns of text files.",
 )
 @click.option(
@@ -98,19 +96,11 @@ INTERVAL: Final = "250ms"
     metavar="N",
     type=click.IntRange(1, 100_000),
     default=20,
-    show_default=True,
     help="Number of rows in a terminal. Pipes and --json get all rows.",
 )
 @click.option("--explain", "only_explain", is_flag=True, help="Show what would run, without running it.")
 @click.option("--state", metavar="DIR", help="Directory for checkpoints, to resume the query.  [default: none]")
-@click.option(
-    "--on",
-    "engine",
-    type=click.Choice(["edge", "spark"]),
-    default="edge",
-    show_default=True,
-    help="The engine: this process, or Spark.",
-)
+@engine_option("The engine: this process, or Spark.", default="edge")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the columns found, nor the summary.")
 @verbose_option
 def sql(query: str | None, *, file: str | None, verbose: int, **options: Any) -> None:
@@ -179,29 +169,22 @@ def _query_text(query: str | None, file: str | None) -> str:
 
 def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
     from fordstone.api.pipeline import Pipeline
-    from fordstone.cli.sql.sources import SourceArguments, add_sources
+    from fordstone.cli.sql.sources import add_sources
 
     pipeline = Pipeline(PIPELINE)
-    lines = add_sources(
-        pipeline,
-        SourceArguments(
-            sources=options["sources"],
-            schemas=options["schemas"],
-            times=options["times"],
-            format=options["form"],
-            delimiter=options["delimiter"],
-            time_unit=options["time_unit"],
-            lateness=_lateness(options),
-            follow=options["follow"],
-        ),
-    )
+    reading = {
+        "lateness": _lateness(options),
+        "follow": options["follow"],
+        "format": options["form"],
+        "delimiter": options["delimiter"],
+        "time_unit": options["time_unit"],
+    }
+    lines = add_sources(pipeline, options["sources"], options["schemas"], options["times"], **reading)
     if not options["quiet"]:
         for line in lines:
             click.secho(line, err=True, dim=True)
-    try:
+    with wrong_usage():
         return pipeline, pipeline.sql(text)
-    except FordstoneError as error:
-        raise UsageError(str(error)) from error
 
 
 def _make_output(stream: Stream, options: dict[str, Any]) -> Output:

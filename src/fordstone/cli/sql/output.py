@@ -7,17 +7,19 @@ decimals; `--json` prints them exactly.
 
 from __future__ import annotations
 
+import codecs
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import polars as pl
 
 from fordstone.cli import format as fmt
-from fordstone.cli.table import GAP, UNSAFE, Layout, pad, safe
+from fordstone.cli.format import GAP, UNSAFE, Layout, pad, safe
 from fordstone.cli.view.view import Rate, notices_of
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.settings import DELETE, OP
@@ -206,12 +208,16 @@ class UnwritableError(SinkError):
     """The result cannot be written. A retry would not help."""
 
 
-class Output(Protocol):
-    """Entered before the query runs and left when it is over; then `finish` is called, if nothing was raised."""
+class Output:
+    """Entered before the query runs and left when it is over; then `finish` is called, if nothing was raised.
+
+    This base shows no progress.
+    """
 
     result: Result
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -223,6 +229,7 @@ class Output(Protocol):
 
     def finish(self) -> None:
         """Print what is left."""
+        raise NotImplementedError
 
 
 def put(text: str) -> None:
@@ -236,7 +243,7 @@ def put(text: str) -> None:
         try:
             sys.stdout.write(text)
         except UnicodeEncodeError as error:
-            sys.stdout.write(_escaped(text, error.encoding))
+            sys.stdout.write(text.encode(error.encoding, "fordstone.json").decode(error.encoding))
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise ReaderGoneError("stdout: the reader of the output has closed it. Stopping.") from error
@@ -244,44 +251,21 @@ def put(text: str) -> None:
         raise UnwritableError(f"stdout: the result could not be written: {error.strerror}.") from error
 
 
-def _escaped(text: str, encoding: str) -> str:
-    """The text with characters that the encoding lacks written as in JSON."""
-    return "".join(sign if _has(encoding, sign) else _unit_escapes(sign) for sign in text)
+def _as_json(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an encoding lacks by their escapes in JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-def _has(encoding: str, sign: str) -> bool:
-    try:
-        sign.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _unit_escapes(sign: str) -> str:
-    units = sign.encode("utf-16-be", errors="surrogatepass")
-    return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04x}" for at in range(0, len(units), 2))
+codecs.register_error("fordstone.json", _as_json)
 
 
 def _shown(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select([name for name in frame.columns if not name.startswith(RESERVED_PREFIX)])
 
 
-class _Quiet:
-    """The base of outputs that show no progress."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def note(self, text: str) -> None:
-        """Nothing: progress is for terminals."""
-
-    def show(self, progress: Progress) -> None:
-        """Nothing: progress is for terminals."""
-
-
-class JsonOutput(_Quiet):
+class JsonOutput(Output):
     """One object per line. Changes of a result by key have `__op`: `upsert` or `delete`."""
 
     def __init__(self, *, order: Order, follow: bool) -> None:
@@ -297,7 +281,7 @@ class JsonOutput(_Quiet):
             put(encoded(frame, "jsonl").decode())
 
 
-class PlainOutput(_Quiet):
+class PlainOutput(Output):
     """A table for files and pipes: every row, in columns."""
 
     def __init__(self, schema: Schema, *, order: Order, follow: bool) -> None:
@@ -333,7 +317,7 @@ class PlainOutput(_Quiet):
                 put(lines_of(self._layout, cells(part)))
 
 
-class LiveOutput:
+class LiveOutput(Output):
     """A table of the last rows that is redrawn as rows come, and stays at the end."""
 
     def __init__(

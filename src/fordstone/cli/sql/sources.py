@@ -19,11 +19,14 @@ import polars as pl
 
 from fordstone.cli import format as fmt
 from fordstone.cli.errors import UsageError
+from fordstone.connectors import files
+from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.files.bytes import open_bytes
 from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
-from fordstone.connectors.files.settings import FileSettings
+from fordstone.connectors.files.settings import FileSettings, file_settings
+from fordstone.connectors.files.source import FileSource
 from fordstone.errors import SchemaError, SourceError
-from fordstone.lang.schema import RESERVED_PREFIX, DataType
+from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -188,27 +191,18 @@ _OPEN: Final = "<("
 _CLOSED: Final = ">)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceArguments:
-    """The options of the command that describe sources."""
+def add_sources(
+    pipeline: Pipeline, sources: Sequence[str], schemas: Sequence[str], times: Sequence[str], **reading: Any
+) -> list[str]:
+    """Declare the sources, given as `NAME=PATTERN`; return a line about each that shows what was inferred.
 
-    sources: Sequence[str]
-    schemas: Sequence[str]
-    times: Sequence[str]
-    format: str | None
-    delimiter: str | None
-    time_unit: str
-    lateness: str
-    follow: bool
-
-
-def add_sources(pipeline: Pipeline, given: SourceArguments) -> list[str]:
-    """Declare the sources; return a line about each that shows what was inferred."""
-    patterns = _by_name(given.sources)
-    schemas = {name: _columns(text) for name, text in _for_each(given.schemas, patterns, "--schema").items()}
-    times = _for_each(given.times, patterns, "--time")
+    `reading`: `lateness`, `follow`, and the options of `files` for all of them.
+    """
+    patterns = _by_name(sources)
+    declared = {name: _columns(text) for name, text in _for_each(schemas, patterns, "--schema").items()}
+    event_times = _for_each(times, patterns, "--time")
     return [
-        _add(pipeline, name, pattern, schemas.get(name, {}), times.get(name), given)
+        _add(pipeline, name, pattern, declared.get(name, {}), event_times.get(name), **reading)
         for name, pattern in patterns.items()
     ]
 
@@ -219,17 +213,14 @@ def _add(
     pattern: str,
     declared: dict[str, str],
     time: str | None,
-    given: SourceArguments,
+    *,
+    lateness: str,
+    follow: bool,
+    **file_options: Any,
 ) -> str:
-    from fordstone.connectors import files
-    from fordstone.connectors.base import SourceOptions
-    from fordstone.connectors.files.settings import file_settings
-    from fordstone.connectors.files.source import FileSource
-    from fordstone.lang.schema import Schema
-
-    spec = files(pattern, given.format, delimiter=given.delimiter, time_unit=given.time_unit)
+    spec = files(pattern, **file_options)
     settings = file_settings(spec)
-    source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not given.follow))
+    source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not follow))
     paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:
         raise UsageError(
@@ -246,7 +237,7 @@ def _add(
     moments = [column for column, kind in columns.items() if Schema.of({column: kind})[column].name == "timestamp"]
     if time is None and len(moments) == 1:
         time = moments[0]
-    pipeline.source(name, spec, schema=columns, time=time, lateness=given.lateness)
+    pipeline.source(name, spec, schema=columns, time=time, lateness=lateness)
     left_out = {column: why for column, why in found.left_out.items() if column not in declared}
     return _describe(name, paths, columns, time, moments, left_out)
 
@@ -310,9 +301,6 @@ def _for_each(texts: Sequence[str], patterns: dict[str, str], option: str) -> di
 
 def _columns(text: str) -> dict[str, str]:
     """Parse `device string, price decimal(10,2)`; names with blanks are in backticks."""
-    from fordstone.errors import SchemaError
-    from fordstone.lang.schema import DataType
-
     found: dict[str, str] = {}
     for part in _parts(text):
         if part.startswith("`") and "`" in part[1:]:

@@ -21,8 +21,8 @@ import click
 
 from fordstone.cli import format as fmt
 from fordstone.cli.errors import UsageError
+from fordstone.cli.format import GAP, Table
 from fordstone.cli.logs import json_line, write_line
-from fordstone.cli.table import GAP, Table
 from fordstone.errors import SinkError
 
 if TYPE_CHECKING:

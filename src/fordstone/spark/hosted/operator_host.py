@@ -88,28 +88,16 @@ class ShardMemo(msgspec.Struct, frozen=True, kw_only=True):
     next_number: int = 0
 
 
-class SeedHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands before the rows of a seed."""
+class SeedPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a checkpoint's state for one shard, packed as MessagePack."""
 
-    state: str
+    state: str = ""
     """The state's name within its step. Empty: this seed has a watermark only."""
-    order: int
+    order: int = 0
     """Among the pieces of that state, oldest first."""
     watermark_us: int
     """How far time had come at the step."""
-
-
-def pack_seed(header: SeedHeader, frame: pl.DataFrame | None) -> bytes:
-    """A seed as bytes."""
-    head = msgspec.json.encode(header)
-    return len(head).to_bytes(4, "little") + head + (b"" if frame is None else encode(frame))
-
-
-def unpack_seed(data: bytes) -> tuple[SeedHeader, pl.DataFrame | None]:
-    """A seed back."""
-    size = int.from_bytes(data[:4], "little")
-    rest = data[4 + size :]
-    return msgspec.json.decode(data[4 : 4 + size], type=SeedHeader), decode(rest) if rest else None
+    rows: bytes = b""
 
 
 @dataclass(slots=True)
@@ -193,10 +181,10 @@ class ShardHost:
         known_us = memo.watermarks_us.get(host.name, TIME_MIN_US)
         planted: dict[str, list[tuple[int, pl.DataFrame]]] = {}
         for data in seeds:
-            header, frame = unpack_seed(data)
-            known_us = max(known_us, header.watermark_us)
-            if frame is not None:
-                planted.setdefault(f"{host.name}:{header.state}", []).append((header.order, frame))
+            seed = msgspec.msgpack.decode(data, type=SeedPiece)
+            known_us = max(known_us, seed.watermark_us)
+            if seed.rows:
+                planted.setdefault(f"{host.name}:{seed.state}", []).append((seed.order, decode(seed.rows)))
         for name, state in states.items():
             pieces = [self._piece(name, one, state) for one in memo.pieces.get(name, ())]
             pieces += [

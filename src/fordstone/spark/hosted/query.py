@@ -67,7 +67,7 @@ class HostedQuery:
     def files(self) -> QueryFiles:
         return QueryFiles(self.checkpoint)
 
-    def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
+    def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
         rows = streaming_frame(
             self.spark, self.setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
@@ -79,8 +79,8 @@ class HostedQuery:
             .option("checkpointLocation", self.checkpoint)
         )
         if self.config.available_now or self.config.bounded:
-            return [writer.trigger(availableNow=True).start()]
-        return [writer.trigger(processingTime=spark_span(self.config.interval)).start()]
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=spark_span(self.config.interval)).start()
 
     def run_batch(self, on_batch: OnBatch) -> None:
         """Run it as a batch job. One that was done already is left as it is."""

@@ -31,8 +31,8 @@ from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.runtime.partition import has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
-from fordstone.spark.hosted.operator_host import MEMO, SeedHeader, ShardMemo, pack_seed
-from fordstone.spark.hosted.packing import Packed, What, decode, shard_keys, sliced, split_state
+from fordstone.spark.hosted.operator_host import MEMO, SeedPiece, ShardMemo
+from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_keys, sliced, split_state
 from fordstone.spark.hosted.plan_batches import partition_watermark_us, time_of
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.storage.disk import OsDisk
@@ -78,9 +78,9 @@ class Seed:
         times = step_times_us(self.manifest)
         if first == 0:
             for tag, step in enumerate(stages.keyed):
-                header = SeedHeader(state="", order=0, watermark_us=times.get(step.name, TIME_MIN_US))
+                time_only = SeedPiece(watermark_us=times.get(step.name, TIME_MIN_US))
                 for shard in range(setting.shards):
-                    yield Packed(shard, What.SEED, tag, pack_seed(header, None))
+                    yield Packed(shard, What.SEED, tag, msgspec.msgpack.encode(time_only))
         store = self._store()
         number = 0
         for tag, step in enumerate(stages.keyed):
@@ -94,14 +94,16 @@ class Seed:
                 for ref in runs.runs:
                     if number % every == first:
                         frame = store.read_run(ref)
-                        header = SeedHeader(state=runs.state, order=order, watermark_us=times[step.name])
                         key = states[runs.state].key
                         for shard, mine in split_state(
                             frame, key, keyed=all(step.shuffles or ()), shards=setting.shards
                         ):
                             # Slices of one run may come in any order: its rows are of different keys, or go by time.
                             for part in sliced(mine):
-                                yield Packed(shard, What.SEED, tag, pack_seed(header, part))
+                                seed = SeedPiece(
+                                    state=runs.state, order=order, watermark_us=times[step.name], rows=encode(part)
+                                )
+                                yield Packed(shard, What.SEED, tag, msgspec.msgpack.encode(seed))
                     number, order = number + 1, order + 1
 
     def _store(self) -> CheckpointStore:

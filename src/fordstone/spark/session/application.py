@@ -51,16 +51,8 @@ def application(
 ) -> Iterator[SparkSession]:
     """A session for the time of the block. Where Spark runs in this process already, a session of it, which then stays.
 
-    Args:
-        name: The application's name.
-        master: As for `session`, and so are `memory`, `log_level` and `config`.
-        memory: See there.
-        log_level: See there.
-        config: See there.
-        file: The pipeline's Python file, which this process has loaded: its functions can then be called in workers.
-
-    Raises:
-        FordstoneError: Spark could not be started; the text says why.
+    Arguments are as for `session`; `file` is the pipeline's Python file, which this process has loaded: its functions can then be
+    called in workers. Raises `FordstoneError` if Spark could not be started; the text says why.
     """
     if master is not None and master.startswith("sc://"):
         raise ConfigError(

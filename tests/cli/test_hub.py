@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.cli.place import Invoke
 
-from fordstone.cli.hub_tables import epochs_table, nodes_table, streams_table
-from fordstone.cli.table import Table
+from fordstone.cli.format import Table
+from fordstone.cli.hub import epochs_table, nodes_table, streams_table
 from fordstone.errors import HubRefusedError
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (

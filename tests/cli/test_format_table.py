@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fordstone.cli.table import Table
+from fordstone.cli.format import Table
 
 
 def test_columns_are_aligned_and_no_line_ends_with_blanks():
