@@ -187,7 +187,7 @@ def figures_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> list[Figure]:
     raw = sum(gateway.devices.raw_bytes for gateway in fleet.gateways)
     epochs = sum(view.head[-1][1] for view in watch.gateways.values() if view.head)
     seconds = watch.alarm_seconds
-    lag = sorted(value for _, value in watch.lag)
+    to_center = watch.center_seconds
     return [
         Figure(name="rows produced", value=f"{verdict.produced:,}"),
         Figure(name="rows counted at the center", value=f"{verdict.counted:,}"),
@@ -202,7 +202,9 @@ def figures_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> list[Figure]:
         Figure(name="alarms repeated, recognised by their id", value=f"{alarms.again:,}"),
         Figure(name="alarms without cause", value=f"{alarms.unfounded:,}", zero=True),
         Figure(name="reading to alarm, median / 99 %", value=f"{_quantile(seconds, 0.5)} / {_quantile(seconds, 0.99)}"),
-        Figure(name="reading to center, median / 99 %", value=f"{_quantile(lag, 0.5)} / {_quantile(lag, 0.99)}"),
+        Figure(
+            name="reading to center, median / 99 %", value=f"{_quantile(to_center, 0.5)} / {_quantile(to_center, 0.99)}"
+        ),
         Figure(name="checkpoints (epochs at the hub)", value=f"{epochs:,.0f}"),
         Figure(name="kills with SIGKILL", value=f"{sum(command.kills for command in fleet.commands):,}"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,11 +114,18 @@ class Watch:
         self.produced: list[tuple[float, float]] = []
         self.counts: list[tuple[float, float]] = []
         self.lag: list[tuple[float, float]] = []
+        self._delays: list[tuple[float, int]] = []
+        """For each sample in which the center had counted more: the age of those rows in seconds, and how many they were."""
 
     @property
     def alarm_seconds(self) -> list[float]:
         """The sorted delays from a reading to its alarm, without repeated alarms."""
         return sorted(second for tail in self._tails.values() for second in tail.seconds)
+
+    @property
+    def center_seconds(self) -> list[float]:
+        """The sorted delays from a reading to its count at the center, one per row, as far as the samples tell them apart."""
+        return sorted(seconds for seconds, rows in self._delays for _ in range(rows))
 
     def close(self) -> None:
         for tail in self._tails.values():
@@ -130,12 +137,17 @@ class Watch:
 
     def look(self) -> None:
         """Take a sample."""
-        now = self.seconds
         self._ask_hub()
+        before = self.counted
         self._count()
+        now = self.seconds
         produced = sum(gateway.devices.rows for gateway in self._fleet.gateways)
         self.produced.append((now, produced))
         self.counts.append((now, self.counted))
+        if self.counted > before:
+            middle = (before + self.counted) / 2
+            at = bisect_left(self.produced, middle, key=lambda point: point[1])
+            self._delays.append((now - self.produced[min(at, len(self.produced) - 1)][0], self.counted - before))
         self.lag.append((now, self._lag_at(now)))
         for gateway in self._fleet.gateways:
             self._look_at(gateway, now)
