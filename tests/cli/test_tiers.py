@@ -16,7 +16,7 @@ from tests.cli.test_view import PROGRESS
 from tests.edge.test_supervisor import FakeProcess
 
 from fordstone.cli.tiers import CENTER, EDGE, HUB, PHASE_TEXT, LineRouter, Schedule
-from fordstone.cli.view.view import TWO, Board, LineView
+from fordstone.cli.view.view import TWO, LineView, View
 from fordstone.edge.agent.supervisor import Job, Supervisor
 from fordstone.protocol.restart import AT_A_TERMINAL
 from fordstone.runtime.progress import Progress, Report
@@ -160,19 +160,17 @@ def progress(**facts: Any) -> Progress:
     return msgspec.structs.replace(PROGRESS, watermark_us=None, rows_in=0, rows_out=0, epoch=0, **facts)
 
 
-def two_tiers(*, monotonic_us: int = 0, wall_us: int = 0, bounded: bool = False) -> Board:
-    return Board(
-        pipeline="cold-chain",
-        names=TWO,
-        bounded=bounded,
-        monotonic_us=lambda: monotonic_us,
-        wall_us=lambda: wall_us,
-    )
+TWO_TIERS: dict[str, Any] = {
+    "pipeline": "cold-chain",
+    "names": TWO,
+    "monotonic_us": lambda: 0,
+    "wall_us": lambda: 0,
+}
 
 
 def test_lines_of_children_are_routed_by_what_they_are(capsys: pytest.CaptureFixture[str]):
-    board = two_tiers()
-    router = LineRouter(LineView(board), verbose=False)
+    view = LineView(**TWO_TIERS)
+    router = LineRouter(view, verbose=False)
     facts = {name: value for name, value in msgspec.to_builtins(progress()).items() if value is not None}
     router.on_line(EDGE, "err", event("pipeline progress", **facts | {"rows_in": 10}))
     router.on_line(EDGE, "err", event("checkpoint sealed", level="INFO"))
@@ -189,19 +187,19 @@ def test_lines_of_children_are_routed_by_what_they_are(capsys: pytest.CaptureFix
         "edge: 12:00:01 INFO pipeline progress rows_in=many",
         "center: Traceback (most recent call last):",
     ]
-    assert [(name, one.rows_in) for name, one, _ in board.running()] == [(EDGE, 10)]
-    assert board.parts[CENTER].report is not None
+    assert [(name, one.rows_in) for name, one, _ in view.running()] == [(EDGE, 10)]
+    assert view.parts[CENTER].report is not None
     assert router.error_of(CENTER) == "no file matches"
 
 
 def test_the_table_has_one_row_per_part():
     now_us = [0]
-    board = Board(pipeline="cold-chain", names=TWO, monotonic_us=lambda: now_us[0], wall_us=lambda: 2_000_000)
+    view = View(pipeline="cold-chain", names=TWO, monotonic_us=lambda: now_us[0], wall_us=lambda: 2_000_000)
     for now_us[0] in (0, 1_000_000):
         facts = {"rows_in": now_us[0] // 2_000, "rows_out": 2, "epoch": 3, "outbox_epochs": 2, "outbox_bytes": 1200}
-        board.update(msgspec.structs.replace(PROGRESS, watermark_us=0, **facts), EDGE)
-    board.note("starting Spark ...", CENTER)
-    assert board.table().text("  ").splitlines() == [
+        view.show(msgspec.structs.replace(PROGRESS, watermark_us=0, **facts), EDGE)
+    view.note("starting Spark ...", CENTER)
+    assert view.table().text("  ").splitlines() == [
         "  part    rows/s  rows in  rows out  late  epoch  outbox             lag",
         "  edge       500      500         2     0      3  2 epochs, 1.20 kB  2.00 s",
         "  center                                                                     starting Spark ...",
@@ -209,17 +207,17 @@ def test_the_table_has_one_row_per_part():
 
 
 def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
-    board = two_tiers()
-    board.update(progress(hub_problem="the hub is\naway"), EDGE)
-    assert board.problems() == ["edge: the hub is away"]
+    view = View(**TWO_TIERS)
+    view.show(progress(hub_problem="the hub is\naway"), EDGE)
+    assert view.problems() == ["edge: the hub is away"]
     ended = Report(pipeline="cold-chain", outcome="stopped", progress=progress(hub_problem="the hub is away"))
-    board.end(ended, EDGE)
-    assert board.problems() == []
-    assert board.table().rows[0][-1] == "stopped"
+    view.end(ended, EDGE)
+    assert view.problems() == []
+    assert view.table().rows[0][-1] == "stopped"
 
 
 def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):
-    router = LineRouter(LineView(two_tiers()), verbose=False)
+    router = LineRouter(LineView(**TWO_TIERS), verbose=False)
 
     class Closed(io.StringIO):
         def write(self, _text: str) -> int:
@@ -238,7 +236,7 @@ def test_a_terminal_shows_phase_problems_and_the_table():
     from fordstone.cli.view.live import LiveView
 
     console = Console(width=100, record=True, file=io.StringIO())
-    view = LiveView(two_tiers(), console=console)
+    view = LiveView(**TWO_TIERS, console=console)
     view.show(progress(hub_problem="the hub is away", rows_late=7), EDGE)
     view.phase(PHASE_TEXT["stopping edge"], URL)
     console.print(view.drawn())
@@ -250,7 +248,7 @@ def test_a_terminal_shows_phase_problems_and_the_table():
 
 
 def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixture[str]):
-    view = LineView(two_tiers())
+    view = LineView(**TWO_TIERS)
     view.phase(PHASE_TEXT["hub"], None)
     view.phase(PHASE_TEXT["running"], URL)
     view.phase(PHASE_TEXT["running"], URL)

@@ -4,13 +4,14 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from fordstone.cli.view.live import LiveView
-from fordstone.cli.view.view import Board, JsonView, LineView, Rate, notices_of, words_of
+from fordstone.cli.view.view import JsonView, LineView, Rate, View, notices_of, words_of
 from fordstone.errors import SinkError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.runtime.progress import Progress, Report
@@ -45,23 +46,23 @@ class Clock:
         return self.us
 
 
-def board(clock: Clock, *, bounded: bool = False) -> Board:
-    return Board(
-        pipeline="cold-chain",
-        bounded=bounded,
-        dead_letters=Path("state/dead"),
-        monotonic_us=clock,
-        wall_us=lambda: NOW_US,
-    )
+def facts(clock: Clock, *, bounded: bool = False) -> dict[str, Any]:
+    return {
+        "pipeline": "cold-chain",
+        "bounded": bounded,
+        "dead_letters": Path("state/dead"),
+        "monotonic_us": clock,
+        "wall_us": lambda: NOW_US,
+    }
 
 
 def line_view(clock: Clock, *, bounded: bool = False) -> LineView:
-    return LineView(board(clock, bounded=bounded))
+    return LineView(**facts(clock, bounded=bounded))
 
 
 def summary(report: Report, *, took_us: int) -> str:
-    over = board(Clock())
-    over.end(report, "")
+    over = View(**facts(Clock()))
+    over.end(report)
     return over.summary(took_us=took_us)
 
 
@@ -142,7 +143,7 @@ def test_standard_error_that_nobody_reads_does_not_stop_the_pipeline(monkeypatch
 
 def test_json_lines_come_once_a_second_and_the_report_last(capsys: pytest.CaptureFixture[str]):
     clock = Clock()
-    view = JsonView(board(clock))
+    view = JsonView(**facts(clock))
     for clock.us in range(0, 3_020_000, 50_000):
         view.show(PROGRESS)
     view.end(Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS, resumed_from=40))
@@ -159,7 +160,7 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
             raise BrokenPipeError
 
     clock = Clock()
-    view = JsonView(board(clock))
+    view = JsonView(**facts(clock))
     clock.us = 2_000_000
     monkeypatch.setattr(sys, "stdout", Gone())
     with pytest.raises(SinkError, match="the reader of the progress has closed it"):
@@ -192,7 +193,7 @@ def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_begin_anew():
 def live_view(clock: Clock, *, bounded: bool, width: int = 120) -> tuple[LiveView, io.StringIO]:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, height=20, highlight=False, color_system=None)
-    return LiveView(board(clock, bounded=bounded), console=console), screen
+    return LiveView(**facts(clock, bounded=bounded), console=console), screen
 
 
 def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
@@ -235,7 +236,7 @@ def test_on_a_terminal_progress_takes_the_place_of_what_takes_patience():
 
 
 def test_json_says_nothing_of_what_takes_patience(capsys: pytest.CaptureFixture[str]):
-    JsonView(board(Clock())).note("starting Spark ...")
+    JsonView(**facts(Clock())).note("starting Spark ...")
     assert capsys.readouterr() == ("", "")
 
 

@@ -32,7 +32,7 @@ from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted import source as source_module
 from fordstone.spark.hosted.commit import BatchOutcome, Committer
 from fordstone.spark.hosted.operator_host import HostProcessor
-from fordstone.spark.hosted.packing import _spark_hash
+from fordstone.spark.hosted.packing import spark_hashes
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.hosted.stages import QuerySetting, Stages
 
@@ -130,7 +130,7 @@ class Frame:
         return pa.Table.from_batches(batches, schema=_packed([]).schema)
 
 
-_SHARES = pa.schema([("place", pa.int32()), ("number", pa.int32()), ("reads", pa.binary()), ("work", pa.binary())])
+_SHARES = pa.schema([("place", pa.int32()), ("share", pa.binary())])
 
 
 class _Grouped:
@@ -370,7 +370,7 @@ class MicroSpark:
         for row in rows:
             found.setdefault(row["shard"], []).append(row)
         count = len(found)
-        places = {_spark_hash(key) % max(1, count) for key in found}
+        places = set((spark_hashes(list(found)) % max(1, count)).tolist())
         assert len(places) == count, f"{count} shards share {len(places)} of Spark's partitions"
         return {key: _cut_at_random(found[key], self.rng) for key in sorted(found, key=lambda _: self.rng.random())}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fordstone.spark.run import last_words, worker_trace
+from fordstone.spark.session.session import last_words, worker_trace
 
 STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy

@@ -15,11 +15,11 @@ from fordstone.spark.hosted.packing import (
     Packed,
     Packer,
     What,
-    _spark_hash,
     decode,
     encode,
     shard_keys,
     shards_of,
+    spark_hashes,
     split_state,
 )
 from fordstone.state.key_group import key_groups, owners
@@ -45,14 +45,14 @@ SPARK_HASHES = {
 
 @pytest.mark.parametrize(("number", "hashed"), SPARK_HASHES.items())
 def test_a_shard_key_is_hashed_as_spark_hashes_it(number: int, hashed: int) -> None:
-    assert _spark_hash(number) == hashed
+    assert spark_hashes([number]).tolist() == [hashed]
 
 
 @pytest.mark.parametrize("shards", range(1, KEY_GROUPS + 1))
 def test_every_shard_has_a_partition_of_its_own(shards: int) -> None:
     keys = shard_keys(shards)
     # Spark's pmod, and Python's, is never negative.
-    assert [_spark_hash(key) % shards for key in keys] == list(range(shards))
+    assert (spark_hashes(keys) % shards).tolist() == list(range(shards))
     assert shards_of(keys) == {key: shard for shard, key in enumerate(keys)}
 
 

@@ -94,7 +94,7 @@ def of_spark(error: BaseException) -> bool:
 
 
 def _in_worker(error: BaseException) -> str:
-    from fordstone.spark.run import worker_trace
+    from fordstone.spark.session.session import worker_trace
 
     trace = worker_trace(str(error))
     return f"\n\n{trace}" if trace is not None and trace.frames else ""

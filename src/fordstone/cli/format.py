@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _KILO: Final = 1000
-_SIZES: Final = ("B", "kB", "MB", "GB", "TB")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US: Final = 1_000_000
 _EXACT_BELOW: Final = 10_000
@@ -35,20 +34,20 @@ def rate(rows_per_second: float) -> str:
     """`812 rows/s`, `24.1 M rows/s`."""
     if rows_per_second < _EXACT_BELOW:
         return f"{rows_per_second:,.0f} rows/s"
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if rows_per_second >= factor:
-            return f"{_three_digits(rows_per_second / factor)} {unit} rows/s"
-    raise AssertionError("a rate of ten thousand is above a thousand")
+    return f"{_scaled(rows_per_second / _KILO, ('k', 'M', 'G'))} rows/s"
 
 
 def size(size_bytes: int) -> str:
     """`812 B`, `1.25 MB`: powers of ten, as disks are sold."""
-    value = float(size_bytes)
-    for unit in _SIZES[:-1]:
+    return f"{size_bytes} B" if size_bytes < _KILO else _scaled(size_bytes / _KILO, ("kB", "MB", "GB", "TB"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
         if value < _KILO:
-            return f"{size_bytes} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+            return f"{_three_digits(value)} {unit}"
         value /= _KILO
-    return f"{_three_digits(value)} {_SIZES[-1]}"
+    return f"{_three_digits(value)} {units[-1]}"
 
 
 def span(span_us: float) -> str:
@@ -125,7 +124,7 @@ class Table:
         """The table as plain lines without trailing blanks."""
         if not self.rows and self.empty:
             return self.empty
-        layout = self._layout(None)
+        layout = self.layout()
         head = [self.head] if any(self.head) else []
         return "\n".join(f"{indent}{layout.line(row)}" for row in (*head, *self.rows))
 
@@ -135,16 +134,23 @@ class Table:
 
         if not self.rows and self.empty:
             return Text(self.empty)
-        layout = self._layout(width)
+        layout = self.layout(width=width)
         text = Text(layout.cut(layout.names), style="", no_wrap=width is not None)
         text.stylize("bold")
         for place, row in enumerate(self.rows):
             text.append("\n").append(layout.cut(row), style=self.styles[place] if self.styles else "")
         return text
 
-    def _layout(self, width: int | None) -> Layout:
-        right = [place in self.right for place in range(len(self.head))]
-        return Layout.of(self.head, self.rows, right, width=width)
+    def layout(self, *, width: int | None = None, column_max: int | None = None) -> Layout:
+        """Columns as wide as their cells, at most `column_max` each, and at most `width` together."""
+        names = [safe(name) for name in self.head]
+        widths = [max([cells_of(name), *(cells_of(row[at]) for row in self.rows)]) for at, name in enumerate(names)]
+        if column_max is not None:
+            widths = [min(one, column_max) for one in widths]
+        if width is not None:
+            widths = _fitted(widths, width)
+        right = tuple(at in self.right for at in range(len(names)))
+        return Layout(names=tuple(names), widths=tuple(widths), right=right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,25 +160,6 @@ class Layout:
     names: tuple[str, ...]
     widths: tuple[int, ...]
     right: tuple[bool, ...]
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        right: Sequence[bool],
-        *,
-        width: int | None = None,
-        column_max: int | None = None,
-    ) -> Layout:
-        """Columns as wide as their cells, at most `column_max` each, and at most `width` together."""
-        shown = [safe(name) for name in names]
-        widths = [max([cells_of(name), *(cells_of(row[at]) for row in rows)]) for at, name in enumerate(shown)]
-        if column_max is not None:
-            widths = [min(one, column_max) for one in widths]
-        if width is not None:
-            widths = _fitted(widths, width)
-        return cls(names=tuple(shown), widths=tuple(widths), right=tuple(right))
 
     @property
     def hidden(self) -> int:

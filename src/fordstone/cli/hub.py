@@ -219,12 +219,11 @@ def list_tokens(parent: str, /, *, data: str | None, as_json: bool) -> None:
     file = TokenFile(data or parent)
     tokens, used_us = file.read(), file.used_us()
     if as_json:
+        import msgspec
+
         for one in tokens:
-            body = {
-                "name": one.name, "role": one.role, "node": one.node, "pipelines": one.pipelines,
-                "created_us": one.created_us, "revoked_us": one.revoked_us, "used_us": used_us.get(one.name),
-            }  # fmt: skip
-            click.echo(json.dumps(body))
+            body = msgspec.to_builtins(one) | {"used_us": used_us.get(one.name)}
+            fmt.print_json({name: value for name, value in body.items() if name != "sha256"})
         return
     if not tokens:
         click.echo(f"{file.path} has no tokens: the hub accepts every request, and listens on this machine only.")

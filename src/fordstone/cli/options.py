@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -121,12 +122,8 @@ def options_of(*options: _Decorator[Any]) -> _Decorator[Any]:
     return decorate
 
 
-def _edge(*names: str, otherwise: str, **facts: Any) -> _Decorator[Any]:
-    return click.option(*names, cls=EngineOption, engine="edge", otherwise=otherwise, **facts)
-
-
-def _spark(*names: str, otherwise: str, **facts: Any) -> _Decorator[Any]:
-    return click.option(*names, cls=EngineOption, engine="spark", otherwise=otherwise, **facts)
+_edge = partial(click.option, cls=EngineOption, engine="edge")
+_spark = partial(click.option, cls=EngineOption, engine="spark")
 
 
 def engine_option(help: str, **facts: Any) -> _Decorator[Any]:  # noqa: A002 - as Click names it
@@ -293,9 +290,8 @@ spark_options = options_of(
 )
 
 
-def hub_options(command: _F, *, default: str | None = None, kind: type[click.Option] = click.Option) -> _F:
-    """Add `--hub`, `--token-file` and `--ca`; `address_of` makes an address of them."""
-    options = options_of(
+def _hub_options(*, default: str | None = None, kind: type[click.Option] = click.Option) -> _Decorator[Any]:
+    return options_of(
         click.option(
             "--hub", "hub_url", cls=kind, metavar="URL", envvar=HUB_VARIABLE, default=default,
             help=f"Address of the hub, as in https://hub.example:7411; or the variable {HUB_VARIABLE}.",
@@ -309,19 +305,14 @@ def hub_options(command: _F, *, default: str | None = None, kind: type[click.Opt
             help="Certificate authority of the hub, if it is not a public one.",
         ),
     )  # fmt: skip
-    decorated: _F = options(command)
-    return decorated
 
 
-def reader_options(command: _F) -> _F:
-    """For commands that only read from a hub: by default the one on this machine."""
-    return hub_options(command, default=LOCAL_HUB)
-
-
-def tier_hub_options(command: _F) -> _F:
-    """For commands that also run pipelines without a hub."""
-    return hub_options(command, kind=TierOption)
-
+hub_options = _hub_options()
+"""`--hub`, `--token-file` and `--ca`; `address_of` makes an address of them."""
+reader_options = _hub_options(default=LOCAL_HUB)
+"""For commands that only read from a hub: by default the one on this machine."""
+tier_hub_options = _hub_options(kind=TierOption)
+"""For commands that also run pipelines without a hub."""
 
 outbox_options = options_of(
     click.option(

@@ -39,7 +39,7 @@ from fordstone.cli.options import (
     spark_options,
     tier_hub_options,
 )
-from fordstone.cli.view.view import Board, make_view, run_shown
+from fordstone.cli.view.view import make_view, run_shown
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -218,7 +218,7 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: An
     from fordstone.edge.run import run as run_plan
 
     dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
-    view = make_view(Board(pipeline=plan.pipeline, bounded=config.bounded, dead_letters=dead_letters), plan, **output)
+    view = make_view(plan, bounded=config.bounded, dead_letters=dead_letters, **output)
     hub = config.hub
     trim_memory()
 
@@ -275,8 +275,8 @@ def _run_on_spark(
     from fordstone.spark.session.application import application
 
     dead_letters = dead_letters_of(config, plan.pipeline)
-    board = Board(pipeline=plan.pipeline, bounded=config.bounded, batch_job=config.bounded, dead_letters=dead_letters)
-    view = make_view(board, plan, **output)
+    bounded = config.bounded
+    view = make_view(plan, bounded=bounded, batch_job=bounded, dead_letters=dead_letters, **output)
 
     def work() -> Report:
         view.note(STARTING_SPARK)

@@ -22,7 +22,7 @@ import click
 from fordstone.cli.errors import FAILURE, FENCED, WRONG_USAGE, TakenOverError, UsageError, UserError
 from fordstone.cli.logs import json_line, text_line, write_line
 from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
-from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, Board, View, make_view
+from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, View, make_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,8 +186,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
     from fordstone.runtime.signals import Signals
 
     state = Path(options["state"])
-    board = Board(pipeline=plan.pipeline, names=TWO, bounded=options["bounded"])
-    view = make_view(board, plan, as_json=options["as_json"])
+    view = make_view(plan, names=TWO, bounded=options["bounded"], as_json=options["as_json"])
     router = LineRouter(view, verbose=options["verbose"] > 0)
     ready_file = state / HUB / "ready"
     try:

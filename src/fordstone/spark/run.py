@@ -1,7 +1,7 @@
 """Run a pipeline on Spark: as a stream until it is stopped, or as a batch job; start again after failures.
 
 What to do after a failure is decided in `protocol.restart`, as on the edge. An error of the user's is raised at once, and not
-tried again. Spark wraps a worker's traceback into its own text several times over: the innermost one counts (`worker_trace`).
+tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -32,7 +31,7 @@ from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.session.session import java_gone, session
+from fordstone.spark.session.session import java_gone, last_words, session
 from fordstone.storage.disk import OsDisk
 
 if TYPE_CHECKING:
@@ -276,76 +275,6 @@ class _Tally:
             stopping=stopping,
             elapsed_us=elapsed_us,
         )
-
-
-RAISED_LINES_MAX: Final = 20
-_BEGINS: Final = "Traceback (most recent call last):"
-_FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)')
-_ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streaming Query|Driver stacktrace|\t")
-_OUR_FILE: Final = re.compile(r"(?:^|/)fordstone/(?:[a-z_]+/)+[a-z_]+\.py$")
-_LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
-_ARCHIVE: Final = re.compile(r"^.*\.zip/")
-_IN_JAVA: Final = "py4j.protocol.Py4JJavaError: "
-_JAVA_SAYS: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: *(.*?)(?: +SQLSTATE.*)?$", re.MULTILINE)
-"""After the name of the exception: of what a call raised, and of each of its causes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTrace:
-    """What was raised in a worker."""
-
-    frames: tuple[str, ...]
-    """The frames of the user's code, as text of one or more lines."""
-    raised: str
-    """What was raised, and the notes to it."""
-
-    def __str__(self) -> str:
-        return "\n".join([*self.frames, self.raised])
-
-
-def worker_trace(text: str) -> WorkerTrace | None:
-    """The innermost traceback in what Spark says; None: there is none."""
-    _, begins, rest = text.rpartition(_BEGINS)
-    if not begins:
-        return None
-    lines = rest.lstrip("\n").splitlines()
-    count = next((place for place, line in enumerate(lines) if not line.startswith(" ")), len(lines))
-    raised = []
-    for line in lines[count : count + RAISED_LINES_MAX]:
-        if _ENDS.match(line):
-            break
-        raised.append(line)
-    return WorkerTrace(frames=_of_user(lines[:count]), raised="\n".join(raised)) if raised else None
-
-
-def last_words(text: str) -> str:
-    """The failure in a line: what a worker raised, else what Spark says first."""
-    trace = worker_trace(text)
-    if trace is not None and trace.raised.startswith(_IN_JAVA):
-        causes = [cause for cause in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if cause]
-        # Spark's own errors have a name in brackets; what lies below them is about files and sockets.
-        named = [cause for cause in causes if cause.startswith("[")]
-        if causes:
-            return str((named or causes)[-1])
-    if trace is not None:
-        return " ".join(trace.raised.split("\n"))
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in lines if line and not line.startswith("at ")), "")
-
-
-def _of_user(lines: list[str]) -> tuple[str, ...]:
-    """Return the frames after the last one of ours that are in no library. A file that came in an archive is named as in it."""
-    frames: list[tuple[str, list[str]]] = []
-    for line in lines:
-        found = _FRAME.fullmatch(line)
-        if found is not None:
-            file = _ARCHIVE.sub("", found["file"])
-            frames.append((found["file"], [f'  File "{file}", line {found["line"]}, in {found["name"]}']))
-        elif frames:
-            frames[-1][1].append(line)
-    ours = [place for place, (file, _) in enumerate(frames) if _OUR_FILE.search(file)]
-    later = frames[ours[-1] + 1 :] if ours else frames
-    return tuple("\n".join(shown) for file, shown in later if not _LIBRARY.search(file))
 
 
 def leave(code: int) -> NoReturn:

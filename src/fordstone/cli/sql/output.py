@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import polars as pl
 
 from fordstone.cli import format as fmt
-from fordstone.cli.format import GAP, UNSAFE, Layout, pad, safe
+from fordstone.cli.format import GAP, UNSAFE, Layout, Table, pad, safe
 from fordstone.cli.view.view import Rate, notices_of
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.settings import DELETE, OP
@@ -67,9 +67,9 @@ def _texts(values: pl.Series) -> pl.Series:
     return texts.fill_null(NULL).alias(values.name)
 
 
-def numeric(schema: pl.Schema) -> tuple[bool, ...]:
-    """The columns that are aligned to the right."""
-    return tuple(kind.is_numeric() for kind in schema.values())
+def _table(schema: Schema, rows: Sequence[Sequence[str]]) -> Table:
+    right = [at for at, kind in enumerate(schema.polars.values()) if kind.is_numeric()]
+    return Table(head=list(schema), rows=rows, right=right)
 
 
 def lines_of(layout: Layout, texts: pl.DataFrame) -> str:
@@ -307,9 +307,7 @@ class PlainOutput(Output):
         held, self._held = self._held, []
         if self._layout is None:
             texts = [row for frame in held for row in cells(_shown(frame).head(HELD_ROWS_MAX)).iter_rows()]
-            self._layout = Layout.of(
-                list(self._schema), texts, numeric(self._schema.polars), column_max=COLUMN_CELLS_MAX
-            )
+            self._layout = _table(self._schema, texts).layout(column_max=COLUMN_CELLS_MAX)
             put(f"{self._layout.line(self._layout.names)}\n{self._layout.rule()}\n")
         for frame in held:
             # Text takes far more memory than rows do.
@@ -381,7 +379,7 @@ class LiveOutput(Output):
 
         frame, total = self.result.last()
         texts = [] if frame is None else list(cells(_shown(frame.tail(rows_max))).iter_rows())
-        layout = Layout.of(list(self._schema), texts, numeric(self._schema.polars), width=self._console.width)
+        layout = _table(self._schema, texts).layout(width=self._console.width)
         below = [*self._notes(len(texts), total, layout.hidden), *status]
         lines = Text(no_wrap=True, overflow="crop")
         lines.append(layout.cut(layout.names), style="bold").append(f"\n{layout.rule()}", style="dim")

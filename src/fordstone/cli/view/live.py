@@ -9,6 +9,7 @@ import contextlib
 import io
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -18,7 +19,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fordstone.cli import format as fmt
-from fordstone.cli.view.view import Board, LineView, notices_of, words_of
+from fordstone.cli.view.view import LineView, notices_of, words_of
 
 if TYPE_CHECKING:
     from fordstone.runtime.progress import Progress
@@ -63,12 +64,15 @@ class Drawing:
             self._live.update(drawn, refresh=True)
 
 
+@dataclass(kw_only=True)
 class LiveView(LineView):
-    """Draws the board; the summary at the end is that of `LineView`."""
+    """Draws the progress; the summary at the end is that of `LineView`."""
 
-    def __init__(self, board: Board, *, console: Console | None = None) -> None:
-        super().__init__(board)
-        self._drawing = Drawing(console)
+    console: Console | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._drawing = Drawing(self.console)
         self._draw_us = 0
         self._first: tuple[int, float] | None = None
 
@@ -81,36 +85,34 @@ class LiveView(LineView):
 
     def note(self, text: str, part: str = "") -> None:
         """Draw it where progress will be. In a run of two tiers it is in the table, which only the main thread draws."""
-        self.board.note(text, part)
-        self._restart_clock()
-        if not self.board.tiered:
-            self._drawing.update(_line(self.board.pipeline, [text]))
+        super().note(text, part)
+        if not self.tiered:
+            self._drawing.update(_line(self.pipeline, [text]))
 
     def _say(self, text: str) -> None:
         """Nothing: the drawing has it."""
 
     def _refresh(self) -> None:
-        now_us = self.board.monotonic_us()
+        now_us = self.monotonic_us()
         if now_us >= self._draw_us:
             self._draw_us = now_us + DRAW_EVERY_US
             self._drawing.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        board = self.board
-        if board.tiered:
-            title = Text(no_wrap=True, overflow="ellipsis").append(board.pipeline, style="bold")
-            title.append(f"  hub {board.hub_url}" if board.hub_url is not None else "", style="dim")
-            notices = [Text(problem, style="bold red") for problem in board.problems()]
-            notices += [Text(board.phase, style="bold yellow")] if board.phase else []
-            table = board.table()
+        if self.tiered:
+            title = Text(no_wrap=True, overflow="ellipsis").append(self.pipeline, style="bold")
+            title.append(f"  hub {self.hub_url}" if self.hub_url is not None else "", style="dim")
+            notices = [Text(problem, style="bold red") for problem in self.problems()]
+            notices += [Text(self.phase_text, style="bold yellow")] if self.phase_text else []
+            table = self.table()
             return Group(*notices, title, *([table.styled(self._drawing.console.width)] if table.rows else []))
         parts: list[RenderableType] = []
-        for _, progress, rate in board.running():
+        for _, progress, rate in self.running():
             style = "bold red" if progress.stalled else "bold yellow"
             parts += [Text(notice, style=style) for notice in notices_of(progress)]
-            if board.bounded and progress.share is not None:
+            if self.bounded and progress.share is not None:
                 parts.append(self._bar(progress.share, progress))
-            parts.append(_line(board.pipeline, words_of(progress, rate, board.wall_us(), bounded=board.bounded)))
+            parts.append(_line(self.pipeline, words_of(progress, rate, self.wall_us(), bounded=self.bounded)))
         return Group(*parts)
 
     def _bar(self, share: float, progress: Progress) -> Grid:
@@ -125,7 +127,7 @@ class LiveView(LineView):
 
     def _left(self, share: float) -> str | None:
         """The time left at the pace since the first drawing; a resumed run did not start at zero."""
-        now_us = self.board.monotonic_us()
+        now_us = self.monotonic_us()
         if self._first is None or share < self._first[1]:
             self._first = (now_us, share)
         since_us, began = self._first

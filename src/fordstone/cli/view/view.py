@@ -1,8 +1,8 @@
 """What a run prints: plain lines for log files, JSON lines for machines, log lines for a supervisor. `live` draws on terminals.
 
-A `Board` holds the newest progress of each part of a run: one part in a run of one tier, edge and center in a run of two. A view prints
-what is on the board and decides how often. People read standard error and machines standard output, so a pipeline whose sink is
-standard output can be piped.
+A `View` holds the newest progress of each part of a run (one part in a run of one tier, edge and center in a run of two) and decides
+what is printed of it, and how often. People read standard error and machines standard output, so a pipeline whose sink is standard
+output can be piped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 JSON_EVERY_US: Final = 1_000_000
 LINE_EVERY_US: Final = 10_000_000
-LOG_EVERY_US: Final = 60_000_000
 PREPARES: Final = "pipeline prepares"
 PROGRESS: Final = "pipeline progress"
 OVER: Final = "pipeline over"
@@ -94,8 +93,11 @@ class Part:
 
 
 @dataclass(kw_only=True)
-class Board:
-    """The state of a run, as text. Safe to use from several threads."""
+class View:
+    """Entered before the run starts and left when it is over, however it ended. Safe to use from several threads.
+
+    This base prints nothing.
+    """
 
     pipeline: str
     names: Sequence[str] = ONE
@@ -109,28 +111,45 @@ class Board:
     def __post_init__(self) -> None:
         self.parts = {name: Part() for name in self.names}
         self.lock = threading.Lock()
-        self.phase = ""
+        self.phase_text = ""
         self.hub_url: str | None = None
 
     @property
     def tiered(self) -> bool:
         return len(self.names) > 1
 
-    def note(self, text: str, part: str) -> None:
-        """Set what a part does before there is progress."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def note(self, text: str, part: str = "") -> None:
+        """Called before there is progress, when something starts that takes a while."""
         with self.lock:
             self.parts[part].doing = text
 
-    def update(self, progress: Progress, part: str) -> None:
+    def show(self, progress: Progress, part: str = "") -> None:
+        """Called about 20 times a second; must be quick. Only in a run of one tier is it called from the main thread."""
         with self.lock:
             found = self.parts[part]
             found.doing, found.progress = "", progress
             found.rows_per_s = found.rate(progress.rows_in, self.monotonic_us())
 
-    def end(self, report: Report, part: str) -> None:
-        self.update(report.progress, part)
+    def end(self, report: Report, part: str = "") -> None:
+        """Called when a part has ended."""
+        View.show(self, report.progress, part)
         with self.lock:
             self.parts[part].report = report
+
+    def phase(self, text: str, hub_url: str | None) -> None:
+        """Called about 20 times a second from the main thread of a run of two tiers. `text`: what is being started or stopped."""
+        self.phase_text, self.hub_url = text, hub_url
+
+    def finish(self, *, stopped: bool = False) -> None:
+        """Called once after the end, outside of the context. `stopped`: a signal ended the run."""
+
+    def failed(self, error: Exception) -> None:
+        """Called instead of `finish` when the run raised something. The command prints the error."""
 
     def running(self) -> list[tuple[str, Progress, float]]:
         """The parts that have progress and have not ended: name, progress, rows per second."""
@@ -280,45 +299,12 @@ def _checkpoints(progress: Progress) -> str:
     return f"{fmt.count(progress.checkpoints, 'checkpoint')} in this run{last}"
 
 
-class View:
-    """Entered before the run starts and left when it is over, however it ended. This base prints nothing."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def note(self, text: str, part: str = "") -> None:
-        """Called before there is progress, when something starts that takes a while."""
-        self.board.note(text, part)
-
-    def show(self, progress: Progress, part: str = "") -> None:
-        """Called about 20 times a second; must be quick. Only in a run of one tier is it called from the main thread."""
-        self.board.update(progress, part)
-
-    def end(self, report: Report, part: str = "") -> None:
-        self.board.end(report, part)
-
-    def phase(self, text: str, hub_url: str | None) -> None:
-        """Called about 20 times a second from the main thread of a run of two tiers. `text`: what is being started or stopped."""
-        self.board.phase, self.board.hub_url = text, hub_url
-
-    def finish(self, *, stopped: bool = False) -> None:
-        """Called once after the end, outside of the context. `stopped`: a signal ended the run."""
-
-    def failed(self, error: Exception) -> None:
-        """Called instead of `finish` when the run raised something. The command prints the error."""
-
-
 class LineView(View):
     """For standard error that is not a terminal: a line every ten seconds and when something happens, and the summary."""
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
-        self._began_us = board.monotonic_us()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._began_us = self.monotonic_us()
         self._next_us = self._began_us + LINE_EVERY_US
         self._noticed: list[tuple[bool, bool]] = []
 
@@ -330,59 +316,61 @@ class LineView(View):
 
     def show(self, progress: Progress, part: str = "") -> None:
         super().show(progress, part)
-        if not self.board.tiered:
+        if not self.tiered:
             self._refresh()
 
     def phase(self, text: str, hub_url: str | None) -> None:
-        if hub_url is not None and self.board.hub_url is None:
+        if hub_url is not None and self.hub_url is None:
             self._say(f"the hub listens at {hub_url}")
-        if text and text != self.board.phase:
+        if text and text != self.phase_text:
             self._say(text)
         super().phase(text, hub_url)
         self._refresh()
 
     def finish(self, *, stopped: bool = False) -> None:
-        took_us = self.board.monotonic_us() - self._began_us
-        click.echo(self.board.summary(took_us=took_us, stopped=stopped), err=True)
+        took_us = self.monotonic_us() - self._began_us
+        click.echo(self.summary(took_us=took_us, stopped=stopped), err=True)
 
     def _restart_clock(self) -> None:
-        if not self.board.tiered:
-            self._began_us = self.board.monotonic_us()
+        if not self.tiered:
+            self._began_us = self.monotonic_us()
             self._next_us = self._began_us + LINE_EVERY_US
 
     def _refresh(self) -> None:
-        now_us = self.board.monotonic_us()
-        noticed = [(progress.stalled is not None, progress.stopping) for _, progress, _ in self.board.running()]
+        now_us = self.monotonic_us()
+        noticed = [(progress.stalled is not None, progress.stopping) for _, progress, _ in self.running()]
         news = noticed != self._noticed and any(any(one) for one in noticed)
         self._noticed = noticed
         if now_us >= self._next_us or news:
             self._next_us = now_us + LINE_EVERY_US
-            for line in self.board.lines():
+            for line in self.lines():
                 self._say(line)
 
     def _say(self, text: str) -> None:
         # A closed standard error does not stop a pipeline.
         with contextlib.suppress(OSError):
-            click.echo(f"{self.board.pipeline}: {text}", err=True)
+            click.echo(f"{self.pipeline}: {text}", err=True)
 
 
+@dataclass(kw_only=True)
 class LogView(View):
     """For standard error that machines read: a log line at an interval."""
 
-    def __init__(self, board: Board, *, every_us: int = LOG_EVERY_US) -> None:
-        super().__init__(board)
-        self._every_us = every_us
-        self._next_us = board.monotonic_us()
+    every_us: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._next_us = self.monotonic_us()
 
     def note(self, text: str, part: str = "") -> None:
         super().note(text, part)
-        self._log(PREPARES, {"pipeline": self.board.pipeline, "doing": text})
+        self._log(PREPARES, {"pipeline": self.pipeline, "doing": text})
 
     def show(self, progress: Progress, part: str = "") -> None:
         super().show(progress, part)
-        now_us = self.board.monotonic_us()
+        now_us = self.monotonic_us()
         if now_us >= self._next_us:
-            self._next_us = now_us + self._every_us
+            self._next_us = now_us + self.every_us
             self._log(PROGRESS, _facts(progress))
 
     def end(self, report: Report, part: str = "") -> None:
@@ -397,34 +385,34 @@ class LogView(View):
 class JsonView(View):
     """One JSON object per line on standard output: `progress` about once a second, at the end `report` or `error`."""
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
-        self._next_us = dict.fromkeys(board.names, board.monotonic_us() + JSON_EVERY_US)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._next_us = dict.fromkeys(self.names, self.monotonic_us() + JSON_EVERY_US)
 
     def show(self, progress: Progress, part: str = "") -> None:
         super().show(progress, part)
-        now_us = self.board.monotonic_us()
+        now_us = self.monotonic_us()
         if now_us >= self._next_us[part]:
             self._next_us[part] = max(self._next_us[part] + JSON_EVERY_US, now_us)
             self._print("progress", ({"part": part} if part else {}) | _builtins(progress))
 
     def phase(self, text: str, hub_url: str | None) -> None:
-        if hub_url is not None and self.board.hub_url is None:
+        if hub_url is not None and self.hub_url is None:
             self._print("hub", {"url": hub_url})
         super().phase(text, hub_url)
 
     def finish(self, *, stopped: bool = False) -> None:
-        reports = {name: part.report for name, part in self.board.parts.items()}
-        if not self.board.tiered:
+        reports = {name: part.report for name, part in self.parts.items()}
+        if not self.tiered:
             self._print("report", _builtins(reports[""]))
             return
         parts = {
             name: _facts(part.progress) | ({} if part.report is None else {"outcome": part.report.outcome})
-            for name, part in self.board.parts.items()
+            for name, part in self.parts.items()
             if part.progress is not None
         }
-        outcome = self.board.outcome(stopped=stopped)
-        self._print("report", {"pipeline": self.board.pipeline, "outcome": outcome, "parts": parts})
+        outcome = self.outcome(stopped=stopped)
+        self._print("report", {"pipeline": self.pipeline, "outcome": outcome, "parts": parts})
 
     def failed(self, error: Exception) -> None:
         with contextlib.suppress(SinkError):
@@ -448,23 +436,24 @@ def _facts(progress: Progress) -> dict[str, Any]:
     return {name: value for name, value in _builtins(progress).items() if value is not None}
 
 
-def make_view(board: Board, plan: Plan, *, as_json: bool, logged_every: str | None = None) -> View:
+def make_view(plan: Plan, *, as_json: bool, logged_every: str | None = None, **facts: Any) -> View:
     """JSON lines if they were asked for, else a drawing for a terminal and plain lines for anything else.
 
-    `logged_every`: standard error is for log lines only, with progress at this interval.
+    `logged_every`: standard error is for log lines only, with progress at this interval. `facts`: the fields of `View`.
     """
+    facts["pipeline"] = plan.pipeline
     if as_json:
         _check_stdout(plan)
-        return JsonView(board)
+        return JsonView(**facts)
     if logged_every is not None:
         from fordstone.lang.duration import positive_us
 
-        return LogView(board, every_us=positive_us(logged_every, what="--progress-every"))
+        return LogView(**facts, every_us=positive_us(logged_every, what="--progress-every"))
     if not sys.stderr.isatty():
-        return LineView(board)
+        return LineView(**facts)
     from fordstone.cli.view.live import LiveView
 
-    return LiveView(board)
+    return LiveView(**facts)
 
 
 def run_shown(view: View, work: Callable[[], Report]) -> None:

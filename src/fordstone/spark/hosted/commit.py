@@ -27,7 +27,7 @@ from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.spark.hosted.checkpoint import QueryFiles, SealedEpoch
-from fordstone.spark.hosted.packing import PACKED, What, decode, freeze_gc
+from fordstone.spark.hosted.packing import PACKED, Packed, What, decode, freeze_gc, record_batch
 from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 PART_BYTES_MAX: Final = 128 * 1024 * 1024
 PARTS_MAX: Final = 10_000
 """Parts of one try at a task are numbered from the try's own number times this."""
-PART: Final = -1
-"""Stands where packed rows say what they are: the name of a part that was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +140,7 @@ class PartTask:
             raise AssertionError("rows were held for a sink that takes no parts")
         part = writer.write(self._epoch, self._attempt, self._next, pl.concat(frames))
         self._next += 1
-        names = ["shard", "what", "tag", "data"]
-        row = ([0], [PART], [tag], [msgspec.json.encode(part)])
-        kinds = (pa.int32(), pa.int32(), pa.int32(), pa.binary())
-        return pa.RecordBatch.from_arrays(
-            [pa.array(one, kind) for one, kind in zip(row, kinds, strict=True)], names=names
-        )
+        return record_batch([Packed(0, What.PART, tag, msgspec.json.encode(part))], keys=[0])
 
 
 class Committer:
@@ -215,7 +208,7 @@ class Committer:
         frames: dict[str, pl.DataFrame] = {}
         for tag, spec in enumerate(self._specs):
             mine = [row for row in rows if row["tag"] == tag]
-            written = tuple(msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART)
+            written = tuple(msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == What.PART)
             held = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
             parts |= {spec.stream.step: written} if written else {}
             frames |= {spec.stream.step: pl.concat(held)} if held else {}

@@ -109,20 +109,6 @@ class _Inbox:
     seeds: dict[int, list[bytes]] = field(default_factory=dict)
 
 
-class _Numbers:
-    """Gives out the numbers of new pieces."""
-
-    def __init__(self, first: int) -> None:
-        self.next = first
-        self.given: dict[int, PieceMemo] = {}
-
-    def take(self, size_bytes: int) -> PieceMemo:
-        given = PieceMemo(self.next, 0, size_bytes, count=max(1, -(-size_bytes // VALUE_BYTES_MAX)))
-        self.given[given.number] = given
-        self.next = given.values.stop
-        return given
-
-
 class ShardHost:
     """Runs the keyed steps of one stage for one shard through one batch. Used once."""
 
@@ -135,6 +121,7 @@ class ShardHost:
         self._packer = Packer(setting.shards)
         self._mine = {self._stages.tag_of(host.name): host for host in self._stages.at(depth)}
         self._written_bytes = 0
+        self._next_number = 0
 
     def run(self, rows: Iterable[Packed]) -> Iterator[Packed]:
         """Take all rows of the batch, and give what comes of them and what is for others."""
@@ -151,6 +138,7 @@ class ShardHost:
                     yield row
         stored = self._store.get((MEMO, 0))
         memo = ShardMemo() if stored is None else msgspec.json.decode(stored, type=ShardMemo)
+        self._next_number = memo.next_number
         clock = read_clock(inbox.clocks)
         times = watermarks_us(clock)
         late_rows = state_bytes = 0
@@ -214,46 +202,46 @@ class ShardHost:
     def _stored(
         self, host: Host, chain: Chain, memo: ShardMemo, states: Mapping[str, State], watermark_us: int
     ) -> ShardMemo:
-        pieces, next_number = dict(memo.pieces), memo.next_number
+        pieces = dict(memo.pieces)
         for frozen in chain.freeze():
             name = f"{frozen.step}:{frozen.name}"
             before = {one.number: one for one in pieces.get(name, ())}
-            numbers = _Numbers(next_number)
-            now = self._written(name, states[name], frozen.pieces, numbers)
+            first_new = self._next_number
+            now = self._written(name, states[name], frozen.pieces)
             # What was stored before is as it was, although the state may have dropped some of its rows.
             pieces[name] = tuple(before.get(one.number, one) for one in now)
-            stays = {one.number for one in pieces[name]}
-            for gone in (*before.values(), *numbers.given.values()):
-                if gone.number not in stays:
-                    for number in gone.values:
-                        del self._store[name, number]
-            next_number = numbers.next
+            stays = {number for one in pieces[name] for number in one.values}
+            stood = {number for one in before.values() for number in one.values}
+            for number in sorted(stood.union(range(first_new, self._next_number)) - stays):
+                del self._store[name, number]
         times = memo.watermarks_us | {host.name: watermark_us}
-        return ShardMemo(watermarks_us=times, pieces=pieces, next_number=next_number)
+        return ShardMemo(watermarks_us=times, pieces=pieces, next_number=self._next_number)
 
-    def _written(self, name: str, state: State, pieces: tuple[Piece, ...], numbers: _Numbers) -> list[PieceMemo]:
+    def _written(self, name: str, state: State, pieces: tuple[Piece, ...]) -> list[PieceMemo]:
         """Write the new pieces, merge those that are worth it, and give the pieces as they then are."""
         for piece in pieces:
             if piece.ref is None:
-                self._write(name, numbers, piece.frame(), piece)
+                self._write(name, piece.frame(), piece)
         for _ in range(MERGES_MAX):
             some = state.mergeable()
             if not some:
                 break
             frame = state.combine([self._rows(name, piece) for piece in some], oldest=some[0] is pieces[0])
             merged = Piece(frame, keep=True)
-            self._write(name, numbers, frame, merged)
+            self._write(name, frame, merged)
             state.merged(some, merged)
             pieces = state.freeze()
         return [_memo_of(piece) for piece in pieces]
 
-    def _write(self, name: str, numbers: _Numbers, frame: pl.DataFrame, piece: Piece) -> None:
+    def _write(self, name: str, frame: pl.DataFrame, piece: Piece) -> None:
         data = encode(frame)
-        known = numbers.take(len(data))
+        count = max(1, -(-len(data) // VALUE_BYTES_MAX))
+        known = PieceMemo(self._next_number, frame.height, len(data), count=count)
+        self._next_number = known.values.stop
         for at, number in enumerate(known.values):
             self._store[name, number] = data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX]
         self._written_bytes += len(data)
-        piece.written(_ref(PieceMemo(known.number, frame.height, len(data), count=known.count)))
+        piece.written(_ref(known))
 
     def _rows(self, name: str, piece: Piece) -> pl.DataFrame:
         if piece.in_memory:

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from fordstone.lang.polars import murmur3
 from fordstone.plan.ids import KEY_GROUPS
-from fordstone.state.key_group import key_groups, owners, split_by_owner
+from fordstone.state.key_group import split_by_owner
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +38,8 @@ SLICE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Approximate maximum size of a packed slice of state: Spark has several copies of a value on the way."""
 RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size of the Arrow batches that go to Spark."""
-_STEPS: Final = 1 << 16
+_NUMBERS: Final = 1 << 13
+"""Among so many, each of 128 shards finds one that Spark puts into its partition."""
 
 
 class What(IntEnum):
@@ -54,6 +57,8 @@ class What(IntEnum):
     """What a task reports to the driver: positions, times, counts."""
     SEED = 5
     """State from a checkpoint for the keyed step that `tag` names."""
+    PART = 6
+    """The name of a part that was written for the sink that `tag` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +176,7 @@ def split_state(
     if not keyed or shards == 1:
         yield 0, frame
         return
-    owned = owners(key_groups(frame, key), shards)
-    for shard in range(shards):
-        mine = frame.filter(pl.Series(owned == shard))
+    for shard, mine in enumerate(split_by_owner(frame, key, shards)):
         if mine.height:
             yield shard, mine
 
@@ -182,30 +185,16 @@ def shard_keys(shards: int) -> tuple[int, ...]:
     """For each shard the number that Spark groups by, such that shard i is hashed to partition i of as many."""
     if not 1 <= shards <= KEY_GROUPS:
         raise ValueError(f"{shards} shards: there are 1 to {KEY_GROUPS}, the number of key groups.")
-    found: dict[int, int] = {}
-    for number in range(_STEPS):
-        found.setdefault(_spark_hash(number) % shards, number)
-        if len(found) == shards:
-            return tuple(found[shard] for shard in range(shards))
-    raise AssertionError(f"no numbers found for {shards} shards")
+    places, numbers = np.unique(spark_hashes(range(_NUMBERS)) % shards, return_index=True)
+    if len(places) < shards:
+        raise AssertionError(f"no numbers found for {shards} shards")
+    return tuple(numbers.tolist())
 
 
-def _spark_hash(number: int) -> int:
-    """Spark's hash of an int: Murmur3 (x86, 32 bits) of its four bytes with seed 42, as a signed number."""
-    mask = 0xFFFFFFFF
-    k = (number * 0xCC9E2D51) & mask
-    k = ((k << 15) | (k >> 17)) & mask
-    k = (k * 0x1B873593) & mask
-    h = 42 ^ k
-    h = ((h << 13) | (h >> 19)) & mask
-    h = (h * 5 + 0xE6546B64) & mask
-    h ^= 4
-    h ^= h >> 16
-    h = (h * 0x85EBCA6B) & mask
-    h ^= h >> 13
-    h = (h * 0xC2B2AE35) & mask
-    h ^= h >> 16
-    return int(np.int32(np.uint32(h)))
+def spark_hashes(numbers: Sequence[int]) -> NDArray[np.int32]:
+    """Spark's hash of each int: Murmur3 with seed 42, as a signed number."""
+    halves = np.array(numbers, dtype=np.int32).view(np.uint32)
+    return murmur3.hash_halves(halves, np.full_like(halves, 42)).view(np.int32)
 
 
 def shards_of(keys: Iterable[int]) -> dict[int, int]:
@@ -221,13 +210,14 @@ def batches(rows: Iterator[Packed], keys: Sequence[int]) -> Iterator[pa.RecordBa
         held.append(row)
         size += len(row.data)
         if size >= RECORDS_BYTES_MAX:
-            yield _record_batch(held, keys)
+            yield record_batch(held, keys)
             held, size = [], 0
     if held:
-        yield _record_batch(held, keys)
+        yield record_batch(held, keys)
 
 
-def _record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
+def record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
+    """Packed rows as one Arrow batch. `keys`: the number that Spark groups by, by shard."""
     import pyarrow as pa  # noqa: PLC0415 - explaining a plan needs neither pyarrow nor pyspark
 
     schema = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])

@@ -32,20 +32,22 @@ from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
 from fordstone.spark.hosted.operator_host import HostProcessor, batch_host
 from fordstone.spark.hosted.packing import PACKED
-from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner, Work
-from fordstone.spark.hosted.source import SOURCE_NAME, assign, batch_feed, opened, pipeline_source
+from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner
+from fordstone.spark.hosted.source import SOURCE_NAME, batch_feed, opened, pipeline_source, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, SentFunctions, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.session.session import is_connect, parallelism, prepared
 from fordstone.storage.failpoint import parse_failpoints
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from fordstone.operators.base import Functions
 
 
+ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 1024 * 1024))
+"""So much goes to a Python worker at a time. Spark's own bound is by rows, and ours are long: it would gather all of them."""
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
 
@@ -69,9 +71,15 @@ class HostedQuery:
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
-        rows = streaming_frame(
-            self.spark, self.setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
-        )
+        setting = self.setting
+        source = pipeline_source(setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks)
+        self.spark.conf.set(*ARROW_BYTES_MAX)
+        self.spark.dataSource.register(source)
+        rows = self.spark.readStream.format(SOURCE_NAME).load()
+        for depth in range(1, self.stages.depth + 1):
+            rows = rows.groupBy("shard").transformWithState(
+                HostProcessor(setting, depth), PACKED, outputMode="Append", timeMode="None"
+            )
         writer = (
             rows.writeStream.foreachBatch(committer)
             .outputMode("append")
@@ -83,7 +91,7 @@ class HostedQuery:
         return writer.trigger(processingTime=spark_span(self.config.interval)).start()
 
     def run_batch(self, on_batch: OnBatch) -> None:
-        """Run it as a batch job. One that was done already is left as it is."""
+        """Run it as a batch job: each stage runs once, and ends with the input. One that was done already is left as it is."""
         epoch = self.identity.first_epoch
         if epoch in self.files.cut_epochs():
             return
@@ -102,7 +110,12 @@ class HostedQuery:
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
-        rows = batch_frame(self.spark, self.setting, work, self.seed, tasks=self.tasks)
+        self.spark.conf.set(*ARROW_BYTES_MAX)
+        shares = [(place, msgspec.json.encode(share)) for place, share in enumerate(shares_of(work, self.tasks))]
+        given = self.spark.createDataFrame(shares, "place int, share binary").repartitionByRange(len(shares), "place")
+        rows = given.mapInArrow(batch_feed(self.setting, self.seed), PACKED)
+        for depth in range(1, self.stages.depth + 1):
+            rows = rows.groupBy("shard").applyInArrow(batch_host(self.setting, depth), PACKED)
         committer.run(rows, epoch)
 
     def _committer(self, on_batch: OnBatch) -> Committer:
@@ -277,43 +290,6 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, bat
         epoch=known.first_epoch - 1,
         allow_new_state=config.allow_new_state,
     )
-
-
-ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 1024 * 1024))
-"""So much goes to a Python worker at a time. Spark's own bound is by rows, and ours are long: it would gather all of them."""
-
-
-def streaming_frame(
-    spark: SparkSession, setting: QuerySetting, stored: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
-) -> DataFrame:
-    """The packed output of a pipeline as a stream."""
-    spark.conf.set(*ARROW_BYTES_MAX)
-    spark.dataSource.register(pipeline_source(setting, stored, seed, rows_max=rows_max, tasks=tasks))
-    rows = spark.readStream.format(SOURCE_NAME).load()
-    for depth in range(1, setting.stages().depth + 1):
-        rows = rows.groupBy("shard").transformWithState(
-            HostProcessor(setting, depth), PACKED, outputMode="Append", timeMode="None"
-        )
-    return rows
-
-
-def batch_frame(spark: SparkSession, setting: QuerySetting, work: Work, seed: Seed | None, *, tasks: int) -> DataFrame:
-    """The packed output of a pipeline over all of the work, as a batch job: each stage runs once, and ends with the input."""
-    spark.conf.set(*ARROW_BYTES_MAX)
-    shares: list[tuple[int, bytes | None, bytes | None]] = [
-        (number, msgspec.json.encode(reads), msgspec.json.encode(work) if number == 0 else None)
-        for number, reads in enumerate(assign(work.reads, tasks))
-    ]
-    if seed is not None:
-        shares += [(number, None, None) for number in range(tasks)]
-    rows = spark.createDataFrame([(place, *share) for place, share in enumerate(shares)], _SHARES)
-    packed = rows.repartitionByRange(len(shares), "place").mapInArrow(batch_feed(setting, seed, tasks), PACKED)
-    for depth in range(1, setting.stages().depth + 1):
-        packed = packed.groupBy("shard").applyInArrow(batch_host(setting, depth), PACKED)
-    return packed
-
-
-_SHARES: Final = "place int, number int, reads binary, work binary"
 
 
 def absolute(plan: p.Plan) -> p.Plan:

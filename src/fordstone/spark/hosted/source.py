@@ -6,7 +6,6 @@ the reading of a batch job. Readers, the judging of late rows, dead letters and 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -169,22 +168,30 @@ class Feed:
 SOURCE_NAME: Final = "fordstone-pipeline"
 
 
-class Share(InputPartition):
-    """What one task does."""
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task of a batch does."""
 
-    def __init__(
-        self, reads: Sequence[PartitionRead], work: Work | None = None, seeds: tuple[int, int] | None = None
-    ) -> None:
-        """`seeds`: this task brings every n-th run of the checkpoint, beginning with the i-th: `(i, n)`."""
-        super().__init__(None)
-        self.reads = tuple(reads)
-        self.work = work
-        self.seeds = seeds
+    reads: tuple[PartitionRead, ...] = ()
+    work: Work | None = None
+    seeds: tuple[int, int] | None = None
+    """This task brings every n-th run of the checkpoint, beginning with the i-th: `(i, n)`."""
 
 
-def assign(reads: Sequence[PartitionRead], tasks: int) -> list[list[PartitionRead]]:
-    """Spread reads evenly over at most `tasks` tasks. There is always one task."""
-    return balance(reads, tasks, lambda read: read.until - read.position) or [[]]
+def shares_of(work: Work, tasks: int) -> list[Share]:
+    """Spread a batch evenly over at most `tasks` tasks, but at least one, and the state of a checkpoint over as many more."""
+    assigned = balance(work.reads, tasks, lambda read: read.until - read.position) or [[]]
+    shares = [Share(reads=tuple(reads), work=None if number else work) for number, reads in enumerate(assigned)]
+    return shares + [Share(seeds=(number, tasks)) for number in range(tasks if work.seeds else 0)]
+
+
+def run_share(setting: QuerySetting, seed: Seed | None, share: Share) -> Iterator[pa.RecordBatch]:
+    """Do a task's share. Called in the task."""
+    if share.seeds is not None and seed is not None:
+        rows = seed.rows(setting, *share.seeds)
+    else:
+        rows = Feed(setting).run(share.reads, share.work)
+    yield from batches(rows, shard_keys(setting.shards))
+    freeze_gc()
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -219,24 +226,10 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if work is None else offset_of(work)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002 - the end says all
-        work = read_work(end)
-        shares = [
-            Share(reads, work if number == 0 else None) for number, reads in enumerate(assign(work.reads, self._tasks))
-        ]
-        if work.seeds:
-            shares += [Share((), None, (number, self._tasks)) for number in range(self._tasks)]
-        return shares
+        return [InputPartition(share) for share in shares_of(read_work(end), self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Share):
-            raise TypeError(f"{partition!r} is not a share of a batch")
-        rows: Iterator[Packed] = iter(())
-        if partition.seeds is not None and self._seed is not None:
-            rows = self._seed.rows(self._setting, *partition.seeds)
-        if partition.reads or partition.work is not None:
-            rows = itertools.chain(rows, Feed(self._setting).run(partition.reads, partition.work))
-        yield from batches(rows, shard_keys(self._setting.shards))
-        freeze_gc()
+        return run_share(self._setting, self._seed, partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge everything up to `end` to sources that keep rows for us."""
@@ -289,19 +282,13 @@ def pipeline_source(
 
 
 def batch_feed(
-    setting: QuerySetting, seed: Seed | None, tasks: int
+    setting: QuerySetting, seed: Seed | None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What reader tasks of a batch job do: a row is a share of the work, or of the checkpoint to begin from."""
 
     def feed(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        keys = shard_keys(setting.shards)
         for batch in rows:
-            for row in batch.to_pylist():
-                if row["reads"] is not None:
-                    reads = msgspec.json.decode(row["reads"], type=tuple[PartitionRead, ...])
-                    work = None if row["work"] is None else msgspec.json.decode(row["work"], type=Work)
-                    yield from batches(Feed(setting).run(reads, work), keys)
-                elif seed is not None:
-                    yield from batches(seed.rows(setting, row["number"], tasks), keys)
+            for data in batch["share"].to_pylist():
+                yield from run_share(setting, seed, msgspec.json.decode(data, type=Share))
 
     return feed

@@ -125,26 +125,18 @@ def _members(plan: p.Plan, head: p.Step) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ToKeyed:
-    """Rows for a keyed step."""
+class _Out:
+    """Rows for a keyed step, or without `keys` for a sink."""
 
     packer: Packer
     tag: int
-    keys: Sequence[str]
+    keys: Sequence[str] | None = None
 
     def send(self, frame: pl.DataFrame, *, late: bool) -> None:
-        self.packer.keyed(self.tag, self.keys, frame, late=late)
-
-
-@dataclass(frozen=True, slots=True)
-class ToSink:
-    """Rows for a sink."""
-
-    packer: Packer
-    tag: int
-
-    def send(self, frame: pl.DataFrame, *, late: bool) -> None:  # noqa: ARG002 - a sink takes all
-        self.packer.out(self.tag, frame)
+        if self.keys is None:
+            self.packer.out(self.tag, frame)
+        else:
+            self.packer.keyed(self.tag, self.keys, frame, late=late)
 
 
 def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Packer) -> Chain:
@@ -157,10 +149,10 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
         outgoing: dict[str, list[TaskOutput]] = defaultdict(list)
         more: list[Link] = []
         if isinstance(step, p.Sink):
-            outgoing[MAIN].append(ToSink(packer, stages.sinks.index(name)))
+            outgoing[MAIN].append(_Out(packer, stages.sinks.index(name)))
         for consumer, index, stream in plan.feeds(name):
             if isinstance(consumer, p.KeyedStep):
-                out = ToKeyed(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
+                out = _Out(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])
                 feeder = make_feeder(consumer, index, setting)
                 if feeder is None:
                     outgoing[stream.port].append(out)

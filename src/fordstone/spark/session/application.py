@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fordstone.errors import ConfigError, FordstoneError
-from fordstone.spark.session.session import java_gone, session
+from fordstone.spark.session.session import java_gone, last_words, session
 from fordstone.spark.session.settings import local_cores
 
 if TYPE_CHECKING:
@@ -101,13 +101,9 @@ def _started(
         return session(name=name, master=master, memory=memory, log_level=log_level, config=config)
     except (PySparkException, Py4JError) as error:
         where = "" if master is None else f" with master {master}"
-        raise FordstoneError(f"Spark could not be started{where}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
-    return " ".join(said[:2]).lstrip(": ") or type(error).__name__
+        raise FordstoneError(
+            f"Spark could not be started{where}: {last_words(str(error)) or type(error).__name__}"
+        ) from error
 
 
 SHIPPED_BYTES_MAX: Final = 64 * 1024 * 1024

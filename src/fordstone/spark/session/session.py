@@ -2,7 +2,8 @@
 
 `session` starts Spark; `prepared` takes a session that is there. Either way the result has the settings that a plan's
 meaning needs, and the user's own session keeps its settings. Which settings: `settings`; which Java: `java`. Executors that are
-processes of their own are asked by one small job whether they can run a plan; those that come later are not.
+processes of their own are asked by one small job whether they can run a plan; those that come later are not. Spark wraps the
+traceback of a worker into its own text several times over: the innermost one counts (`worker_trace`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -239,8 +241,6 @@ def _stop(session_ref: weakref.ref[SparkSession]) -> None:
 
 NEEDED = ("fordstone", "polars", "pyarrow", "pandas", "msgspec", "sqlglot")
 ASKED_MAX = 64
-_PYTHON_ERROR = re.compile(r"(?:pyspark\.[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
-_TASK_FAILURE = re.compile(r"most recent failure: Lost task .*? \([^()]* executor \w+\): (.+)")
 _HOW = (
     "Executors need the same Python and the same packages as the driver: install 'fordstone[spark]' on every machine, or "
     "send an environment along (spark-submit --archives env.tar.gz#env with PYSPARK_PYTHON=./env/bin/python)"
@@ -283,7 +283,7 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
     try:
         rows = asked.collect()
     except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"the executors cannot run Python: {_cause(error)}\n{_HOW}") from error
+        raise ConfigError(f"the executors cannot run Python: {last_words(str(error))}\n{_HOW}") from error
     workers = [
         WorkerFacts(
             host=row.host, python=row.python, missing=tuple(filter(None, row.missing.split())), fordstone=row.fordstone
@@ -323,8 +323,76 @@ def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], I
     return answer
 
 
-def _cause(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    raised = [line for line in reversed(lines) if _PYTHON_ERROR.match(line)]
-    failed = [found[1] for line in lines if (found := _TASK_FAILURE.search(line))]
-    return [*raised, *failed, *lines, type(error).__name__][0]
+RAISED_LINES_MAX: Final = 20
+_BEGINS: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)')
+_ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streaming Query|Driver stacktrace|\t")
+_OUR_FILE: Final = re.compile(r"(?:^|/)fordstone/(?:[a-z_]+/)+[a-z_]+\.py$")
+_LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
+_ARCHIVE: Final = re.compile(r"^.*\.zip/")
+_IN_JAVA: Final = "py4j.protocol.Py4JJavaError: "
+_JAVA_SAYS: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: *(.*?)(?: +SQLSTATE.*)?$", re.MULTILINE)
+"""After the name of the exception: of what a call raised, and of each of its causes."""
+
+
+_TASK_FAILURE: Final = re.compile(r"most recent failure: Lost task .*? \([^()]* executor \w+\): (.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTrace:
+    """What was raised in a worker."""
+
+    frames: tuple[str, ...]
+    """The frames of the user's code, as text of one or more lines."""
+    raised: str
+    """What was raised, and the notes to it."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.frames, self.raised])
+
+
+def worker_trace(text: str) -> WorkerTrace | None:
+    """The innermost traceback in what Spark says; None: there is none."""
+    _, begins, rest = text.rpartition(_BEGINS)
+    if not begins:
+        return None
+    lines = rest.lstrip("\n").splitlines()
+    count = next((place for place, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    raised = []
+    for line in lines[count : count + RAISED_LINES_MAX]:
+        if _ENDS.match(line):
+            break
+        raised.append(line)
+    return WorkerTrace(frames=_of_user(lines[:count]), raised="\n".join(raised)) if raised else None
+
+
+def last_words(text: str) -> str:
+    """The failure in a line: what a worker raised, else what Spark says first."""
+    trace = worker_trace(text)
+    if trace is not None and trace.raised.startswith(_IN_JAVA):
+        causes = [cause for cause in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if cause]
+        # Spark's own errors have a name in brackets; what lies below them is about files and sockets.
+        named = [cause for cause in causes if cause.startswith("[")]
+        if causes:
+            return str((named or causes)[-1])
+    if trace is not None:
+        return " ".join(trace.raised.split("\n"))
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("at ", "...", "An error occurred while calling"))]
+    failed = [found[1] for line in said if (found := _TASK_FAILURE.search(line))]
+    return next(iter([*failed, *said]), "")
+
+
+def _of_user(lines: list[str]) -> tuple[str, ...]:
+    """Return the frames after the last one of ours that are in no library. A file that came in an archive is named as in it."""
+    frames: list[tuple[str, list[str]]] = []
+    for line in lines:
+        found = _FRAME.fullmatch(line)
+        if found is not None:
+            file = _ARCHIVE.sub("", found["file"])
+            frames.append((found["file"], [f'  File "{file}", line {found["line"]}, in {found["name"]}']))
+        elif frames:
+            frames[-1][1].append(line)
+    ours = [place for place, (file, _) in enumerate(frames) if _OUR_FILE.search(file)]
+    later = frames[ours[-1] + 1 :] if ours else frames
+    return tuple("\n".join(shown) for file, shown in later if not _LIBRARY.search(file))
