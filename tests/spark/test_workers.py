@@ -12,9 +12,7 @@ from fordstone.errors import ConfigError
 from fordstone.spark.session.session import WorkerFacts, check_workers, complaints
 
 
-def worker(
-    *, host: str = "a", python: str = "3.11.7", missing: tuple[str, ...] = (), version: str = "0.1.0"
-) -> WorkerFacts:
+def worker(*, host: str = "a", python: str = "3.11.7", missing: str = "", version: str = "0.1.0") -> WorkerFacts:
     return WorkerFacts(host=host, python=python, missing=missing, fordstone=version)
 
 
@@ -23,8 +21,8 @@ def worker(
     [
         ([worker(), worker(python="3.11.2")], []),
         ([worker(python="3.12.1")], ["a: Python 3.12.1, where the driver has 3.11.7"]),
-        ([worker(missing=("polars",), version="0.1.0")], ["a: without polars"]),
-        ([worker(missing=("fordstone", "polars"), version="")], ["a: without fordstone, polars"]),
+        ([worker(missing="polars", version="0.1.0")], ["a: without polars"]),
+        ([worker(missing="fordstone, polars", version="")], ["a: without fordstone, polars"]),
         ([worker(version="0.0.9")], ["a: Fordstone 0.0.9, where the driver has 0.1.0"]),
         (
             [worker(host="b", version="0.0.9"), worker(), worker(host="b", version="0.0.9")],

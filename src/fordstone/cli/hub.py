@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -424,22 +425,19 @@ def _answer(
     address = address_of(**hub)
     from fordstone.hub.client.client import HubClient
 
-    client = HubClient(address, timeout_s=ASK_TIMEOUT_S)
-    try:
+    with closing(HubClient(address, timeout_s=ASK_TIMEOUT_S)) as client:
         if watch and not as_json:
             _watch(lambda: table(_asked(client, ask, address.url)))
             return
         found = _asked(client, ask, address.url)
-        if as_json:
-            fmt.print_json(found)
-        elif sys.stdout.isatty():
-            from rich.console import Console
+    if as_json:
+        fmt.print_json(found)
+    elif sys.stdout.isatty():
+        from rich.console import Console
 
-            Console(highlight=False).print(table(found).styled(), soft_wrap=True)
-        else:
-            click.echo(table(found).text())
-    finally:
-        client.close()
+        Console(highlight=False).print(table(found).styled(), soft_wrap=True)
+    else:
+        click.echo(table(found).text())
 
 
 def _asked(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:

@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -123,8 +124,5 @@ def limit_polars(parallelism: int) -> None:
 def trim_memory() -> None:
     """Return freed memory to the system, once, after everything is loaded: saves about 14 MB of an idle process."""
     gc.collect()
-    try:
+    with suppress(AttributeError, OSError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        # Not glibc.
-        return

@@ -7,8 +7,8 @@ command's, and it replaces the handler of SIGINT, which the engine then replaces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -43,7 +43,6 @@ from fordstone.cli.view.view import make_view, run_shown
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
-    from fordstone.edge.agent.health import HealthReporter
     from fordstone.edge.config import RunConfig
     from fordstone.hub.client.address import HubAddress
     from fordstone.plan.plan import Plan
@@ -225,7 +224,16 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: An
     def work() -> Report:
         if hub is None:
             return run_plan(plan, pipeline.functions, config, on_progress=view.show)
-        with _health_reported(plan, config.node, hub) as health:
+        import fordstone
+        from fordstone.edge.agent.health import HealthReporter
+        from fordstone.hub.client.client import HubClient
+        from fordstone.runtime.clock import SystemClock
+
+        names = {"node": config.node, "pipeline": plan.pipeline, "version": fordstone.__version__}
+        with (
+            closing(HubClient(hub, timeout_s=HEALTH_TIMEOUT_S)) as client,
+            HealthReporter(client, clock=SystemClock(), **names) as health,
+        ):
 
             def show(progress: Progress) -> None:
                 health.show(progress)
@@ -234,25 +242,6 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: An
             return run_plan(plan, pipeline.functions, config, on_progress=show)
 
     run_shown(view, work)
-
-
-@contextmanager
-def _health_reported(plan: Plan, node: str, hub: HubAddress) -> Iterator[HealthReporter]:
-    """Report this node's health to the hub inside the block."""
-    import fordstone
-    from fordstone.edge.agent.health import HealthReporter
-    from fordstone.hub.client.client import HubClient
-    from fordstone.runtime.clock import SystemClock
-
-    client = HubClient(hub, timeout_s=HEALTH_TIMEOUT_S)
-    reporter = HealthReporter(
-        client, node=node, pipeline=plan.pipeline, clock=SystemClock(), version=fordstone.__version__
-    )
-    try:
-        with reporter:
-            yield reporter
-    finally:
-        client.close()
 
 
 def config_of(options: dict[str, Any]) -> RunConfig:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,7 +139,9 @@ def _abandon_stdout() -> None:
 
 
 def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None:
-    with _state(options["state"]) as state:
+    temporary = tempfile.TemporaryDirectory(prefix="fordstone-sql-", ignore_cleanup_errors=True)
+    with temporary as folder:
+        state = options["state"] or folder
         with output:
             report = _run(pipeline, output, state, options)
         output.finish()
@@ -234,18 +234,6 @@ def _run_on_spark(pipeline: Pipeline, output: Output, state: str, options: dict[
     output.note(STARTING_SPARK)
     with application(name=f"fordstone {PIPELINE}") as spark:
         return run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, on_progress=output.show)
-
-
-@contextlib.contextmanager
-def _state(given: str | None) -> Iterator[str]:
-    if given is not None:
-        yield given
-        return
-    folder = tempfile.mkdtemp(prefix="fordstone-sql-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _summary(report: Report, output: Output, *, follow: bool) -> str:

@@ -10,7 +10,7 @@ import io
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, TextIO, cast
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -40,23 +40,20 @@ class Drawing:
         self._live = Live(
             console=self.console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False
         )
-        self._replaced: tuple[TextIO, TextIO] | None = None
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._replaced = sys.stdout, sys.stderr
-        self._live.start()
+        self._stack.enter_context(self._live)
         # A second signal ends the process on the spot, and nothing would bring a hidden cursor back.
         self.console.show_cursor(show=True)
         # Rows of a sink that prints elsewhere than to this terminal must not be caught.
         if sys.stdout.isatty():
-            sys.stdout = cast("TextIO", _Above(self.console))
-        sys.stderr = cast("TextIO", _Above(self.console))
+            self._stack.enter_context(contextlib.redirect_stdout(_Above(self.console)))
+        self._stack.enter_context(contextlib.redirect_stderr(_Above(self.console)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._replaced is not None:
-            sys.stdout, sys.stderr = self._replaced
-        self._live.stop()
+        self._stack.close()
 
     def update(self, drawn: RenderableType) -> None:
         """Draw. A terminal that was closed does not stop a pipeline."""

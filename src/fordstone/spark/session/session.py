@@ -253,7 +253,7 @@ class WorkerFacts:
 
     host: str
     python: str
-    missing: tuple[str, ...]
+    missing: str
     fordstone: str
 
 
@@ -264,7 +264,7 @@ def complaints(workers: Iterable[WorkerFacts], *, python: str, version: str) -> 
         if worker.python.split(".")[:2] != python.split(".")[:2]:
             found.append(f"{worker.host}: Python {worker.python}, where the driver has {python}")
         if worker.missing:
-            found.append(f"{worker.host}: without {', '.join(worker.missing)}")
+            found.append(f"{worker.host}: without {worker.missing}")
         elif worker.fordstone != version:
             found.append(f"{worker.host}: Fordstone {worker.fordstone}, where the driver has {version}")
     return found
@@ -284,12 +284,7 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
         rows = asked.collect()
     except (PySparkException, Py4JError) as error:
         raise ConfigError(f"the executors cannot run Python: {last_words(str(error))}\n{_HOW}") from error
-    workers = [
-        WorkerFacts(
-            host=row.host, python=row.python, missing=tuple(filter(None, row.missing.split())), fordstone=row.fordstone
-        )
-        for row in rows
-    ]
+    workers = [WorkerFacts(**row.asDict()) for row in rows]
     found = complaints(workers, python=platform.python_version(), version=fordstone.__version__)
     if found:
         raise ConfigError("the executors cannot run the plan:\n" + "".join(f"  {line}\n" for line in found) + _HOW)
@@ -315,7 +310,7 @@ def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], I
         row = {
             "host": socket.gethostname(),
             "python": platform.python_version(),
-            "missing": " ".join(missing),
+            "missing": ", ".join(missing),
             "fordstone": version,
         }
         yield pa.RecordBatch.from_pylist([row])
