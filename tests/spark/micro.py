@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
 
-from fordstone.operators.base import Functions, OperatorContext
+from fordstone.operators.base import Functions
 from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
@@ -34,28 +34,11 @@ from fordstone.spark.hosted.commit import BatchOutcome, Committer
 from fordstone.spark.hosted.operator_host import HostProcessor
 from fordstone.spark.hosted.packing import spark_hashes
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.hosted.stages import QuerySetting, Stages
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]
 """Record batches by partition."""
 BATCHES_MAX = 2000
-
-
-class KnownPlan(QuerySetting):
-    """A setting that reads its plan once: on Spark every task of every batch does."""
-
-    def stages(self) -> Stages:
-        if "_stages" not in self.__dict__:
-            self.__dict__["_stages"] = super().stages()
-        found: Stages = self.__dict__["_stages"]
-        return found
-
-    def operators(self, stages: Stages) -> OperatorContext:
-        if "_operators" not in self.__dict__:
-            self.__dict__["_operators"] = super().operators(stages)
-        found: OperatorContext = self.__dict__["_operators"]
-        return found
 
 
 # Frames.
@@ -84,11 +67,9 @@ _TRIES = itertools.count()
 
 
 @contextmanager
-def _task(partition: int, attempt: int) -> Iterator[None]:
+def _task() -> Iterator[None]:
     """What tasks ask pyspark for."""
-    context = TaskContext._getOrCreate()
-    context._partitionId, context._taskAttemptId = partition, attempt
-    context._taskAttemptId = next(_TRIES)
+    TaskContext._getOrCreate()._taskAttemptId = next(_TRIES)
     try:
         yield
     finally:
@@ -105,9 +86,8 @@ class Frame:
     def mapInArrow(self, function: Callable[..., Iterable[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802 - Spark's
         def made() -> Partitions:
             out = []
-            for number, batches in enumerate(self._make()):
-                self._spark.attempts += 1
-                with _task(number, self._spark.attempts):
+            for batches in self._make():
+                with _task():
                     out.append(list(self._spark.stepped("task", function(iter(batches)))))
             return out
 
@@ -312,8 +292,6 @@ class MicroSpark:
         self.cores = cores
         self.fate = Fate()
         self.now_us = 1_000_000
-        self.attempts = 0
-        """Tries at tasks, of all processes."""
         self.conf = SimpleNamespace(set=lambda key, value: None)
         self.dataSource = SimpleNamespace(register=self._register)
         self._sources: dict[str, type] = {}
@@ -327,9 +305,7 @@ class MicroSpark:
             mock.patch.object(query_module, "prepared", lambda spark: spark),
             mock.patch.object(query_module, "parallelism", return_value=self.cores),
         ):
-            query = hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
-        known = KnownPlan(**{part.name: getattr(query.setting, part.name) for part in fields(QuerySetting)})
-        return replace(query, setting=known)
+            return hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
 
     def start(
         self,

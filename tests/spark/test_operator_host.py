@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from tests.spark.micro import KnownPlan
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
@@ -94,7 +93,7 @@ def setting(*, windows: bool = False, running: bool = False, twice: bool = False
         if twice:
             again = closed.group_by().window(tumbling("60s")).agg(name="minutes", n="sum(n)")
             again.sink("minutes_out", files("out/minutes", format="jsonl"))
-    return KnownPlan(plan_json=pipeline.plan().to_json(), shards=shards)
+    return QuerySetting(plan_json=pipeline.plan().to_json(), shards=shards)
 
 
 def at(second: float) -> datetime:
@@ -108,10 +107,10 @@ def frame(rows: Iterable[tuple[int, float, int]]) -> pl.DataFrame:
 
 def for_step(query: QuerySetting, step: str, rows: pl.DataFrame) -> Packed:
     """Rows as a reader packs them."""
-    stages = query.stages()
+    stages = query.stages
     found = stages.plan.step(step)
     assert isinstance(found, p.Aggregate)
-    feeder = make_feeder(found, 0, query.operators(stages))
+    feeder = make_feeder(found, 0, query.operators)
     assert feeder is not None
     (made,) = feeder.on_batch(rows, late=False)
     return Packed(0, What.ROWS, stages.tag_of(step), encode(made.frame))
@@ -168,9 +167,9 @@ def test_what_is_for_others_is_passed_on_as_it_is() -> None:
     others = [
         Packed(0, What.OUT, 7, b"out"),
         Packed(0, What.FACTS, 0, msgspec.json.encode(TaskFacts(rows_late=99))),
-        Packed(0, What.ROWS, query.stages().tag_of("minutes"), b"rows"),
-        Packed(0, What.LATE, query.stages().tag_of("minutes"), b"late"),
-        Packed(0, What.SEED, query.stages().tag_of("minutes"), b"seed"),
+        Packed(0, What.ROWS, query.stages.tag_of("minutes"), b"rows"),
+        Packed(0, What.LATE, query.stages.tag_of("minutes"), b"late"),
+        Packed(0, What.SEED, query.stages.tag_of("minutes"), b"seed"),
     ]
     found = run(query, CountingStore(), *others, mark(5 * SECOND))
     assert [row for row in found if row in others] == others
@@ -357,7 +356,7 @@ def test_a_seed_alone_is_stored_and_gives_nothing_out() -> None:
 def test_windows_that_had_closed_before_the_checkpoint_stay_closed() -> None:
     query, store = setting(windows=True), CountingStore()
     open_rows = decode(for_step(query, "windows", frame([(1, 5, 1), (1, 15, 1)])).data)
-    tag = query.stages().tag_of("windows")
+    tag = query.stages.tag_of("windows")
     told = seed(0, None, 12 * SECOND, tag, "")
     found = run(query, store, seed(0, open_rows, 12 * SECOND, tag, "windows"), told, mark(0))
     assert out(found) == []
@@ -376,8 +375,8 @@ def _setting():
 
 
 def _run(setting, store, seconds, watermark_us):
-    stages = setting.stages()
-    partials = partials_of(stages.keyed[0], setting.operators(stages))
+    stages = setting.stages
+    partials = partials_of(stages.keyed[0], setting.operators)
     times = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
     frame = pl.DataFrame(
         {"k": ["a"] * len(times), "ts": times}, schema={"k": pl.String, "ts": pl.Datetime("us", "UTC")}

@@ -113,8 +113,8 @@ class ShardHost:
     """Runs the keyed steps of one stage for one shard through one batch. Used once."""
 
     def __init__(self, setting: QuerySetting, depth: int, shard: int, store: PieceStore) -> None:
-        self._stages = setting.stages()
-        self._operators = setting.operators(self._stages)
+        self._stages = setting.stages
+        self._operators = setting.operators
         self._depth = depth
         self._shard = shard
         self._store = store
@@ -296,10 +296,10 @@ class HostProcessor(StatefulProcessor):
         self._depth = depth
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        stages = self._setting.stages()
+        stages = self._setting.stages
         # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `stages.SentFunctions`).
         functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
-        operators = replace(self._setting.operators(stages), functions=functions)
+        operators = replace(self._setting.operators, functions=functions)
         self._keys = shard_keys(self._setting.shards)
         self._shards = shards_of(self._keys)
         self._memo = handle.getValueState(MEMO, _JSON)

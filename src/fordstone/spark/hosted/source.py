@@ -69,8 +69,8 @@ class Feed:
 
     def __init__(self, setting: QuerySetting) -> None:
         self._setting = setting
-        self._stages = setting.stages()
-        self._operators = setting.operators(self._stages)
+        self._stages = setting.stages
+        self._operators = setting.operators
         self._packer = Packer(setting.shards)
         self._chains: dict[str, Chain] = {}
 
@@ -243,7 +243,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planned(self) -> Planner:
         if self._planner is None:
-            steps = self._setting.stages().sources
+            steps = self._setting.stages.sources
             sources = {step.name: opened(step, bounded=self._setting.bounded) for step in steps}
             self._planner = Planner(
                 steps,
@@ -252,7 +252,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 bounded=self._setting.bounded,
                 clock_us=system_clock_us,
                 wall_us=SystemClock().wall_us,
-                tick_us=None if self._setting.bounded else tick_us(self._setting.stages().plan),
+                tick_us=None if self._setting.bounded else tick_us(self._setting.stages.plan),
             )
         return self._planner
 

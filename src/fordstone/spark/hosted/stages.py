@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -176,7 +176,7 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
 
 @dataclass(frozen=True, kw_only=True)
 class QuerySetting:
-    """What every task of a query needs. Sent by Spark to its workers, functions included."""
+    """What every task of a query needs. Sent by Spark to its workers, functions included; each process reads the plan itself."""
 
     plan_json: bytes
     shards: int
@@ -184,12 +184,17 @@ class QuerySetting:
     batch_rows: int = 65_536
     bounded: bool = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    @cached_property
     def stages(self) -> Stages:
         return build_stages(p.read_plan(self.plan_json))
 
-    def operators(self, stages: Stages) -> OperatorContext:
+    @cached_property
+    def operators(self) -> OperatorContext:
         """How the operators are made: running results come once a batch, as on the edge once an epoch."""
-        plan = stages.plan
+        plan = self.stages.plan
         return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),

@@ -73,8 +73,7 @@ class Seed:
 
     def rows(self, setting: QuerySetting, first: int, every: int) -> Iterator[Packed]:
         """Yield every `every`-th run as seeds for the shards; the first task also sends the watermarks."""
-        stages = setting.stages()
-        operators = setting.operators(stages)
+        stages = setting.stages
         times = step_times_us(self.manifest)
         if first == 0:
             for tag, step in enumerate(stages.keyed):
@@ -86,7 +85,7 @@ class Seed:
         for tag, step in enumerate(stages.keyed):
             if step.name not in self.steps:
                 continue
-            states = make_operator(step, operators).states()
+            states = make_operator(step, setting.operators).states()
             order = 0
             for runs in sorted(self.manifest.states, key=lambda runs: runs.subtask):
                 if runs.step != step.name or runs.state not in states:
