@@ -12,7 +12,7 @@ from pathlib import Path
 from click.testing import Result
 
 Invoke = Callable[..., Result]
-SECONDS_MAX = 60
+SECONDS_MAX = 600
 PIPELINE = """
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
