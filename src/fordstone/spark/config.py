@@ -52,8 +52,3 @@ class SparkConfig:
         if "://" not in root:
             root = str(Path(root).expanduser().absolute())
         return f"{root}/{pipeline}/_spark"
-
-
-def spark_span(span: str) -> str:
-    """A span as Spark's triggers take it."""
-    return f"{max(1, positive_us(span, what='interval') // 1000)} milliseconds"

@@ -21,13 +21,14 @@ from fordstone.connectors.base import SinkStream, SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.errors import CheckpointError, ConfigError
+from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS
-from fordstone.spark.config import SparkConfig, spark_span
+from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
 from fordstone.spark.hosted.operator_host import HostProcessor, batch_host
@@ -88,7 +89,8 @@ class HostedQuery:
         )
         if self.config.available_now or self.config.bounded:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=spark_span(self.config.interval)).start()
+        interval_ms = max(1, positive_us(self.config.interval, what="interval") // 1000)
+        return writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
 
     def run_batch(self, on_batch: OnBatch) -> None:
         """Run it as a batch job: each stage runs once, and ends with the input. One that was done already is left as it is."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.core.context import SparkContext
@@ -41,17 +41,11 @@ _WORKER_THREADS = "spark.executorEnv.POLARS_MAX_THREADS"
 
 @contextmanager
 def application(
-    *,
-    name: str,
-    master: str | None = None,
-    memory: str | None = None,
-    log_level: str = "OFF",
-    config: Mapping[str, str] | None = None,
-    file: Path | None = None,
+    *, master: str | None = None, config: Mapping[str, str] | None = None, file: Path | None = None, **options: Any
 ) -> Iterator[SparkSession]:
     """A session for the time of the block. Where Spark runs in this process already, a session of it, which then stays.
 
-    Arguments are as for `session`; `file` is the pipeline's Python file, which this process has loaded: its functions can then be
+    Options are those of `session`; `file` is the pipeline's Python file, which this process has loaded: its functions can then be
     called in workers. Raises `FordstoneError` if Spark could not be started; the text says why.
     """
     if master is not None and master.startswith("sc://"):
@@ -66,7 +60,12 @@ def application(
     given.setdefault(_WORKER_THREADS, os.environ.get("POLARS_MAX_THREADS", "1"))
     running = SparkContext._active_spark_context is not None  # noqa: SLF001 - asking in any other way would start one
     with _importable(file):
-        spark = _started(name, master, memory, log_level, given)
+        try:
+            spark = session(master=master, config=given, **options)
+        except (PySparkException, Py4JError) as error:
+            where = "" if master is None else f" with master {master}"
+            why = last_words(str(error)) or type(error).__name__
+            raise FordstoneError(f"Spark could not be started{where}: {why}") from error
         try:
             if file is not None and (running or local_cores(spark.sparkContext.master, 1) is None):
                 folder = Path(tempfile.mkdtemp(prefix="fordstone-"))
@@ -92,18 +91,6 @@ def _importable(file: Path | None) -> Iterator[None]:
             os.environ[_IMPORT_PATH] = before
         elif file is not None:
             del os.environ[_IMPORT_PATH]
-
-
-def _started(
-    name: str, master: str | None, memory: str | None, log_level: str, config: Mapping[str, str]
-) -> SparkSession:
-    try:
-        return session(name=name, master=master, memory=memory, log_level=log_level, config=config)
-    except (PySparkException, Py4JError) as error:
-        where = "" if master is None else f" with master {master}"
-        raise FordstoneError(
-            f"Spark could not be started{where}: {last_words(str(error)) or type(error).__name__}"
-        ) from error
 
 
 SHIPPED_BYTES_MAX: Final = 64 * 1024 * 1024
