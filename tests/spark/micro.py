@@ -160,35 +160,24 @@ class StreamFrame:
 
 
 class _Writer:
+    """A `DataStreamWriter`: every call is noted until `start`."""
+
     def __init__(self, frame: StreamFrame) -> None:
         self._frame = frame
-        self._location = ""
-        self._available_now = False
-        self._committer: Committer | None = None
+        self._given: dict[str, Any] = {}
 
-    def foreachBatch(self, committer: Committer) -> _Writer:  # noqa: N802 - Spark's name
-        self._committer = committer
-        return self
+    def __getattr__(self, name: str) -> Callable[..., _Writer]:
+        def note(*args: Any, **options: Any) -> _Writer:
+            self._given[name] = options or args
+            return self
 
-    def outputMode(self, mode: str) -> _Writer:  # noqa: N802 - Spark's name
-        assert mode == "append"
-        return self
-
-    def queryName(self, name: str) -> _Writer:  # noqa: N802 - Spark's name
-        return self
-
-    def option(self, name: str, value: str) -> _Writer:
-        assert name == "checkpointLocation"
-        self._location = value
-        return self
-
-    def trigger(self, *, availableNow: bool = False, processingTime: str | None = None) -> _Writer:  # noqa: N803 - Spark's
-        self._available_now = availableNow
-        return self
+        return note
 
     def start(self) -> MicroQuery:
-        assert self._committer is not None
-        return MicroQuery(self._frame, self._location, self._committer, available_now=self._available_now)
+        given = self._given
+        (committer,), (name, location) = given["foreachBatch"], given["option"]
+        assert (given["outputMode"], name) == (("append",), "checkpointLocation")
+        return MicroQuery(self._frame, location, committer, available_now=given["trigger"].get("availableNow", False))
 
 
 class MicroQuery:

@@ -249,41 +249,29 @@ def start_java(conf: SparkConf) -> None:
     """
     if SparkContext._gateway is not None:  # noqa: SLF001 - a second one would be started for nothing and never end
         return
-    said = _Passage()
+    reading, writing = os.pipe()
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    # A daemon: it ends with the Java process, which ends after this one.
+    thread = threading.Thread(target=_pass_on, args=(reading, last), name="spark-stderr", daemon=True)
+    thread.start()
     try:
-        gateway = launch_gateway(conf, popen_kwargs={"stderr": said.writing})  # type: ignore[no-untyped-call]  # not typed there
+        gateway = launch_gateway(conf, popen_kwargs={"stderr": writing})  # type: ignore[no-untyped-call]  # not typed there
     except PySparkRuntimeError as error:
-        said.close()
-        raise FordstoneError(
-            f"Spark's Java process ended before it was ready. It said:\n{said.last_words()}"
-        ) from error
-    said.close()
+        os.close(writing)
+        thread.join(timeout=_LAST_WORDS_S)
+        said = "".join(last)
+        raise FordstoneError(f"Spark's Java process ended before it was ready. It said:\n{said}") from error
+    # Only the Java process has it open now.
+    os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - the one way to hand it over
 
 
-class _Passage:
-    """A pipe, and the thread that carries what is worth showing from it to standard error, until it is closed."""
-
-    def __init__(self) -> None:
-        self._reading, self.writing = os.pipe()
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        # A daemon: it ends with the Java process, which ends after this one.
-        self._thread = threading.Thread(target=self._carry, name="spark-stderr", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Leave the writing end to the Java process alone."""
-        os.close(self.writing)
-
-    def last_words(self) -> str:
-        self._thread.join(timeout=_LAST_WORDS_S)
-        return "".join(self._last)
-
-    def _carry(self) -> None:
-        with os.fdopen(self._reading, encoding="utf-8", errors="replace") as lines:
-            for line in worth_showing(lines):
-                self._last.append(line)
-                # Looked up each time: a live display or a test may have put another in its place, or closed it.
-                with suppress(OSError, ValueError, AttributeError):
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+def _pass_on(reading: int, last: deque[str]) -> None:
+    """Carry what is worth showing from a pipe to standard error until it is closed, and keep the last lines."""
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
+        for line in worth_showing(lines):
+            last.append(line)
+            # Looked up each time: a live display or a test may have put another in its place, or closed it.
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(line)
+                sys.stderr.flush()
