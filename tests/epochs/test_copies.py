@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from fordstone.epochs.copies import Uploader, fetch_checkpoint, survey_remote
-from fordstone.epochs.manifest import MANIFEST_VERSION
-from fordstone.epochs.sealed import encode_manifest
+from fordstone.epochs.manifest import MANIFEST_VERSION, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.protocol.backoff import Backoff

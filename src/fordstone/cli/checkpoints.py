@@ -233,7 +233,7 @@ def _verify_facts(report: VerifyReport) -> dict[str, Any]:
         "damaged_runs": [{"run": digest, "problem": problem} for digest, problem in report.damaged_runs],
         "runs_checked": report.runs_checked,
         "checked_bytes": report.checked_bytes,
-        "damaged_cut_lines": report.damaged_cut_lines,
+        "damaged_log_lines": report.damaged_log_lines,
         "aside": list(report.aside),
     }
 
@@ -241,8 +241,8 @@ def _verify_facts(report: VerifyReport) -> dict[str, Any]:
 def _verify_text(report: VerifyReport, place: str) -> str:
     lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
-    if report.damaged_cut_lines:
-        lines.append(f"damaged: {place}/cuts.jsonl, {fmt.count(report.damaged_cut_lines, 'line')}")
+    if report.damaged_log_lines:
+        lines.append(f"damaged: {place}/epochs.jsonl, {fmt.count(report.damaged_log_lines, 'line')}")
     if report.aside:
         lines.append(f"set aside earlier: {fmt.count(len(report.aside), 'file')} in {place}/aside")
     read = f"{fmt.count(report.runs_checked, 'run')}, {fmt.size(report.checked_bytes)} read"

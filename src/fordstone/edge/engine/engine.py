@@ -16,7 +16,7 @@ from fordstone.connectors.base import Sink, Source
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Beginning, Environment, Job, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
-from fordstone.edge.engine.crossing import Crossing, check_tiers, crossing_streams
+from fordstone.edge.engine.crossing import Crossing, check_tiers
 from fordstone.edge.engine.recovery import Resumption, without_end
 from fordstone.edge.engine.release import LocalReleaseLog, Retention, SinkRelease
 from fordstone.edge.engine.reservation import Reservations
@@ -98,7 +98,7 @@ class Engine:
         outbox: Outbox | None = None,
     ) -> None:
         """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center."""
-        check_tiers(plan, outbox)
+        check_tiers(plan, has_hub=outbox is not None)
         self.plan = plan
         self.config = config
         self.environment = environment
@@ -113,7 +113,10 @@ class Engine:
             Reservations(environment.disk, self._job.home) if plan.guarantee == "at_most_once" else None
         )
         self.sources = self._job.open_sources()
-        self._crossing = None if outbox is None else self._begin_crossing(outbox)
+        self._crossing = Crossing(plan, self._job.graph)
+        self._outbox = outbox
+        if outbox is not None:
+            outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
         self.writer = self._make_writer()
         self.coordinator, self.tasks = self._make_tasks()
         self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
@@ -152,9 +155,8 @@ class Engine:
         manifest = self.resumption.manifest
         if manifest is None:
             return
-        if self._crossing is not None:
-            self._crossing.sealed(manifest)
-            self._crossing.check(manifest, self._job.store)
+        if self._outbox is not None and self.plan.guarantee == "exactly_once":
+            self._outbox.check(manifest.cut)
         self.writer.stages.sinks.release_again(manifest, self._job.store)
 
     def stop(self) -> None:
@@ -200,14 +202,6 @@ class Engine:
 
     # Sealing and release.
 
-    def _begin_crossing(self, outbox: Outbox) -> Crossing:
-        store = self._job.store
-        crossing = Crossing(outbox, self.plan, self._job.graph)
-        outbox.begin(self.resumption.next_epoch - 1, crossing.finder(store))
-        for cut in self.resumption.replay:
-            crossing.replayed(store.manifest(cut.epoch), store)
-        return crossing
-
     def _make_writer(self) -> Writer:
         job = self._job
         acks = any(type(source).ack is not Source.ack for source in self.sources.values())
@@ -215,12 +209,9 @@ class Engine:
             store=job.store,
             release_log=LocalReleaseLog(job.store),
             crossing=self._crossing,
+            outbox=self._outbox,
             sinks=SinkRelease(self._waiting_sinks(), self.environment.failpoints),
-            retention=Retention(
-                job.store,
-                outbox=None if self._crossing is None else self._crossing.outbox,
-                ack=self._acknowledge if acks else None,
-            ),
+            retention=Retention(job.store, outbox=self._outbox, ack=self._acknowledge if acks else None),
         )
         return Writer(
             stages,
@@ -234,10 +225,10 @@ class Engine:
 
     def _waiting_sinks(self) -> dict[str, tuple[Sink, pl.Schema]]:
         """The sinks that wait for seals, and the columns of their rows."""
-        connectors, crossing = self._job.connectors, crossing_streams(self.plan)
+        connectors = self._job.connectors
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in self.plan.steps:
-            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in crossing:
+            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in self._crossing.streams:
                 sinks[step.name] = (connectors.sink(step), connectors.schema(step))
             if isinstance(step, p.Source):
                 sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))

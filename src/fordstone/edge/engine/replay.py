@@ -200,8 +200,9 @@ class Replay:
                         Segment(name, tuple(job.store.write_run(frame) for frame in frames))
                     )
                 )
-        cut = msgspec.structs.replace(cut, segments=tuple(whole.get(name) or again[name] for name in outputs))
-        manifest = draft.manifest(job.identity, cut, created_us=job.environment.clock.wall_us(), pending=tuple(pending))
+        cut = restated(cut, [whole.get(name) or again[name] for name in outputs])
+        created_us = job.environment.clock.wall_us()
+        manifest = draft.manifest(job.identity, cut, draft.tasks(), created_us=created_us, pending=tuple(pending))
         self._patiently(lambda: job.store.commit(manifest, rebuilt=True))
         for task in self._tasks:
             for outlet in task.chain.outlets if task.id.endswith("/0") else ():
@@ -226,6 +227,17 @@ class Replay:
                 f"pipeline {self._job.plan.pipeline} was stopped before its sealed epochs had been replayed. Nothing is lost: the next "
                 "start replays them."
             )
+
+
+def restated(cut: Cut, segments: Sequence[Segment]) -> Cut:
+    """The record of an epoch whose output is stored in these runs now: its streams and their watermarks stay."""
+    before = {segment.sink: segment for segment in cut.segments}
+    now = tuple(
+        msgspec.structs.replace(before[segment.sink], runs=segment.runs) if segment.sink in before else segment
+        for segment in segments
+    )
+    changed = any(segment.stream is not None and segment != before[segment.sink] for segment in now)
+    return msgspec.structs.replace(cut, segments=now, restated=cut.restated or changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,9 +151,23 @@ class Draft:
         """The output as it was written."""
         return tuple(Segment(name, _refs(pieces)) for name, pieces in self._outputs.items())
 
-    def manifest(self, identity: Identity, cut: Cut, *, created_us: int, pending: tuple[Segment, ...] = ()) -> Manifest:
+    def tasks(self) -> tuple[TaskCut, ...]:
+        """Where the tasks stood."""
+        return tuple(
+            TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
+            for snapshot in self._sealing.snapshots
+        )
+
+    def manifest(
+        self,
+        identity: Identity,
+        cut: Cut,
+        tasks: tuple[TaskCut, ...],
+        *,
+        created_us: int,
+        pending: tuple[Segment, ...] = (),
+    ) -> Manifest:
         """The manifest, with this cut."""
-        snapshots = self._sealing.snapshots
         return Manifest(
             pipeline=identity.pipeline,
             node=identity.node,
@@ -165,13 +179,10 @@ class Draft:
             step_digests=dict(identity.step_digests),
             created_us=created_us,
             cut=cut,
-            tasks=tuple(
-                TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
-                for snapshot in snapshots
-            ),
+            tasks=tasks,
             states=tuple(
                 StateRuns(state.step, state.name, state.subtask, _refs(state.pieces))
-                for snapshot in snapshots
+                for snapshot in self._sealing.snapshots
                 for state in snapshot.states
             ),
             channels=tuple(self._logs),

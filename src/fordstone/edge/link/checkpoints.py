@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fordstone.edge.engine.recovery import Remote
 from fordstone.edge.link.owner import Owner
-from fordstone.epochs.sealed import decode_manifest
+from fordstone.epochs.manifest import decode_manifest
 from fordstone.epochs.store import CheckpointStore, Survey
 from fordstone.errors import CheckpointError, HubError, StorageError
 from fordstone.hub.messages import Checkpoint, LeaseRequest
@@ -63,7 +63,6 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
         for run in dict.fromkeys(manifest.runs()):
             if store.run_fault(run, deep=True) is not None:
                 store.put_run(run, hub.read_blob(run))
-        store.add_cuts([manifest.cut])
         store.commit(manifest, rebuilt=True)
 
     return Remote(survey=survey, fetch=fetch, fetch_cuts=lambda: None)

@@ -53,17 +53,9 @@ class HubLink:
                 f"pipeline {plan.pipeline} promises {plan.guarantee}, so its outbox may drop nothing. Leave outbox_full at 'block', or "
                 "declare the pipeline with guarantee='at_most_once'."
             )
-        directory = f"{store.pipeline}/{store.node}"
-        owner = next_owner(environment.disk, directory)
+        owner = next_owner(environment.disk, f"{store.pipeline}/{store.node}")
         choose = environment.choose
-        self.outbox = Outbox(
-            environment.disk,
-            directory,
-            bytes_max=config.outbox_bytes_max,
-            drops=drops,
-            fresh=owner.incarnation == 1,
-            failpoints=environment.failpoints,
-        )
+        self.outbox = Outbox(store, bytes_max=config.outbox_bytes_max, drops=drops, fresh=owner.incarnation == 1)
         self.sender = Sender(
             hub=hub,
             outbox=self.outbox,
