@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fordstone.epochs.epoch_log import EpochLog, parse_epoch_log
+from fordstone.epochs.epoch_log import Delivery, EpochLog, parse_epoch_log
 from fordstone.epochs.manifest import encode_cut
 from fordstone.storage.failpoint import NoFailpoints
 from fordstone.testing.memory_disk import MemoryDisk
