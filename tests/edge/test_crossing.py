@@ -17,7 +17,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import memory
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.edge.engine.crossing import Crossing
+from fordstone.edge.engine.sealing import Crossing
 from fordstone.epochs.manifest import Cut, PartitionCut, Segment, SourceCut, TaskCut
 from fordstone.epochs.run_file import decode_run
 from fordstone.hub.client.client import HubClient

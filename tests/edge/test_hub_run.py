@@ -29,7 +29,7 @@ from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
 from fordstone.plan import plan as p
 from fordstone.plan.plan import ToCenter
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import OUTBOX_FAILPOINTS
 

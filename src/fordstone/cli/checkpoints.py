@@ -23,9 +23,8 @@ from fordstone.cli.table import Table
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from fordstone.epochs.compaction import Combine, Merged
     from fordstone.epochs.manifest import Manifest, SourceCut
-    from fordstone.epochs.store import CheckpointStore, VerifyReport
+    from fordstone.epochs.store import CheckpointStore, Combine, Merged, VerifyReport
     from fordstone.plan.plan import Plan
     from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef
@@ -170,8 +169,7 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
 def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from contextlib import closing
 
-    from fordstone.epochs.compaction import merge_checkpoint
-    from fordstone.epochs.store import CheckpointStore
+    from fordstone.epochs.store import CheckpointStore, merge_checkpoint
     from fordstone.operators.base import OperatorContext
     from fordstone.operators.registry import make_operator
     from fordstone.planner.check import step_digests, stream_types

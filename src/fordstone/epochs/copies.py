@@ -31,9 +31,9 @@ from fordstone.epochs.manifest import (
 from fordstone.epochs.run_file import run_problem, short
 from fordstone.epochs.store import KEEP_DEFAULT, CheckpointStore, Survey
 from fordstone.errors import CheckpointError, DamagedError, StorageError
-from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote

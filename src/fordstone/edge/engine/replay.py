@@ -21,7 +21,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.compare import difference
-from fordstone.edge.engine.assembly import Beginning, Job, assemble, assigned_partitions
+from fordstone.edge.engine.assembly import Job, Parts, assemble, assigned_partitions
 from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
 from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
@@ -133,8 +133,16 @@ class Replay:
         job, manifest = self._job, without_end(manifest, self._job.plan)
         load_steps = job.load_steps(manifest)
         partitions = {name: assigned_partitions(job, manifest, load_steps, name) for name in self._sources}
-        begins = Beginning(manifest=manifest, load_steps=load_steps, sources=self._sources, partitions=partitions)
-        self._tasks = assemble(job, begins, self, ReplaySourceTask)
+        parts = Parts(
+            job=job,
+            manifest=manifest,
+            load_steps=load_steps,
+            sources=self._sources,
+            partitions=partitions,
+            reports=self,
+            make_source=ReplaySourceTask,
+        )
+        self._tasks = assemble(parts)
         self._known = {name: {one for share in shares for one in share} for name, shares in partitions.items()}
         self._attempt = Attempt(manifest.attempt if manifest is not None else 0)
         self._before_us = manifest.cut.now_us if manifest is not None else 0

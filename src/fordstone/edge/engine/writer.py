@@ -17,9 +17,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from fordstone.edge.engine.crossing import Crossing
 from fordstone.edge.engine.release import ReleaseLog, Retention, SinkRelease
-from fordstone.edge.engine.sealing import Draft, Identity, OutputRules, Sealing
+from fordstone.edge.engine.sealing import Crossing, Draft, Identity, OutputRules, Sealing
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.store import CheckpointStore

@@ -53,7 +53,7 @@ from fordstone.hub.messages import (
     StreamPage,
     Streams,
 )
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
 URLS_MAX: Final = 64
