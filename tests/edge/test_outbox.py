@@ -330,11 +330,11 @@ def test_days_without_the_hub_are_opened_in_seconds():
     node, count = Node(), 30_000
     node.store.log.note_delivery(Delivery(acknowledged=0))
     rewrite(node.disk, node.disk.read(PATH) + b"\n".join(encode_cut(cut(epoch)) for epoch in range(1, count + 1)))
-    began = time.perf_counter()
+    began = time.process_time()
     outbox = Node(node.disk, sealed=count).outbox
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     assert outbox.epochs == count
-    # A tenth of three and a half days at an epoch a second; generous, for machines under load.
+    # A tenth of three and a half days at an epoch a second.
     assert took_s < 5
 
 
