@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from fordstone.errors import ExpressionError, PlanError
 from fordstone.lang.aggregates import AGGREGATES, inverts, parse_aggregate, user_aggregate
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.kinds import KINDS
-from fordstone.operators.aggregate.partial import ROWS, Partials
+from fordstone.operators.aggregate.partial import KINDS, ROWS, Partials
 from fordstone.operators.aggregate.user import Aggregator
 from fordstone.plan.stream_type import EventTime
 

@@ -10,8 +10,6 @@ needed, and rebuilt when more than half of its keys are of the past. So forgetti
 
 Invariants: the timeline has at most one row per key, with an end above the watermark; an end in the index that the
 watermark has passed means the same as none.
-
-What a deduplication gives: its input, with fewer rows.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ import polars as pl
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import stream_details
+from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, stream_details
 from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -40,8 +37,7 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 from fordstone.state.key_index import KeyIndex
 
 UNTIL: Final = "__until"
@@ -54,6 +50,7 @@ class DeduplicateFamily(Family[p.Deduplicate]):
     """Rows without those that follow another of their key too soon."""
 
     steps = (p.Deduplicate,)
+    stays = "{step} drops what another node may have sent before"
 
     def check(self, step: p.Deduplicate, types: Types) -> Derived:
         stream = types[step.input]
@@ -84,9 +81,6 @@ class DeduplicateFamily(Family[p.Deduplicate]):
     def describe(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
         yield from stream_details(step, types)
         yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
-
-    def push_down(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} drops what another node may have sent before")
 
 
 class Deduplicate(Operator):

@@ -1,32 +1,16 @@
 """EWMA: every row with exponentially weighted means of its key's rows up to it, in order of time.
 
-Rows wait in a buffer until the watermark passes them; then each gets, for every column that is smoothed, the mean of the
-values of its key so far, with weights that shrink by count of values (alpha) or by time (half-life). The first value is
-the first mean. A null value leaves the mean as it is, and its row carries that; NaN stays NaN.
+    by count of values:  s = alpha * x + (1 - alpha) * s
+    by time:             w = 2 ** (-elapsed / half_life) * w + 1;  s = x / w + (1 - 1 / w) * s
 
-The order of rows is that of `row_order`; the recursion itself is in `recurrence`.
+By time, `w` is the weight of all values so far, the newest counting 1, so that values of one time count alike. The first value is the
+first mean. A null value leaves the mean as it is, and its row carries that; NaN stays NaN.
 
-Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks
-and restores; a row is given out once, or leaves on the late port.
+Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks and restores:
+each product and sum is rounded row after row (a scan that regroups sums would round differently for every cut), and powers are
+made of sums and products, because libraries round theirs differently. A row is given out once, or leaves on the late port.
 
-The recursions of exponentially weighted means, for many keys at a time:
-
-By count of values:  s = alpha * x + (1 - alpha) * s
-By time:             w = 2 ** (-elapsed / half_life) * w + 1;  s = x / w + (1 - 1 / w) * s
-
-By time, `w` is the weight of all values so far, the newest counting 1: the mean of values that all count by their age
-alone, so that those of one time count alike. (With `1 - 2 ** ...` as the weight of the newest, in the manner of the first
-line, a value would count the less the sooner it follows another, and nothing at the same time.)
-
-Rounded after each product and after the sum, row after row: so what comes out does not depend on where the rows of a
-key were cut, and a mean may be kept as one number and gone on from. A scan that regroups sums would be quicker on one
-long key, but would round differently for every cut. Powers are made of sums and products too, which are the same on every
-processor; libraries round theirs differently.
-
-While many keys have rows left, the next row of each is done in one go: as many passes as the longest key has rows. When
-few keys have (`NARROW_KEYS`), their rest is done key by key.
-
-What an ewma step gives: its input's rows with means beside them.
+While many keys have rows left, the next row of each is done in one go. When few keys have (`NARROW_KEYS`), their rest is done key by key.
 """
 
 from __future__ import annotations
@@ -45,8 +29,16 @@ from fordstone.lang.duration import human_us
 from fordstone.lang.expression import Expression, parse_double
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import (
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    keys_text,
+    stream_details,
+)
 from fordstone.operators.row_order import KeyedRows, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -59,8 +51,7 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 
 def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
@@ -268,6 +259,7 @@ class EwmaFamily(Family[p.Ewma]):
     """Rows with exponentially weighted means beside them."""
 
     steps = (p.Ewma,)
+    stays = "{step} takes rows in order of time, over all nodes"
 
     def check(self, step: p.Ewma, types: Types) -> Derived:
         """The input's columns and the means, and the late rows."""
@@ -295,9 +287,6 @@ class EwmaFamily(Family[p.Ewma]):
         yield from stream_details(step, types)
         each = "one number" if step.half_life_us is None else "three numbers"
         yield "keeps", f"the rows that wait for time, and {each} per key and column"
-
-    def push_down(self, step: p.Ewma, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} takes rows in order of time, over all nodes")
 
 
 class Ewma(Operator):

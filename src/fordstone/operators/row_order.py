@@ -25,7 +25,7 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import LATE, Emit, Emits
 from fordstone.plan.stream_type import EventTime
-from fordstone.state.backend import StateBackend
+from fordstone.state.base import StateBackend
 
 Numbers = npt.NDArray[np.int64]
 

@@ -7,10 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.state.backend import Buffer, SearchBuffer, StateBackend, Table, Timeline
-from fordstone.state.search import MemorySearchBuffer
+from fordstone.state.base import Buffer, SearchBuffer, StateBackend, Table, Timeline
 from fordstone.state.table import MemoryTable
-from fordstone.state.timeline import MemoryBuffer, MemoryTimeline
+from fordstone.state.timeline import MemoryBuffer, MemorySearchBuffer, MemoryTimeline
 
 
 class MemoryBackend(StateBackend):

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.state.backend import FOUND, Table
-from fordstone.state.base import SMALLEST_ROWS, Piece, PieceList, worth_folding
+from fordstone.state.base import FOUND, SMALLEST_ROWS, Piece, PieceList, Table, worth_folding
 from fordstone.state.column import Cells, Slots, column_of
 from fordstone.state.key_index import MISSING, KeyIndex
 

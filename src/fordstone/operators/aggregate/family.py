@@ -20,8 +20,7 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.fragment import Fragments
 from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging, RunningAggregate, crossing_schema
-from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
@@ -272,6 +271,7 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
         return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
@@ -294,9 +294,6 @@ class CombineFamily(Family[p.Combine]):
 
     def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
         return None
-
-    def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
-        return Stays(reason=f"{step.name} is below the cut")
 
 
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:

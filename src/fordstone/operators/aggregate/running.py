@@ -20,8 +20,7 @@ import polars as pl
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
-from fordstone.state.backend import FOUND, StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import FOUND, State, StateBackend
 
 SHRINK_LEAST: Final = 0.5
 """A combiner that leaves more than this share of the rows is not worth its work."""

@@ -22,14 +22,22 @@ import polars as pl
 
 from fordstone.errors import PipelineError, PlanError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
-from fordstone.operators.base import LATE, Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import stream_details
+from fordstone.operators.base import (
+    LATE,
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    Stateless,
+    stream_details,
+)
 from fordstone.operators.join.sides import (
     BOUND_MAX_US,
     HOWS,
     LEFT,
     RIGHT,
-    Carry,
     Side,
     check_how,
     filled,
@@ -40,8 +48,7 @@ from fordstone.operators.join.sides import (
 )
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only, needs_time
-from fordstone.state.backend import Asked, StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import Asked, State, StateBackend
 
 Rows = npt.NDArray[np.int64]
 
@@ -158,6 +165,7 @@ class JoinFamily(Family[p.Join]):
     """Pairs of rows of two streams with equal keys and times near each other."""
 
     steps = (p.Join,)
+    stays = "{step} joins rows that other nodes may have"
 
     def check(self, step: p.Join, types: Types) -> Derived:
         """The columns of both sides, and late rows of either as rows of the result."""
@@ -190,7 +198,7 @@ class JoinFamily(Family[p.Join]):
         return True
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
-        return Carry(_sides(step, context)[index])
+        return Stateless(_sides(step, context)[index].carried)
 
     def title(self, step: p.Join) -> str:
         between = f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"
@@ -207,9 +215,6 @@ class JoinFamily(Family[p.Join]):
         yield from stream_details(step, types, time=None if timed else "none: rows may lack that of either side")
         met = "" if step.how == "inner" else ", and which keys and times have met"
         yield "keeps", f"rows of both sides, as long as a partner may come{met}"
-
-    def push_down(self, step: p.Join, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} joins rows that other nodes may have")
 
 
 def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:

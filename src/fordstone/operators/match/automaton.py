@@ -1,4 +1,4 @@
-"""A pattern as an automaton: what a beginning of a match may go on with.
+"""A pattern as an automaton: what a beginning of a match may go on with, and what is kept of the rows that stages have taken.
 
 A beginning (`Node`) is the rows taken so far, each by a stage. It goes on by options: another row of its stage, the first row
 of a later one, or the end of the match. Options stand in order of preference: a stage that is greedy would rather take
@@ -8,12 +8,8 @@ of one first row have an order: the order in which backtracking would find them.
 With `choose="earliest"` all paths count, but for what `beats` rules out: a greedy stage is not left at or after a row that it could
 have taken, and a reluctant one takes no row at or after one with which it could have been left.
 
-Leaves to `operators.matching` going through rows, and to `operators.match` everything else.
-
-What is kept of the rows that stages have taken: one state a slot, carried on from row to row.
-
-A state is plain data and never changes: taking a row makes a new one. Read, it gives the slot's value in plain form.
-Means and sums go row by row from the first, so they are the same however often a match was stored in between.
+The states of slots are plain data and never change: taking a row makes a new one. Means and sums go row by row from the first, so they
+are the same however often a match was stored in between.
 """
 
 from __future__ import annotations

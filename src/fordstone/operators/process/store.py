@@ -22,8 +22,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.process.cells import NOT_YET_US, Cell, CellKind, ListCell, MapCell, ValueCell, series_of
-from fordstone.state.backend import FOUND, StateBackend, Table
-from fordstone.state.base import State
+from fordstone.state.base import FOUND, State, StateBackend, Table
 
 NEVER_US: Final = 2**63 - 1
 STALE_MAX: Final = 32

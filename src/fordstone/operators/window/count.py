@@ -4,22 +4,14 @@ Rows wait until the watermark passes them; then those of a key are numbered from
 from w * slide to w * slide + size - 1, and is given out when it has them all. A window that never fills is not given out.
 
 Rows are cut into panes at every number where a window begins or ends, so that a window is a whole number of panes and a
-row is aggregated once however many windows it is in. How panes become windows is in `pane_tree`.
+row is aggregated once however many windows it is in. State: the rows that wait; how many rows each key has had; the panes of each
+key that windows still need, in a ring of as many places as a window has panes.
 
-State: the rows that wait; how many rows each key has had; the panes of each key that windows still need, in a ring of as
-many places as a window has panes.
+Windows are merged from blocks: a stretch of n panes is written in base `BRANCHES`, as blocks of 512 panes, then of 64, of 8, and single
+ones. Blocks that begin at the same pane are shared, and only those that some window needs are made.
 
 Invariants: a result is a function of its key's rows in order (sums of floats but for rounding), whatever the batches,
 barriers, watermarks and restores; a row counts once, or leaves on the late port.
-
-Merge many overlapping stretches of panes, all of one length, without merging what they share again and again.
-
-A stretch of n panes is written in base `BRANCHES`: blocks of 512 panes, then of 64, of 8, and single ones. A block is
-merged from `BRANCHES` blocks of the next smaller length. Blocks that begin at the same pane are the same, whichever
-stretches they are in, and only those that some stretch needs are made. So one stretch alone costs what it has panes, and
-stretches that begin at every pane cost a few merges each.
-
-How a stretch is taken apart depends on its length alone, and not on which others are wanted.
 """
 
 from __future__ import annotations
@@ -35,8 +27,7 @@ from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
 from fordstone.operators.base import Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan.windows import Count
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 BRANCHES: Final = 8
 """How many blocks are merged into one of the next length."""

@@ -32,8 +32,7 @@ from fordstone.lang.polars.times import microseconds
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
 from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import Numbers
-from fordstone.state.backend import FOUND, StateBackend, Timeline
-from fordstone.state.base import State
+from fordstone.state.base import FOUND, State, StateBackend, Timeline
 
 _DUE: Final = "__due"
 

@@ -1,25 +1,8 @@
 """Sliding windows: of one size, beginning at a fixed interval; they overlap, or leave gaps.
 
-Rows are kept by pane (`panes`), one partial row a key and pane however many windows it counts for. Panes whose first window
-is open take rows. When that closes, the pane is final; it stays until its last window has closed, and windows are put
-together from final panes alone. A window is given out for keys that have rows in it.
-
-Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a
-whole, although others may be open: so rows in = rows counted + rows late, and windows that share a pane agree on it. Lateness
-proper is judged at the source; here it only comes of idleness. Rows in the gaps between windows count for none and are
-not late.
-
-Early results: a pane that becomes final before they are due has changed windows that are still open. Which panes those are
-is kept (`_touched`) until early results have been given.
-
-Invariants: a final pane never changes; open and final panes are different ones; what `panes.Slider` and `PaneStore` hold
-beside the state is made from it when a window closes, and not before.
-
-Panes: the pieces of time that overlapping windows share, and how windows are put together from them.
-
-A pane is as long as the greatest common divisor of size and slide, so that every window is a whole number of panes. What
-is kept of a pane is one partial row a key. Three ways lead from panes to windows, and all give what merging the panes of
-each window gives:
+Rows are kept by pane, one partial row per key and pane. A pane is as long as the greatest common divisor of size and slide, so that
+every window is a whole number of panes. Panes whose first window is open take rows. When that closes, the pane is final; it stays until
+its last window has closed, and windows are put together from final panes alone. Three ways lead from panes to windows:
 
 - *At once*: a row for each pane and window it is in, then one merge. For windows of few panes nothing is quicker.
 - *Subtracting*: the sum of the last window, plus the panes that come in, less those that leave. Only for aggregates that
@@ -28,7 +11,12 @@ each window gives:
   for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
   back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
 
-Leaves to `sliding` which windows are due. All of this is derived from the panes and can be rebuilt at any moment.
+Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a whole. Rows in the
+gaps between windows count for none and are not late. Early results: which final panes changed windows that are still open is kept
+(`_touched`) until early results have been given.
+
+Invariants: a final pane never changes; open and final panes are different ones; what `Slider` and `PaneStore` hold beside the state is
+derived from it when a window closes, and not before.
 """
 
 from __future__ import annotations
@@ -48,8 +36,7 @@ from fordstone.operators.row_order import Numbers
 from fordstone.operators.window.tumbling import WindowOperator, only
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.plan.windows import Sliding, panes
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 FIRST: Final = "__first"
 """The end of the first window that a pane is in."""

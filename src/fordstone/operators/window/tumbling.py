@@ -21,8 +21,7 @@ import polars as pl
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.partial import END, Partials
 from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 
 class WindowOperator(Operator):
