@@ -70,7 +70,6 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         return {p.Input(step.name): kept, **late_rows(step, stream)}
 
     def make(self, step: p.Deduplicate, context: OperatorContext) -> Operator:
-        """Keeps the first row of each key within a span."""
         stream = context.types[step.input]
         time = needs_time(step, stream, "deduplicate")
         return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=time, state=context.state)
@@ -89,7 +88,6 @@ class Deduplicate(Operator):
     def __init__(
         self, keys: Sequence[str], schema: Schema, *, within_us: int, time: EventTime, state: StateBackend
     ) -> None:
-        """At least one key. `schema` is the input's."""
         self._waiting = WaitingRows(keys, schema, time=time, state=state)
         self._kept = state.timeline(keys, time_column=UNTIL, merge_rows=lambda rows: rows)
         self._spans = _Spans(self._waiting.key_types, within_us)
@@ -100,7 +98,6 @@ class Deduplicate(Operator):
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Give out the rows below it that are to be kept, by time."""
         rows = self._waiting.release(watermark_us)
         found = self._keep(rows, watermark_us) if rows.height else rows
         over = self._kept.close(watermark_us).height
@@ -114,11 +111,9 @@ class Deduplicate(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and until when the span of each key lasts."""
         return {"waiting": self._waiting.state, "kept": self._kept}
 
     def _keep(self, rows: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        """Those of the rows that no kept row lies shortly before; and remember them."""
         if self._fresh:
             self._spans.fill(self._kept.scan())
             self._fresh = False
@@ -156,11 +151,9 @@ class _Spans:
 
     @property
     def is_mostly_past(self) -> bool:
-        """Whether more than half of the keys may go."""
         return len(self._index) > 2 * self.live + PAST_KEYS_MIN
 
     def fill(self, kept: pl.DataFrame) -> None:
-        """Become what the timeline holds."""
         self._index, self.until_us = KeyIndex(self._key_types), np.zeros(0, dtype=np.int64)
         self.live = kept.height
         if kept.height:
@@ -201,7 +194,6 @@ class _Spans:
         return kept, several
 
     def ends(self, times: Numbers) -> Numbers:
-        """When spans end that begin at these times."""
         return np.minimum(times, TIME_MAX_US - self._within_us) + self._within_us
 
     def _make_room(self) -> None:

@@ -90,7 +90,6 @@ class SinkFamily(Family[p.Sink]):
             _check_at_once(step, plan, types[step.input])
 
     def make(self, step: p.Sink, context: OperatorContext) -> Operator:
-        """The declared columns, and those that the sink needs beside them."""
         stream = context.types[step.input]
         hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
         columns = [*stream.schema, *hidden]
@@ -238,7 +237,6 @@ class ControlFamily(_TierFamily[p.Control]):
     stays = "{step} is at the center"
 
     def check(self, step: p.Control, types: Types) -> Derived:  # noqa: ARG002 - it reads nothing
-        """Rows that replace each other by the key."""
         schema = Schema.of(step.schema)
         if not step.keys:
             raise PipelineError(f"control {step.name}: name the column that rows replace each other by: key=.")
@@ -259,7 +257,6 @@ class ToEdgesFamily(_TierFamily[p.ToEdges]):
         return {p.Input(step.name): types[step.input]}
 
     def check_plan(self, step: p.ToEdges, plan: p.Plan, types: Types) -> None:
-        """The control table is declared once, with these columns, and has one writer."""
         _check_to_edges(plan, step, types)
 
     def title(self, step: p.ToEdges) -> str:

@@ -183,7 +183,6 @@ def halved(times: Doubles) -> Doubles:
 
 
 def _without_nulls(rows: Values, counts: Rows) -> tuple[Doubles, Rows]:
-    """The values that are there, and how many each key has."""
     if rows.valid is None:
         return rows.values, counts
     return rows.values[rows.valid], np.add.reduceat(rows.valid, _starts(counts), dtype=np.int64)
@@ -245,7 +244,6 @@ def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Row
 
 
 def _longest_first(left: Rows, longest: int) -> Rows:
-    """The keys in order of how many rows they have, most first."""
     fewer = longest - left
     return (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
 
@@ -262,7 +260,6 @@ class EwmaFamily(Family[p.Ewma]):
     stays = "{step} takes rows in order of time, over all nodes"
 
     def check(self, step: p.Ewma, types: Types) -> Derived:
-        """The input's columns and the means, and the late rows."""
         stream = types[step.input]
         return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
 
@@ -320,7 +317,6 @@ class Ewma(Operator):
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Give out the rows below it, by time."""
         rows = self._waiting.release(watermark_us)
         return [Emit(self._with_means(rows))] if rows.height else []
 
@@ -328,11 +324,9 @@ class Ewma(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and the means of each key."""
         return {"waiting": self._waiting.state, "means": self._table}
 
     def _with_means(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows, ordered by time, with the new columns."""
         found = self._waiting.by_key(rows)
         values, before = found.rows.select(self._columns), self._table.get(found.keys)
         times_us = self._waiting.times(found.rows)
@@ -361,7 +355,6 @@ class _ByCount:
         found: KeyedRows,
         before: pl.DataFrame,
     ) -> tuple[Values, list[pl.Series]]:
-        """The means at each row, and what is then kept of each key."""
         out, then = smooth(values, found.counts, _means(before.get_column(self._mean)), self._alpha)
         return out, [_series(self._mean, then.values, then.known)]
 
@@ -381,7 +374,6 @@ class _ByTime:
     def smooth(
         self, values: Values, times_us: Rows, found: KeyedRows, before: pl.DataFrame
     ) -> tuple[Values, list[pl.Series]]:
-        """The means at each row, and what is then kept of each key."""
         so_far = Decaying(
             means=_means(before.get_column(self._mean)),
             weights=before.get_column(self._weight).to_numpy(),
@@ -402,13 +394,11 @@ def _means(series: pl.Series) -> Means:
 
 
 def _by_key(series: pl.Series, by_key: Rows) -> Values:
-    """The values of rows, those of one key together."""
     valid = series.is_not_null().to_numpy().take(by_key) if series.null_count() else None
     return Values(values=series.to_numpy().take(by_key), valid=valid)
 
 
 def _by_row(name: str, found: Values, by_key: Rows) -> pl.Series:
-    """Values by key, put where their rows stand."""
     values = np.empty_like(found.values)
     values[by_key] = found.values
     if found.valid is None:

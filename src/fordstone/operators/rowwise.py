@@ -67,7 +67,6 @@ def tag_branch(branch: int) -> Stateless:
 
 
 def _explode(frame: pl.DataFrame, array: pl.Expr, name: str, columns: Sequence[str]) -> pl.DataFrame:
-    """A row for each element of an array. A null or empty array gives none."""
     lists = frame.with_columns(array).filter(pl.col(name).list.len() > 0)
     if ROW_ID not in frame.columns:
         return lists.explode(name).select(columns)
@@ -97,7 +96,6 @@ def _map_records(
 def _map_batch(
     frame: pl.DataFrame, function: Callable[[pl.DataFrame], pl.DataFrame], out: Schema, step: str
 ) -> pl.DataFrame:
-    """What a user's function of a frame gave, checked against the declared schema."""
     # Other steps may hold this frame; what the function does to its own in place is its own business.
     given = function(frame.clone().drop(ROW_ID, strict=False))
     if not isinstance(given, pl.DataFrame):
@@ -158,7 +156,6 @@ class FilterFamily(Family[p.Filter]):
         return _moves(step, [parse_predicate(step.predicate, types[step.input].schema)], Moves(rows="fewer"))
 
     def columns_read(self, step: p.Filter, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
-        """Those of the condition, and those read later."""
         return needed() | set(parse_predicate(step.predicate, schema).columns)
 
 
@@ -235,7 +232,6 @@ class ExplodeFamily(Family[p.Explode]):
         return _moves(step, [exploded_columns(step, types[step.input].schema)[0]], Moves(rows="more"))
 
     def columns_read(self, step: p.Explode, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
-        """Those of the array, and those read later."""
         array, _ = exploded_columns(step, schema)
         return (needed() - {array.name}) & frozenset(schema) | set(array.columns)
 
@@ -247,7 +243,6 @@ class FunctionFamily(Family[p.Function]):
     stays = "{step} is a function of yours, which may depend on where it runs"
 
     def check(self, step: p.Function, types: Types) -> Derived:
-        """The declared columns; time survives in a column of its name."""
         stream = types[step.input]
         append_only(step, stream, step.kind)
         schema = Schema.of(step.schema)
@@ -273,7 +268,6 @@ class UnionFamily(Family[p.Union]):
     stays = "{step} unites it with other streams"
 
     def check(self, step: p.Union, types: Types) -> Derived:
-        """All schemas are equal; time survives if it is the same everywhere."""
         streams = [types[stream] for stream in step.streams]
         first = streams[0]
         for stream, given in zip(streams, step.streams, strict=True):

@@ -204,7 +204,6 @@ def worth_folding(rows: Sequence[int | None]) -> range | None:
 
 
 def _cheapest(rows: Sequence[int | None]) -> range | None:
-    """The `PIECES_MAX` neighbours with the fewest rows together."""
     best: range | None = None
     best_rows = 0
     for start in range(len(rows) - PIECES_MAX + 1):

@@ -52,7 +52,6 @@ def hash_words(cells: Sequence[Cells]) -> Hashes:
 
 
 def _words(cell: Cells, block: slice) -> Hashes:
-    """Some values as new words of 64 bits."""
     if cell.values is None:
         raise TypeError(f"column {cell.series.name!r} does not lie in an array")
     values = cell.values[block]
@@ -184,7 +183,6 @@ class KeyIndex:
         return own + sum(column.size_bytes() for column in self.columns)
 
     def _read(self, keys: pl.DataFrame) -> tuple[list[Cells], Hashes]:
-        """The key columns as cells, and their hashes."""
         series = [keys.get_column(name) for name in self._schema]
         for column in series:
             if column.dtype != self._schema[column.name]:
@@ -240,7 +238,6 @@ class KeyIndex:
         return same
 
     def _settle(self, winners: Slots, buckets: Slots, cells: list[Cells], hashes: Hashes) -> Slots:
-        """Give each of these new keys a slot and its bucket."""
         given = self._allot(winners.size)
         self._buckets[buckets] = (_tags(hashes) << _SLOT_BITS) | (given + 1)
         self._used += winners.size
@@ -252,7 +249,6 @@ class KeyIndex:
         return given
 
     def _allot(self, count: int) -> Slots:
-        """Free slots, old ones first."""
         parts = []
         while count and self._free:
             part = self._free.pop()

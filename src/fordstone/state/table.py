@@ -35,7 +35,6 @@ class MemoryTable(Table):
     """One row per key, in NumPy arrays beside a hash index."""
 
     def __init__(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType], sub_key: Sequence[str] = ()) -> None:
-        """As `StateBackend.table` says."""
         self._key = (*key, *sub_key)
         self._group_key = tuple(key)
         self._schema = pl.Schema(schema)
@@ -55,7 +54,6 @@ class MemoryTable(Table):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns by which rows belong to key groups."""
         return self._group_key
 
     @property
@@ -67,11 +65,9 @@ class MemoryTable(Table):
         return len(self._index)
 
     def size_bytes(self) -> int:
-        """About how much memory the rows and the index take."""
         return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 6 * self._dirty.size
 
     def get(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """For each of `keys`, in order: the key, its values (null where missing), and `__found`. Keys may repeat."""
         slots = self._index.slots(keys, insert=False)
         found = slots != MISSING
         every = bool(found.all())
@@ -87,7 +83,6 @@ class MemoryTable(Table):
         return pl.DataFrame([*(columns[name] for name in self._columns), pl.Series(FOUND, found)])
 
     def put(self, frame: pl.DataFrame) -> None:
-        """Set the rows of these keys, all columns of them. A key is meant to stand in `frame` once; else its last row counts."""
         if not frame.height:
             return
         cells = self._cells(frame)
@@ -119,12 +114,10 @@ class MemoryTable(Table):
         return cells
 
     def _write(self, slots: Slots, cells: Sequence[Cells]) -> None:
-        """Set the values of slots."""
         for column, cell in zip(self._values, cells, strict=True):
             column.put(slots, cell)
 
     def delete(self, keys: pl.DataFrame) -> None:
-        """Remove the rows of these keys. Keys may repeat; those without a row are passed over."""
         slots = self._index.remove(keys)
         stored = slots[self._stored.take(slots)]
         if stored.size:
@@ -133,7 +126,6 @@ class MemoryTable(Table):
             column.forget(slots)
 
     def scan(self) -> pl.DataFrame:
-        """All rows, in any order. Costs as much as the state is large."""
         slots = self._index.live_slots()
         return pl.DataFrame([column.get(slots) for column in (*self._index.columns, *self._values)]).select(
             self._columns

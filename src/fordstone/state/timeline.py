@@ -166,7 +166,6 @@ class TimedRows(State):
         return self._closed_us
 
     def size_bytes(self) -> int:
-        """About how much memory the rows take, dead ones in living pieces included."""
         return self._raw.size_bytes + sum(piece.size_bytes() for piece in (*self._held(), *self._ordered))
 
     # Rows in and out, on the task's thread.
@@ -232,7 +231,6 @@ class TimedRows(State):
         self._ordered.append(self._piece(self._in_order(frames)))
 
     def _coalesce(self) -> None:
-        """Fold all open rows."""
         frames = [*(piece.after(self._closed_us) for piece in self._ordered), *self._raw.frames]
         self._ordered = [self._piece(self._in_order(frames))]
         self._raw = OpenRows()
@@ -320,7 +318,6 @@ class TimedRows(State):
     # Shared steps.
 
     def _held(self) -> tuple[TimedPiece, ...]:
-        """The sealed pieces, oldest first."""
         return self._pieces.snapshot()  # type: ignore[return-value]  # only timed pieces are ever put in
 
     def _closed_by(self, watermark_us: int) -> int:
@@ -328,7 +325,6 @@ class TimedRows(State):
         return watermark_us
 
     def _extremes(self, frame: pl.DataFrame) -> tuple[int, int]:
-        """The least and the most time of a frame with rows."""
         if self._time is None:
             return NEVER_US, NEVER_US
         times = microseconds(frame.get_column(self._time))
@@ -337,7 +333,6 @@ class TimedRows(State):
         return int(times.min()), int(times.max())  # type: ignore[arg-type]  # never null, checked above
 
     def _alive(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame without rows that have been closed."""
         if self._time is None or frame.height == 0:
             return frame
         alive = times_of(frame, self._time) > self._closed_us
@@ -367,19 +362,12 @@ class MemoryBuffer(TimedRows, Buffer):
         self._order = (time_column, *(column for column in order_columns if column != time_column))
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add rows; none of them below the last watermark. Called for every batch."""
         self._take(frame)
 
     def release(self, watermark_us: int) -> pl.DataFrame:
-        """Remove the rows with time < `watermark_us` and give them by time, order columns and arrival.
-
-        The last watermark, `TIME_MAX_US`, releases all there is. Called at every watermark; costs nothing when no row is
-        due. A frame without columns if there never were rows.
-        """
         return self._sorted(self._due(self._closed_by(watermark_us)))
 
     def scan(self) -> pl.DataFrame:
-        """All rows, in the order in which they would be released."""
         return self._sorted(self._live())
 
     def _sorted(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -430,7 +418,6 @@ class MemoryTimeline(TimedRows, Timeline):
         self._patience = 1
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add partial rows; all of them later than the last `close`. Called for every batch: no work per key."""
         self._take(frame)
         raw = self._raw
         left_rows = sum(piece.rows_after(self._closed_us) for piece in self._ordered)
@@ -442,19 +429,12 @@ class MemoryTimeline(TimedRows, Timeline):
             self._patience = 1 if shrunk else min(2 * self._patience, PATIENCE_MAX)
 
     def close(self, bound_us: int) -> pl.DataFrame:
-        """Remove the rows with time <= `bound_us` and give them folded, in any order.
-
-        Called at every watermark, with the watermark itself: after a restore all rows up to the watermark count as
-        closed. Costs nothing when no row is due. A frame without columns if there never were rows.
-        """
         return self._folded(self._due(bound_us))
 
     def scan(self) -> pl.DataFrame:
-        """All rows, folded, in any order. Costs as much as the state is large."""
         return self._folded(self._live())
 
     def drain(self) -> pl.DataFrame:
-        """Remove all rows and give them folded, in any order. A frame without columns if there never were rows."""
         rows = self.scan()
         self._pieces.reset([])
         self._ordered, self._raw = [], OpenRows()
@@ -576,7 +556,6 @@ def _equal(found: Found, keys: pl.DataFrame) -> Found | None:
 
 
 def _hashes(keys: pl.DataFrame) -> Hashes:
-    """Good for this process only: they are never stored."""
     found: Hashes = (keys.hash_rows().to_numpy() >> np.uint64(32)).astype(np.uint32)
     return found
 

@@ -338,10 +338,9 @@ class Partials:
         return [*self._group, ROWS, *(name for part, values in self._parts for name in part.columns(values))]
 
     @property
-    def invertible_columns(self) -> frozenset[str]:
-        """The columns that rows can be taken out of again, exactly, by subtraction: numbers that merge by adding."""
-        parts = [part.columns(values) for part, values in self._parts if part.invertible(values)]
-        return frozenset([ROWS, *(name for names in parts for name in names)])
+    def invertible(self) -> bool:
+        """Whether rows can be taken out again, exactly, by subtraction."""
+        return all(part.invertible(values) for part, values in self._parts)
 
     def value_columns(self) -> list[str]:
         """The columns that are not the key."""

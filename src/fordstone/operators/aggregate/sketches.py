@@ -159,12 +159,10 @@ class Quantiles(Part):
         return [each.alias(name) for each, name in zip(made, self.columns(values), strict=True)]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The values of all, each at its level."""
         items, levels, least, greatest = map(pl.col, self.columns(values))
         return [items.explode().drop_nulls(), levels.explode().drop_nulls(), least.min(), greatest.max()]
 
     def settle(self, values: Values, made: pl.DataFrame) -> list[pl.Series]:
-        """Make room in the sketches that hold too much."""
         items, levels = (made.get_column(name) for name in self.columns(values)[:2])
         crowded = np.flatnonzero((items.list.len() > self.k).to_numpy())
         if not crowded.size:

@@ -66,7 +66,6 @@ class _Half:
         self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=_once) if outer else None
 
     def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
-        """These rows, or those of them at some places, have had a partner."""
         if self.met is not None:
             met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
             # What stands here twice is folded later; but a row that was found may have been found by many.
@@ -84,7 +83,6 @@ class _Half:
         return rows.join(met, on=[*self.side.keys, self.side.mark], how="anti")
 
     def states(self, name: str) -> dict[str, State]:
-        """By name."""
         return {name: self.rows} | ({} if self.met is None else {f"{name}_met": self.met})
 
 
@@ -111,7 +109,6 @@ class IntervalJoin(Operator):
         self._watermark_us = TIME_MIN_US + 1
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Give the pairs that rows of one side make with those of the other that are here, and keep the rows."""
         is_left = LEFT in frame.columns
         mine, other = (self._left, self._right) if is_left else (self._right, self._left)
         if late:
@@ -135,11 +132,9 @@ class IntervalJoin(Operator):
         return [Emit(side.alone(rows)) for side, rows in alone if rows.height]
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with rows and with time."""
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows of both sides, and of outer sides what has met."""
         return self._left.states("left") | self._right.states("right")
 
     def _pairs(self, frame: pl.DataFrame, mine: _Half, other: _Half, *, is_left: bool) -> Emits:
@@ -168,7 +163,6 @@ class JoinFamily(Family[p.Join]):
     stays = "{step} joins rows that other nodes may have"
 
     def check(self, step: p.Join, types: Types) -> Derived:
-        """The columns of both sides, and late rows of either as rows of the result."""
         left, right = types[step.left], types[step.right]
         check_how(step, HOWS)
         for given, stream in ((step.left, left), (step.right, right)):
@@ -194,7 +188,6 @@ class JoinFamily(Family[p.Join]):
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
 
     def has_feeder(self, step: p.Join, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        """Rows are brought into the form that the join takes."""
         return True
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
@@ -207,7 +200,6 @@ class JoinFamily(Family[p.Join]):
         return f"{step.how} join of {step.left} and {step.right}, {between}"
 
     def describe(self, step: p.Join, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Keys, rows without a partner, and what is kept."""
         alone = {"inner": "are dropped", "full": "come alone, when time has passed them"}
         unmatched = alone.get(step.how, f"of the {step.how} side come alone, when time has passed them")
         yield from keys_details(step.left_keys, step.right_keys, unmatched)

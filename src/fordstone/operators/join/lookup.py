@@ -163,7 +163,6 @@ class LookupLatest(Operator):
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nor for the clock
-        """Take the epoch's control rows, and then give out the rows that waited."""
         self._take_control()
         if not self._waiting:
             return []
@@ -212,14 +211,12 @@ class LookupFamily(Family[p.Lookup]):
     stays = "{step} reads a table at the center"
 
     def check(self, step: p.Lookup, types: Types) -> Derived:
-        """The columns of both; else the input's stream."""
         stream = types[step.input]
         check_how(step, LOOKUP_HOWS)
         append_only(step, stream, "a lookup")
         return {p.Input(step.name): replace(stream, schema=lookup_columns(step, stream.schema).schema, upsert_key=None)}
 
     def make(self, step: p.Lookup, context: OperatorContext) -> Operator:
-        """Reads the table when the first rows come."""
         stream, schema = context.types[step.input], Schema.of(step.schema)
         columns = lookup_columns(step, stream.schema)
         left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
@@ -243,7 +240,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
     stays = "{step} looks rows up in a stream at the center"
 
     def check(self, step: p.LookupLatest, types: Types) -> Derived:
-        """The columns of both. Time survives only where rows do not wait for a barrier."""
         stream, control = types[step.input], types[step.control]
         check_how(step, LOOKUP_HOWS)
         append_only(step, stream, "a lookup")
@@ -277,7 +273,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         return LookupLatest(lookup, right, order, waits=step.waits, state=context.state)
 
     def has_feeder(self, step: p.LookupLatest, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        """Rows are brought into the form that the lookup takes."""
         return True
 
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
@@ -294,7 +289,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         return f"look up in the newest rows of {step.control}"
 
     def describe(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Keys, rows that find nothing, and when control rows count."""
         yield from keys_details(step.keys, step.control_keys, _UNMATCHED[step.how])
         sees = "wait for the end of their epoch, and see its control rows"
         yield "rows", sees if step.waits else "go on at once, and see the control rows of epochs before"

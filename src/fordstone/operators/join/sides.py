@@ -75,7 +75,6 @@ def join_columns(
 
 
 def _common(left: str, one: DataType, right: str, other: DataType) -> DataType:
-    """The type in which two keys are compared."""
     if one == other:
         return one
     if one.is_integer and other.is_integer:

@@ -86,7 +86,6 @@ def _add_decimal(state: Decimal | None, value: str | None) -> Decimal | None:
 
 
 def _fitting(state: Decimal | None, precision: int) -> str | None:
-    """The sum as text; null if it has more digits than its type."""
     if state is None or len(state.as_tuple().digits) > precision:
         return None
     return f"{state:f}"
@@ -292,7 +291,6 @@ class _Compiler:
         return self._choice(stage, taken, self.leave(number + 1))
 
     def option(self, number: int, contiguity: p.Contiguity) -> _Building:
-        """Take a row by a stage."""
         return _Building([Option(target=number, strict=contiguity == "next", every=contiguity == "any")], [set()])
 
     def _choice(self, stage: p.Stage, more: _Building, on: _Building) -> _Building:
@@ -373,7 +371,6 @@ class Node:
     def __init__(
         self, automaton: Automaton, parent: Node | None, stage: int, row: Row, states: tuple[Any, ...]
     ) -> None:
-        """`states`: of the slots, with this row."""
         self.parent = parent
         self.stage = stage
         self.row = row

@@ -207,7 +207,6 @@ class Transitions:
         return False
 
     def _taken(self, node: Node | None, target: int, row: Row) -> Node | None:
-        """The node with one more row, if the stage takes it."""
         rule = self._automaton.stages[target]
         test = rule.test
         if row.bits & test.bit != test.bit:
@@ -322,7 +321,6 @@ class Matcher(ABC):
             self._settle(over_us)
 
     def _give(self, candidate: Candidate, time_us: int | None) -> None:
-        """Give out the matches of a candidate."""
         nodes, candidate.accepted = candidate.accepted, []
         if candidate.decided and candidate.found is not None:
             nodes.append(candidate.found)
@@ -338,7 +336,6 @@ class OverlappingMatcher(Matcher):
     __slots__ = ()
 
     def take(self, row: Row) -> None:
-        """Offer the row to all candidates, and begin one with it."""
         begins, matters = self._rules.automaton.role(row.bits)
         if matters and self.candidates:
             for candidate in self.candidates:
@@ -396,7 +393,6 @@ class SequentialMatcher(Matcher):
         """Where threads stood, at some places, of which nothing came. Saves work and decides nothing; no part of the state."""
 
     def take(self, row: Row) -> None:
-        """Offer the row to the candidate, and hold it; or let it begin one."""
         if self.candidates:
             self.held.append(row)
         self._go(row)
@@ -406,18 +402,15 @@ class SequentialMatcher(Matcher):
             self._evict(row.time_us)
 
     def gap(self, place: int, time_us: int) -> None:
-        """Offer the gap to the candidate, and hold it."""
         if self.candidates:
             self.take(Row(place, time_us, GAP, ()))
 
     def end(self) -> None:
-        """One after the other, with the rows that are held."""
         while self.candidates:
             self._transitions.give_up(self.candidates[0])
             self._settle(None)
 
     def _go(self, row: Row) -> None:
-        """Offer a row to the candidate, or let it begin one."""
         if row.bits == GAP:
             for candidate in self.candidates:
                 self._transitions.gap(candidate)

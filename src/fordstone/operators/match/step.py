@@ -225,7 +225,6 @@ class Output:
         return pl.DataFrame([*columns, *(found[measure.name] for measure in self._pattern.measures)])
 
     def _asked(self, nodes: Sequence[Node], lines: Sequence[_Line]) -> pl.DataFrame:
-        """What measures are worked out of: a column for each slot, column of a row, and word about the match."""
         columns = []
         for index in self._slots:
             read, slot = self._forms.slots[index].read, self._pattern.slots[index]
@@ -286,7 +285,6 @@ class _Numbers:
         self._node_at: dict[int, int] = {}
 
     def row(self, row: Row) -> int:
-        """By place: a key has one row at each."""
         if row.place not in self._row_at:
             self._row_at[row.place] = len(self.rows)
             self.rows.append((row.place, row.time_us, row.bits, row.values))
@@ -366,7 +364,6 @@ class MatchRows(Operator):
     """Finds a pattern in the rows of each key."""
 
     def __init__(self, step: p.Match, stream: StreamType, *, timeouts: bool = True, state: StateBackend) -> None:
-        """`timeouts`: whether beginnings whose time ran out are given out."""
         if stream.time is None:
             raise PlanError(f"step {step.name}: a pattern needs event time, and {step.input} has none.")
         pattern = pattern_of(step, stream.schema)
@@ -406,7 +403,6 @@ class MatchRows(Operator):
         return list(self._emits(found))
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Write down what changed; results come with time."""
         keys = list(self._changed)
         self._changed = {}
         kept = [key for key in keys if self._is_kept(key)]
@@ -423,7 +419,6 @@ class MatchRows(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and the beginnings of each key."""
         return {"waiting": self._waiting.state, "open": self._table}
 
     def _is_kept(self, key: Key) -> bool:
@@ -431,7 +426,6 @@ class MatchRows(Operator):
         return matcher is not None and bool(matcher.candidates or (self._numbered and matcher.matches))
 
     def _go_through(self, keyed: KeyedRows) -> Iterator[tuple[Key, Found]]:
-        """Take released rows into the matchers of their keys."""
         adjacent = self._rules.automaton.adjacent
         # Where rows need not be adjacent, none but candidates were let wait.
         picked = _picked(keyed, self._forms.candidates if adjacent else None)
@@ -499,7 +493,6 @@ class MatchRows(Operator):
             yield key, one
 
     def _matcher(self, key: Key) -> Matcher | None:
-        """The matcher of a key, if it has one."""
         found = self._open.get(key)
         if found is None and (held := self._wake().pop(key, None)) is not None:
             found = self._open[key] = decode(held, self._rules, self._transitions)
@@ -529,7 +522,6 @@ class MatchRows(Operator):
         return [tuple(map(_one_of_its_kind, key)) for key in found]
 
     def _keys(self, keys: Sequence[Key]) -> pl.DataFrame:
-        """Keys as columns."""
         columns = {}
         for at, (name, kind) in enumerate(self._key_kinds.items()):
             columns[name] = column_of(name, [float("nan") if key[at] == _NAN else key[at] for key in keys], kind)
@@ -562,7 +554,6 @@ class MatchFamily(Family[p.Match]):
         return derive_match(step, types)
 
     def make(self, step: p.Match, context: OperatorContext) -> Operator:
-        """Finds the pattern; timeouts only where they are read."""
         timeouts = any(stream.port == TIMEOUT for _, stream in context.plan.consumers(step.name))
         return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
 
@@ -625,7 +616,6 @@ def _rules(step: p.Match, forms: RowForms) -> Rules:
 
 
 def _columns_read(step: p.Match, pattern: Pattern, schema: Schema) -> list[str]:
-    """The columns that the pattern looks at, in the order of the schema."""
     conditions = [*pattern.conditions, *(until for until in pattern.untils if until is not None)]
     terms = [term for condition in conditions for term in (*condition.row, *condition.rest)]
     terms += [slot.argument for slot in pattern.slots if slot.argument is not None]
@@ -635,7 +625,6 @@ def _columns_read(step: p.Match, pattern: Pattern, schema: Schema) -> list[str]:
 
 
 def _picked(keyed: KeyedRows, candidates: pl.Expr | None) -> Numbers:
-    """Which rows, by key, fulfil a condition."""
     if candidates is None:
         return np.arange(keyed.by_key.size)
     fulfil = keyed.rows.select(candidates.alias("fulfil")).to_series().to_numpy()
@@ -643,7 +632,6 @@ def _picked(keyed: KeyedRows, candidates: pl.Expr | None) -> Numbers:
 
 
 def _spans(key_numbers: Numbers, keys: int) -> tuple[list[int], list[int]]:
-    """Where the picked rows of each key begin and end."""
     every = np.arange(keys)
     return np.searchsorted(key_numbers, every, "left").tolist(), np.searchsorted(key_numbers, every, "right").tolist()
 

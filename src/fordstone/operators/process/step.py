@@ -181,7 +181,6 @@ class Context:
 
 @lru_cache(maxsize=1024)
 def _span_us(span: str | dt.timedelta) -> int:
-    """A span that is not negative, in microseconds."""
     found = duration_us(span, what="after")
     if found < 0:
         raise ConfigError(f"after={span!r} must not be negative.")
@@ -334,7 +333,6 @@ class Given:
         return frame_of(records, self._schema, self._step)
 
     def _check_times(self, frame: pl.DataFrame, time: EventTime, floors_us: Any) -> None:
-        """Reject rows that would be late for the next step."""
         times = microseconds(frame.get_column(time.column))
         early = (times + time.shift_us < pl.Series(floors_us)).fill_null(value=True)
         if early.any():
@@ -423,12 +421,10 @@ class Process(Operator):
         self._watermark_us = TIME_MIN_US
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, if they do; each state of the function; the timers."""
         waiting: dict[str, State] = {} if self._waiting is None else {"waiting": self._waiting.state}
         return waiting | self._store.states()
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait, or take them as they come."""
         if self._waiting is not None:
             return self._waiting.take(frame, late=late)
         rows = frame.select(list(self._setting.schema))
@@ -464,7 +460,6 @@ class Process(Operator):
         return emits
 
     def on_barrier(self, moment: Moment) -> Emits:
-        """Take the timers by the clock, and bring the state to where it is frozen."""
         emits: Emits = []
         if self._watermark_us < TIME_MAX_US:
             due = self._store.due(moment.now_us, by_clock=True)
@@ -611,7 +606,6 @@ class Process(Operator):
         return Given(setting.step, setting.out, setting.out_time)
 
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        """Rows as they came, and where those of each key stand."""
         keys = list(self._setting.keys)
         columns: Sequence[pl.Expr] = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
         names = keys or [ONE]
@@ -626,7 +620,6 @@ class Process(Operator):
 
 
 def _is_placed(error: Exception) -> bool:
-    """Whether it has been noted already where an error comes from."""
     return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
 
 
@@ -637,7 +630,6 @@ class ProcessFamily(Family[p.Process]):
     stays = "{step} is a function of yours with state by key, over the rows of all nodes"
 
     def check(self, step: p.Process, types: Types) -> Derived:
-        """The declared columns. Without event time no row is late."""
         stream = types[step.input]
         append_only(step, stream, "process")
         if stream.looped:

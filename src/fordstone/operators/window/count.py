@@ -86,7 +86,6 @@ def _wanted(starts: Numbers, parts: list[Numbers], panes: int) -> list[Numbers]:
 
 
 def _inner(blocks: Numbers, level: int) -> Numbers:
-    """Where the blocks begin that those of a level are made of."""
     inner: Numbers = blocks[:, None] + BRANCHES ** (level - 1) * np.arange(BRANCHES)
     return inner
 
@@ -169,7 +168,6 @@ class CountAggregate(Operator):
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Take the rows below it into their windows, and give out the windows that are full."""
         rows = self._waiting.release(watermark_us)
         if not rows.height:
             return []
@@ -180,11 +178,9 @@ class CountAggregate(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, how many rows each key has had, and the panes of windows that are not full."""
         return {"waiting": self._waiting.state, "counts": self._counts, "panes": self._table}
 
     def _counted(self, found: KeyedRows) -> pl.DataFrame:
-        """The windows that these rows make full."""
         keys = self._fragments.keys_of(found.keys)
         before = self._counts.get(keys).get_column(_ROWS).fill_null(0).to_numpy()
         after = before + found.counts
@@ -194,7 +190,6 @@ class CountAggregate(Operator):
         return self._windows(panes, keys, before, after)
 
     def _of_rows(self, found: KeyedRows, before: Numbers) -> _Stretch:
-        """The panes of the rows that came."""
         key_numbers = np.repeat(np.arange(found.counts.size), found.counts)
         starts = np.cumsum(found.counts) - found.counts
         row_numbers = np.arange(found.by_key.size) + np.repeat(before - starts, found.counts)
@@ -246,7 +241,6 @@ class CountAggregate(Operator):
         )
 
     def _keep(self, new: _Stretch, panes: _Stretch, keys: pl.DataFrame, after: Numbers) -> None:
-        """Keep what rows came to, of what windows will need."""
         self._counts.put(keys.hstack([pl.Series(_ROWS, after)]))
         first, _ = self._panes.needed(after)
         # The last panes of each key are those that rows came to.
@@ -266,7 +260,6 @@ class CountAggregate(Operator):
         self._table.put(pl.DataFrame(columns))
 
     def _windows(self, panes: _Stretch, keys: pl.DataFrame, before: Numbers, after: Numbers) -> pl.DataFrame:
-        """The windows that were not full before and are now."""
         first = self._panes.full(before)
         count = self._panes.full(after) - first
         of_key = np.repeat(np.arange(count.size), count)

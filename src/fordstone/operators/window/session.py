@@ -70,7 +70,6 @@ class SessionAggregate(Operator):
         return [Emit(rows.filter(~in_time), port=LATE)]
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Join what has begun below it, and close the sessions that end at or before it."""
         self._watermark_us = watermark_us
         timers = self._made_timers() if self._timers is None else self._timers
         begun, rung = self._waiting.release(watermark_us), timers.close(watermark_us)
@@ -102,11 +101,9 @@ class SessionAggregate(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The fragments that wait, and the session of each key that has begun."""
         return {"waiting": self._waiting, "open": self._open}
 
     def _made_timers(self) -> Timeline:
-        """Timers for what was loaded."""
         self._timers = self._state.timeline(self._key, time_column=_DUE, merge_rows=lambda rows: rows)
         if len(self._open):
             self._timers.add(self._due(self._open.scan()))
@@ -117,7 +114,6 @@ class SessionAggregate(Operator):
         return sessions[self._key].hstack([due.alias(_DUE)])
 
     def _cut(self, rows: pl.DataFrame, times: pl.Series) -> pl.DataFrame:
-        """The fragments of a batch."""
         keys = self._fragments.keys_of(rows)
         order: Numbers | None = None
         if not times.is_sorted():

@@ -139,7 +139,6 @@ class PaneGrid:
     def _spread_by_row(
         self, rows: pl.DataFrame, first: Numbers, last: Numbers, between: tuple[int, int]
     ) -> pl.DataFrame:
-        """As `spread`, for many windows a pane."""
         slide_us = self.window.slide_us
         first = np.maximum(first, self.window_at(between[0]) + slide_us)
         last = np.minimum(last, self.window_at(between[1]))
@@ -221,7 +220,6 @@ class Slider(ABC):
             self.at_us += windows * self._grid.window.slide_us
 
     def _merged(self, end_us: int, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
-        """All of them in one, as rows of the window that ends there."""
         given = [frame for frame in frames if frame is not None and frame.height]
         if not given:
             return None
@@ -308,16 +306,14 @@ class SlidingAggregate(WindowOperator):
         grid: PaneGrid,
         *,
         combined: bool,
-        inverts: bool,
         early_us: int | None = None,
         counted: pl.Expr | None = None,
         state: StateBackend,
     ) -> None:
-        """`partials` cuts by panes. `inverts`: all that is kept of rows can be subtracted exactly."""
+        """`partials` cuts by panes."""
         due = END if grid.whole else FIRST
         super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
         self._grid = grid
-        self._inverts = inverts
         self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
         self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
         """Which final panes came since the last early results: windows to come have changed by them."""
@@ -326,7 +322,6 @@ class SlidingAggregate(WindowOperator):
         self._slider = self._new_slider()
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Close the windows that end at or before it."""
         before_us = max(self._watermark_us, self._final.closed_us)
         self._watermark_us = watermark_us
         due_us = self._grid.window_at(watermark_us)
@@ -342,7 +337,6 @@ class SlidingAggregate(WindowOperator):
         return [emit for rows in windows for emit in self._results(rows)]
 
     def states(self) -> Mapping[str, State]:
-        """The open panes (in two parts with early results), and the final ones."""
         found = {**super().states(), "panes": self._final}
         return found if self._early_us is None else {**found, "touched": self._touched}
 
@@ -465,7 +459,6 @@ class SlidingAggregate(WindowOperator):
         return pl.concat(found) if found else pl.DataFrame()
 
     def _one_window(self, panes: pl.DataFrame, end_us: int) -> pl.DataFrame:
-        """All panes as one window."""
         return self._partials.merge(panes.with_columns(pl.lit(end_us, dtype=pl.Int64).alias(END))).select(panes.columns)
 
     def _only_windows(self, panes: pl.DataFrame) -> pl.DataFrame:
@@ -476,13 +469,12 @@ class SlidingAggregate(WindowOperator):
         return partials if self._grid.whole else partials.with_columns(self._grid.first(pl.col(END)).alias(FIRST))
 
     def _new_slider(self) -> Slider:
-        if self._inverts:
+        if self._partials.invertible:
             return Subtracting(self._grid, self._partials.merge, key=self._partials.state_key)
         return TwoStacks(self._grid, self._partials.merge)
 
 
 def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
-    """Partial rows of one window as those of windows that hold the same panes."""
     ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
     return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
 
