@@ -431,7 +431,7 @@ class MatchRows(Operator):
         picked = _picked(keyed, self._forms.candidates if adjacent else None)
         firsts = np.cumsum(keyed.counts) - keyed.counts
         places = picked - np.repeat(firsts, keyed.counts)[picked]
-        key_numbers = np.repeat(np.arange(keyed.counts.size), keyed.counts)[picked]
+        key_numbers = keyed.key_numbers()[picked]
         rows = keyed.rows[keyed.by_key[picked]]
         every_time, times = self._waiting.times(keyed.rows), self._waiting.times(rows).tolist()
         forms = rows.select(self._forms.bits, *self._forms.columns).rows()

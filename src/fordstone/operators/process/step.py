@@ -51,7 +51,7 @@ from fordstone.operators.process.cells import (
     time_of,
 )
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
-from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
 from fordstone.operators.rowwise import frame_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -364,7 +364,6 @@ def _without_zone(value: Any) -> dt.datetime:
 
 END_TIMERS_MAX: Final = 10_000
 """Maximum number of timers of one key that run out after the input has ended; more means that it never stops."""
-_ROW: Final = "__row"
 _PLACE: Final = "in step "
 
 
@@ -606,17 +605,8 @@ class Process(Operator):
         return Given(setting.step, setting.out, setting.out_time)
 
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        keys = list(self._setting.keys)
-        columns: Sequence[pl.Expr] = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
-        names = keys or [ONE]
-        groups = rows.with_row_index(_ROW).select(_ROW, *columns).group_by(names, maintain_order=True).agg(_ROW)
-        found = groups.get_column(_ROW)
-        return KeyedRows(
-            rows=rows,
-            keys=groups.select(names),
-            counts=found.list.len().cast(pl.Int64).to_numpy(),
-            by_key=found.explode().cast(pl.Int64).to_numpy(),
-        )
+        at = keyed(rows, key_expressions(self._setting.keys), in_order=True)
+        return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
 
 
 def _is_placed(error: Exception) -> bool:

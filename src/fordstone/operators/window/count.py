@@ -190,7 +190,7 @@ class CountAggregate(Operator):
         return self._windows(panes, keys, before, after)
 
     def _of_rows(self, found: KeyedRows, before: Numbers) -> _Stretch:
-        key_numbers = np.repeat(np.arange(found.counts.size), found.counts)
+        key_numbers = found.key_numbers()
         starts = np.cumsum(found.counts) - found.counts
         row_numbers = np.arange(found.by_key.size) + np.repeat(before - starts, found.counts)
         rows, by_key = found.rows, found.by_key
@@ -202,8 +202,7 @@ class CountAggregate(Operator):
         at, ends = np.flatnonzero(begins), np.append(np.flatnonzero(begins)[1:], begins.size) - 1
         times = self._waiting.times(rows).take(by_key)
         if held.all():
-            numbers = np.empty_like(by_key)
-            numbers[by_key] = np.cumsum(begins) - 1
+            numbers = found.by_row(np.cumsum(begins) - 1)
         else:
             rows, numbers = rows[by_key], np.cumsum(begins) - 1
         return _Stretch(

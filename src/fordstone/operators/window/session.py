@@ -29,9 +29,9 @@ import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
-from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
+from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
 from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
-from fordstone.operators.row_order import Numbers
+from fordstone.operators.row_order import Numbers, key_expressions, keyed
 from fordstone.state.base import FOUND, State, StateBackend, Timeline
 
 _DUE: Final = "__due"
@@ -75,7 +75,8 @@ class SessionAggregate(Operator):
         begun, rung = self._waiting.release(watermark_us), timers.close(watermark_us)
         if not begun.height and not rung.height:
             return []
-        at = keyed(pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True))
+        both = pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True)
+        at = keyed(both, key_expressions(self._key))
         of_row = at.by_row(at.key_numbers())
         rings = np.zeros(at.counts.size, dtype=np.bool_)
         rings[of_row[begun.height :]] = True
@@ -119,7 +120,7 @@ class SessionAggregate(Operator):
         if not times.is_sorted():
             order = times.arg_sort().cast(pl.Int64).to_numpy()
             keys = keys[order]
-        at = keyed(keys)
+        at = keyed(keys, key_expressions(self._key))
         by_row = at.by_key if order is None else order.take(at.by_key)
         when = times.to_numpy().take(by_row)
         begins = at.begins()
