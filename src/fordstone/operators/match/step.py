@@ -261,8 +261,7 @@ NONE = -1
 class _Held(msgspec.Struct, frozen=True, array_like=True):
     places: int
     matches: int
-    rows: list[tuple[int, int, int, tuple[Any, ...]]]
-    """Place, time, bits, values."""
+    rows: list[Row]
     nodes: list[tuple[int, int, int, int]]
     """Parent, stage, row, which ways are open."""
     candidates: list[tuple[int, int, list[tuple[int, int]]]]
@@ -279,7 +278,7 @@ class _Numbers:
     """Gives rows and nodes numbers, each once, parents before children."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, tuple[Any, ...]]] = []
+        self.rows: list[Row] = []
         self.nodes: list[tuple[int, int, int, int]] = []
         self._row_at: dict[int, int] = {}
         self._node_at: dict[int, int] = {}
@@ -287,7 +286,7 @@ class _Numbers:
     def row(self, row: Row) -> int:
         if row.place not in self._row_at:
             self._row_at[row.place] = len(self.rows)
-            self.rows.append((row.place, row.time_us, row.bits, row.values))
+            self.rows.append(row)
         return self._row_at[row.place]
 
     def node(self, node: Node | None) -> int:
@@ -309,7 +308,7 @@ def encode(matcher: Matcher) -> bytes:
         (
             numbers.row(start.row),
             numbers.node(start.found),
-            [(numbers.node(node), way.option.index) for node, way in start.threads],
+            [(numbers.node(node), way.index) for node, way in start.threads],
         )
         for start in matcher.candidates
     ]
@@ -329,8 +328,7 @@ def encode(matcher: Matcher) -> bytes:
 def decode(data: bytes, rules: Rules, transitions: Transitions) -> Matcher:
     """The key as it was when `encode` wrote it."""
     stored = _DECODER.decode(data)
-    rows = [Row(place, time_us, bits, values) for place, time_us, bits, values in stored.rows]
-    nodes: list[Node] = []
+    rows, nodes = stored.rows, list[Node]()
     initial = initial_states(rules.automaton.slots)
     for parent, stage, row, alive in stored.nodes:
         above = None if parent == NONE else nodes[parent]
