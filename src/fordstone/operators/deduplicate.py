@@ -15,6 +15,7 @@ watermark has passed means the same as none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,6 @@ from fordstone.plan.stream_type import (
     plain_keys,
 )
 from fordstone.state.base import State, StateBackend
-from fordstone.state.key_index import KeyIndex
 
 UNTIL: Final = "__until"
 """When the span of a key that was opened last ends."""
@@ -90,7 +90,7 @@ class Deduplicate(Operator):
     ) -> None:
         self._waiting = WaitingRows(keys, schema, time=time, state=state)
         self._kept = state.timeline(keys, time_column=UNTIL, merge_rows=lambda rows: rows)
-        self._spans = _Spans(self._waiting.key_types, within_us)
+        self._spans = _Spans(self._waiting.key_types, within_us, state)
         self._fresh = True
         """Nothing has been read from the timeline yet."""
 
@@ -138,10 +138,10 @@ class Deduplicate(Operator):
 class _Spans:
     """Until when the span of each key lasts that was opened last: an index over the timeline. Never stored."""
 
-    def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int) -> None:
-        self._key_types = key_types
+    def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int, state: StateBackend) -> None:
+        self._new_index = partial(state.key_index, key_types)
         self._within_us = within_us
-        self._index = KeyIndex(key_types)
+        self._index = self._new_index()
         self.until_us: Numbers = np.zeros(0, dtype=np.int64)
         """By slot."""
         self._last: Numbers = np.zeros(0, dtype=np.int64)
@@ -154,7 +154,7 @@ class _Spans:
         return len(self._index) > 2 * self.live + PAST_KEYS_MIN
 
     def fill(self, kept: pl.DataFrame) -> None:
-        self._index, self.until_us = KeyIndex(self._key_types), np.zeros(0, dtype=np.int64)
+        self._index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
         self.live = kept.height
         if kept.height:
             slots = self._index.fill(kept)

@@ -286,7 +286,7 @@ class Buffer(State):
 
     @abstractmethod
     def release(self, watermark_us: int) -> pl.DataFrame:
-        """Remove the rows with time < `watermark_us` and return them by time, order columns and arrival.
+        """Remove the rows with time < `watermark_us` and return them by time and arrival.
 
         The last watermark, `TIME_MAX_US`, releases all rows. Called at every watermark; costs nothing when no row is
         due. Returns a frame without columns if there never were rows.
@@ -329,6 +329,27 @@ class SearchBuffer(Buffer):
         """
 
 
+class KeyIndex(ABC):
+    """A slot per key, densely numbered from 0 on, for arrays beside it. Never stored: it is made again from a state."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of keys."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many slots there is room for: arrays kept by slot need this size."""
+
+    @abstractmethod
+    def insert(self, keys: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the slot of each key, new where need be; and the slots that are new. Keys may repeat."""
+
+    @abstractmethod
+    def fill(self, keys: pl.DataFrame) -> npt.NDArray[np.int64]:
+        """Take all keys at once into an empty index, none of them twice, and return their slots. Faster than `insert`."""
+
+
 class StateBackend(ABC):
     """Makes the states of operators. Called when an operator is made, by any thread; every call makes a fresh, empty state."""
 
@@ -356,3 +377,7 @@ class StateBackend(ABC):
     @abstractmethod
     def search_buffer(self, key: Sequence[str], *, time_column: str) -> SearchBuffer:
         """Make a buffer that can be searched. `time_column` is Int64: until when a row is kept, and what searches go by."""
+
+    @abstractmethod
+    def key_index(self, schema: Mapping[str, pl.DataType]) -> KeyIndex:
+        """Make an index over keys with these columns, at least one. Null equals null, NaN equals NaN, -0.0 equals 0.0."""

@@ -20,7 +20,7 @@ import polars as pl
 
 from fordstone.state.base import FOUND, SMALLEST_ROWS, Piece, PieceList, Table, worth_folding
 from fordstone.state.column import Cells, Slots, column_of
-from fordstone.state.key_index import MISSING, KeyIndex
+from fordstone.state.key_index import MISSING, MemoryKeyIndex
 
 DELETED: Final = "__deleted"
 DENSE_SHARE: Final = 4
@@ -38,7 +38,7 @@ class MemoryTable(Table):
         self._key = (*key, *sub_key)
         self._group_key = tuple(key)
         self._schema = pl.Schema(schema)
-        self._index = KeyIndex({name: self._schema[name] for name in self._key})
+        self._index = MemoryKeyIndex({name: self._schema[name] for name in self._key})
         self._values = [column_of(name, dtype) for name, dtype in self._schema.items() if name not in self._key]
         self._columns = list(self._schema)
         self._pieces = PieceList()
@@ -68,7 +68,7 @@ class MemoryTable(Table):
         return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 6 * self._dirty.size
 
     def get(self, keys: pl.DataFrame) -> pl.DataFrame:
-        slots = self._index.slots(keys, insert=False)
+        slots = self._index.find(keys)
         found = slots != MISSING
         every = bool(found.all())
         if not len(self._index):

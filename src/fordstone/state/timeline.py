@@ -47,7 +47,7 @@ DEAD_ROWS_MIN: Final = 65536
 class TimedPiece(Piece):
     """A piece whose rows are ordered by `time`, or in any order and never due when that is None."""
 
-    __slots__ = ("_size_bytes", "_time", "_times", "least_us", "most_us")
+    __slots__ = ("_size_bytes", "_time", "_times", "index", "least_us", "most_us")
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class TimedPiece(Piece):
         self._size_bytes = size_bytes
         self._time = time
         self._times: npt.NDArray[np.int64] | None = None
+        self.index: _Index | None = None
+        """By key, once it has been searched."""
 
     def _rank(self, bound_us: int) -> int:
         """How many rows have a time up to `bound_us`. Makes the rows only when that cannot be known without."""
@@ -249,15 +251,10 @@ class TimedRows(State):
             self._pieces.append(ordered[0])
         elif ordered or raw.rows:
             frames = (*(piece.after(closed_us) for piece in ordered), *raw.frames)
-            self._pieces.append(
-                TimedPiece(
-                    make=partial(self._in_order, frames),
-                    time=self._time,
-                    least_us=min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)]),
-                    most_us=max([raw.most_us, *(piece.most_us for piece in ordered)]),
-                    size_bytes=raw.size_bytes + sum(piece.size_bytes() for piece in ordered),
-                )
-            )
+            least_us = min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)])
+            most_us = max([raw.most_us, *(piece.most_us for piece in ordered)])
+            size_bytes = raw.size_bytes + sum(piece.size_bytes() for piece in ordered)
+            self._pieces.append(self._unmade(partial(self._in_order, frames), (least_us, most_us), size_bytes))
         self._ordered, self._raw = [], OpenRows()
         return self._pieces.snapshot()
 
@@ -271,18 +268,8 @@ class TimedRows(State):
                 continue
             if span_us is not None and span_us[0] > self._closed_us:
                 # All of it is alive: the rows are not needed before some of them are due.
-                least_us, most_us = span_us
-                size_bytes = piece.ref.size_bytes if piece.ref is not None else 0
-                held.append(
-                    TimedPiece(
-                        make=piece.frame,
-                        time=self._time,
-                        least_us=least_us,
-                        most_us=most_us,
-                        size_bytes=size_bytes,
-                        ref=piece.ref,
-                    )
-                )
+                size_bytes = 0 if piece.ref is None else piece.ref.size_bytes
+                held.append(self._unmade(piece.frame, span_us, size_bytes, ref=piece.ref))
                 continue
             frame = piece.frame()
             if self._empty is None and frame.width:
@@ -343,6 +330,15 @@ class TimedRows(State):
         frame = self._fold(pl.concat(frames, rechunk=True))
         return (frame if self._time is None else frame.sort(self._time, maintain_order=True)).rechunk()
 
+    def _unmade(
+        self, make: Callable[[], pl.DataFrame], span_us: tuple[int, int], size_bytes: int, *, ref: RunRef | None = None
+    ) -> TimedPiece:
+        """A piece whose rows are made when they are first needed."""
+        least_us, most_us = span_us
+        return TimedPiece(
+            make=make, time=self._time, least_us=least_us, most_us=most_us, size_bytes=size_bytes, ref=ref
+        )
+
     def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
         """A piece of these rows, put in order by time where they are not."""
         if frame.height == 0:
@@ -356,10 +352,9 @@ class TimedRows(State):
 class MemoryBuffer(TimedRows, Buffer):
     """Rows ordered by time."""
 
-    def __init__(self, key: Sequence[str], *, time_column: str, order_columns: Sequence[str] = ()) -> None:
-        """`time_column` is Datetime in microseconds, or Int64; rows of one time are given out by `order_columns`."""
+    def __init__(self, key: Sequence[str], *, time_column: str) -> None:
         super().__init__(key, time_column=time_column)
-        self._order = (time_column, *(column for column in order_columns if column != time_column))
+        self._column = time_column
 
     def add(self, frame: pl.DataFrame) -> None:
         self._take(frame)
@@ -373,7 +368,7 @@ class MemoryBuffer(TimedRows, Buffer):
     def _sorted(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
             return pl.DataFrame() if self._empty is None else self._empty
-        return pl.concat(frames, rechunk=True).sort(self._order, maintain_order=True)
+        return pl.concat(frames, rechunk=True).sort(self._column, maintain_order=True)
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame
@@ -461,12 +456,6 @@ Mask = npt.NDArray[np.bool_]
 class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
     """Rows that can be searched by key and time."""
 
-    def __init__(self, key: Sequence[str], *, time_column: str) -> None:
-        super().__init__(key, time_column=time_column)
-        self._column = time_column
-        self._indexes: dict[int, tuple[TimedPiece, _Index]] = {}
-        """By the piece's identity, and with the piece, so that it stays what it is."""
-
     def add(self, frame: pl.DataFrame) -> None:
         """Add rows, and put them in order: they are searched soon."""
         self._take(frame)
@@ -478,10 +467,12 @@ class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
         self._due(self._closed_by(watermark_us))
 
     def search(self, asked: Asked) -> Found | None:
-        pieces = [piece for piece in (*self._held(), *self._ordered) if piece.most_us > self._closed_us]
-        self._indexes = {id(piece): self._indexes[id(piece)] for piece in pieces if id(piece) in self._indexes}
-        least_us, most_us = int(asked.from_us.min()), int(asked.to_us.max())
-        pieces = [piece for piece in pieces if piece.least_us <= most_us and piece.most_us >= least_us]
+        least_us, most_us = max(int(asked.from_us.min()), self._closed_us + 1), int(asked.to_us.max())
+        pieces = [
+            piece
+            for piece in (*self._held(), *self._ordered)
+            if piece.least_us <= most_us and piece.most_us >= least_us
+        ]
         if not pieces:
             return None
         hashes = _hashes(asked.keys)
@@ -497,18 +488,18 @@ class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
         return _equal(found, asked.keys[found.asked])
 
     def _index(self, piece: TimedPiece) -> _Index:
-        known = self._indexes.get(id(piece))
-        if known is None:
+        if piece.index is None:
             frame = piece.frame()
-            known = self._indexes[id(piece)] = (
-                piece,
-                _Index(frame, self._key, times_of(frame, self._column).to_numpy()),
-            )
-        return known[1]
+            piece.index = _Index(frame, self._key, times_of(frame, self._column).to_numpy())
+        return piece.index
 
 
 class _Index:
-    """The rows of a frame that is ordered by time, by the hash of their key, then by time. Rows with a null key are left out."""
+    """The rows of a frame that is ordered by time, by the hash of their key, then by time. Rows with a null key are left out.
+
+    A search costs the steps of a bisection and what it finds, however many rows a key has. Made when a piece is first searched,
+    dropped with it, never stored. Hashes only narrow the search down: keys are compared.
+    """
 
     def __init__(self, frame: pl.DataFrame, key: Sequence[str], times: Rows) -> None:
         self._times = times
