@@ -15,7 +15,7 @@ from tests.simulation.simulator import SimClock
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors import hub as hub_connector
-from fordstone.connectors.base import ConnectorSpec, Delivery, Sink
+from fordstone.connectors.base import ConnectorSpec, Sink
 from fordstone.connectors.hub import HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
@@ -105,10 +105,6 @@ class Letters(Sink):
 
     def __init__(self) -> None:
         self.epochs: dict[int, pl.DataFrame] = {}
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         self.epochs[epoch] = frame

@@ -139,11 +139,6 @@ class Reader(ABC):
 class Source(ABC):
     """A place rows come from, as replayable partitions."""
 
-    @property
-    @abstractmethod
-    def delivery(self) -> Delivery:
-        """The delivery after a restart from a position."""
-
     @abstractmethod
     def partitions(self) -> Sequence[PartitionId]:
         """Return the present partitions in a stable order. Called at the start and then about once per second; the list may grow."""
@@ -216,17 +211,12 @@ class SinkStream:
 class Sink(ABC):
     """A place rows go. Used by one thread at a time."""
 
-    @property
-    @abstractmethod
-    def delivery(self) -> Delivery:
-        """`EXACTLY_ONCE` if releasing an epoch a second time changes nothing."""
-
     @abstractmethod
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Make the rows of a sealed epoch visible, durably, all at once. Called in order of epochs, after the seal.
 
-        After a crash the last epoch may be released again with the same rows: a sink that says `EXACTLY_ONCE` then does
-        nothing. Epochs without rows are released too.
+        After a crash the last epoch may be released again with the same rows: a sink whose kind declares `EXACTLY_ONCE`
+        then does nothing. Epochs without rows are released too.
         """
 
     @abstractmethod
@@ -355,7 +345,10 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Return the strongest delivery of a sink. Called while a pipeline is built: it must not touch the system."""
+        """Return the strongest delivery of a sink. Called while a pipeline is built: it must not touch the system.
+
+        `EXACTLY_ONCE` if releasing an epoch a second time changes nothing.
+        """
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:

@@ -92,11 +92,6 @@ class ControlSource(Source):
         self.log = table
         self._bounded = bounded
 
-    @property
-    def delivery(self) -> Delivery:
-        """What was read is there to be read again."""
-        return Delivery.EXACTLY_ONCE
-
     def partitions(self) -> Sequence[PartitionId]:
         return (PARTITION,)
 
@@ -174,11 +169,6 @@ class ControlSink(Sink):
         # Without a name for the checkpoint, rows may be published again after a restart, under another owner.
         self._owner = stream.owner or secrets.token_hex(16)
         self._written = 0
-
-    @property
-    def delivery(self) -> Delivery:
-        """The hub publishes an epoch of an owner once."""
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Publish the epoch's rows as a version; an epoch without rows is none."""

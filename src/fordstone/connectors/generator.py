@@ -202,10 +202,6 @@ class GeneratorSource(Source):
         self._bounded = bounded
         self._paces: dict[PartitionId, _Pace] = {}
 
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
-
     def partitions(self) -> Sequence[PartitionId]:
         """`lane-000000` and so on; never more than at the start."""
         return [_lane_name(lane) for lane in range(self._settings.partitions)]

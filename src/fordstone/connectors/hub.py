@@ -155,10 +155,6 @@ class HubSource(Source):
         self._readers = 0
         self._mutex = threading.RLock()
 
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
-
     def partitions(self) -> Sequence[PartitionId]:
         """Nodes, by name. The first call waits for the hub's answer, unless the hub is away."""
         index = self._index()

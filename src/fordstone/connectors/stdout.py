@@ -71,10 +71,6 @@ class StdoutSink(Sink):
         self._options = options
         self._stream = stream
 
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.AT_LEAST_ONCE
-
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         del epoch
         self.write(frame)

@@ -81,10 +81,6 @@ class FileSource(Source):
         self._known_sizes: dict[str, int] | None = None
         self._reach = FileReach(options.schema, bounded=options.bounded, line_bytes_max=settings.line_bytes_max)
 
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
-
     def partitions(self) -> Sequence[PartitionId]:
         """The files there are, by name. Bounded input is what was there at the first call."""
         if self._found is not None:
