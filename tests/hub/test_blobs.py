@@ -11,7 +11,7 @@ import pytest
 from tests.hub.sending import digest_of
 
 from fordstone.errors import ConfigError
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.store.blobs import SMALL_BYTES, BlobStore, DiskBlobs, Gate, Upload, open_blobs
 
 SMALL = b"a few rows"

@@ -39,8 +39,8 @@ from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Oper
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.window import sliding
 from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.plan.windows import Sliding, Tumbling
 
 
 @settings(deadline=None, max_examples=50)

@@ -59,7 +59,7 @@ def heard(query: MicroQuery, hub: FakeHub) -> None:
 
 
 def watermark_s(query: MicroQuery) -> float:
-    cut: Cut = query.reader._cuts.read(query.epoch)
+    cut: Cut = query.committer.files.cut(query.epoch)
     return cut.sources["s"].watermark_us / SECOND_US
 
 

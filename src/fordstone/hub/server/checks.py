@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fordstone.errors import PipelineError
 from fordstone.hub.messages import (
@@ -24,9 +23,8 @@ from fordstone.hub.messages import (
     Checkpoint,
     Commit,
     EpochEntry,
-    Generation,
+    Rejection,
 )
-from fordstone.hub.rejection import Rejection
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.state.base import RunRef
@@ -99,12 +97,6 @@ def check_run(run: RunRef) -> None:
     number_in(run.rows, f"rows of {run.digest}")
 
 
-def check_generation(generation: Generation) -> None:
-    """Check numbers that the log must hold."""
-    number_in(generation.hub, "generation.hub")
-    number_in(generation.local, "generation.local")
-
-
 def check_time(value: int, what: str) -> None:
     """Check a time that the log must hold."""
     number_in(value, what, least=TIME_MIN_US, most=TIME_MAX_US)
@@ -112,7 +104,8 @@ def check_time(value: int, what: str) -> None:
 
 def check_commit(commit: Commit, first: int, last: int) -> None:
     """Check that a commit has the epochs of its path, and names and numbers within bounds."""
-    check_generation(commit.generation)
+    number_in(commit.generation.hub, "generation.hub")
+    number_in(commit.generation.local, "generation.local")
     if len(commit.epochs) > EPOCHS_PER_COMMIT_MAX:
         raise Rejection(
             "bad_request", f"a commit has at most {EPOCHS_PER_COMMIT_MAX} epochs, this one {len(commit.epochs)}."
@@ -192,8 +185,3 @@ def wait_in_query(request: Request) -> float:
     if not seconds >= 0:
         raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
     return min(seconds, WAIT_SECONDS_MAX)
-
-
-def json_response(message: Any, status: int = 200) -> Response:
-    """Encode a message as the body of a response."""
-    return Response(msgspec.json.encode(message), status, media_type="application/json")

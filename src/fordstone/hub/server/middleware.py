@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect
 
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.server.auth import PREFIX, Token, Tokens, why_forbidden
 from fordstone.hub.server.limits import SHARED_TIMES, Limits, RateLimiter, Slots
 from fordstone.hub.server.metrics import HubMetrics

@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.storage.atomic import write_file
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 from fordstone.storage.remote import Remote, local_path, open_filesystem, open_remote

@@ -23,8 +23,8 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.kinds import kind_of
 from fordstone.operators.aggregate.part import Part, Values
 from fordstone.operators.base import ROW_ID, Functions
+from fordstone.plan.plan import Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
-from fordstone.plan.windows import Tumbling
 
 END: Final = "__end"
 """The end of a partial row's window, Int64 microseconds."""
