@@ -22,13 +22,14 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    options_of,
 )
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, open_bytes
 from fordstone.connectors.files.csv_rows import CsvRows
 from fordstone.connectors.files.jsonl import JsonLines
 from fordstone.connectors.files.lines import LineFormat, LineReader
 from fordstone.connectors.files.read_plan import FileReach
-from fordstone.connectors.files.settings import FileFormat, FileSettings, file_settings
+from fordstone.connectors.files.settings import FileFormat, FileSettings
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
@@ -44,29 +45,29 @@ class FilesKind(ConnectorKind):
     """
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        file_settings(spec)
+        options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """An epoch is a file: there or not."""
-        file_settings(spec)
+        options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         del context
-        return FileSource(file_settings(spec), options)
+        return FileSource(options_of(spec, FileSettings), options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
         from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
 
-        return open_file_sink(file_settings(spec), stream)
+        return open_file_sink(options_of(spec, FileSettings), stream)
 
     def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
         """Open a writer of parts; the sink must have made the directory."""
         from fordstone.connectors.files.sink import open_file_parts  # noqa: PLC0415 - as above
 
-        return open_file_parts(file_settings(spec), stream)
+        return open_file_parts(options_of(spec, FileSettings), stream)
 
 
 class FileSource(Source):
