@@ -367,7 +367,7 @@ def test_a_full_disk_is_told_and_the_upload_works_once_there_is_room(
     data = b"a" * size_bytes
     path = f"/v1/blobs/{digest_of(data)}"
     with monkeypatch.context() as patch:
-        patch.setattr("fordstone.hub.store.blobs.os.write", full)
+        patch.setattr("fordstone.storage.disk.os.write", full)
         status, told = ask(hub, "PUT", path, data)
     assert (status, told["error"]) == (507, "storage")
     assert client.missing([digest_of(data)]) == {digest_of(data)}

@@ -1,4 +1,4 @@
-"""The storage of the hub's log, in one SQLite file: the schema and all SQL of the hub stand behind the methods of this module.
+"""The storage of the hub's log, in one SQLite file. The schema and all SQL of the hub are in this module alone.
 
 `commits` and `retention` work with the `LogReader` or `LogWriter` that they are given, and see no database. Methods return
 facts and carry out changes; they reject no request. Ids (`node_id`, `stream_id`, `table_id`) mean nothing outside of it.
