@@ -41,7 +41,7 @@ from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN, Epo
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, Emits, Functions, Moment, Operator, OperatorContext
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
 from fordstone.plan import plan as p
-from fordstone.plan.windows import Sliding, Tumbling
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
 
@@ -407,7 +407,7 @@ def test_what_crosses_has_only_types_of_ours_and_comes_back_as_it_was_kept():
 
 
 def test_sessions_cannot_be_merged_from_partial_rows():
-    from fordstone.plan.windows import Session
+    from fordstone.plan.plan import Session
 
     tiers = split(pipeline_of(Tumbling(10), {"n": "count(*)"}, cut=True).plan())
     assert tiers.center is not None

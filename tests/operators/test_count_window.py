@@ -33,7 +33,7 @@ from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import LATE, ROW_ID, Moment
 from fordstone.operators.window.count import BRANCHES, CountAggregate, Panes
-from fordstone.plan.windows import Count
+from fordstone.plan.plan import Count
 from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})

@@ -38,8 +38,8 @@ from fordstone.operators.aggregate.partial import END
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.plan.windows import Sliding, Tumbling
 
 FEW_PANES, MANY_PANES = Sliding(20, 10), Sliding(20, 2)
 """Windows of few panes are merged at once, those of many one after the other."""

@@ -25,8 +25,8 @@ from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.base import MAIN, Moment, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.plan.windows import Sliding, Tumbling
 from fordstone.planner.check import stream_types
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint", "d": "decimal(10,2)"}

@@ -26,7 +26,7 @@ from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
 from fordstone.operators.window.tumbling import WindowAggregate
 from fordstone.plan import plan as p
-from fordstone.plan import windows as w
+from fordstone.plan.plan import Count, Session, Sliding, Tumbling, Window
 from fordstone.plan.stream_type import (
     TIMESTAMP,
     WINDOW_END,
@@ -40,7 +40,6 @@ from fordstone.plan.stream_type import (
     late_rows,
     needs_time,
 )
-from fordstone.plan.windows import Count, Session, Sliding, Tumbling, Window
 
 SPAN_MAX_US: Final = 2**62
 """Maximum span: the end of a window that begins at any time is still a time."""
@@ -246,11 +245,11 @@ class AggregateFamily(Family[p.Aggregate]):
         return meaning if step.early_us is None else [*meaning, "early"]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
-        if isinstance(step.window, w.Session):
+        if isinstance(step.window, p.Session):
             return Stays(
                 reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
             )
-        if isinstance(step.window, w.Count):
+        if isinstance(step.window, p.Count):
             return Stays(reason=f"the windows of {step.name} count rows in order of time, over all nodes")
         if not combines(step, plan):
             return Stays(reason=f"late rows of {step.name} are wanted as they came")
@@ -300,7 +299,7 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     Not for sessions and counts, which need the rows themselves; nor where late rows are read as they came; nor where the
     input is partial rows.
     """
-    if step.merges is not None or isinstance(step.window, w.Session | w.Count):
+    if step.merges is not None or isinstance(step.window, p.Session | p.Count):
         return False
     return not plan.has_late_reader(step.name)
 
@@ -312,9 +311,9 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
         case None:
             at_barriers = context.plan.guarantee == "exactly_once"
             return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
-        case w.Tumbling():
+        case p.Tumbling():
             return WindowAggregate(partials_of(step, context), combined=combined, early_us=step.early_us, state=state)
-        case w.Sliding():
+        case p.Sliding():
             return SlidingAggregate(
                 partials_of(step, context),
                 PaneGrid(step.window),
@@ -323,9 +322,9 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
                 counted=_counted(step, rows_of(step, context.types)),
                 state=state,
             )
-        case w.Session():
+        case p.Session():
             return SessionAggregate(_fragments(step, context), gap_us=step.window.gap_us, state=state)
-        case w.Count():
+        case p.Count():
             return CountAggregate(_fragments(step, context), step.window, state=state)
         case _:
             assert_never(step.window)
@@ -369,14 +368,14 @@ def _meaning(step: p.Aggregate | p.Combine, parsed: Sequence[Aggregate], stream:
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:MEANING_CHARS]
 
 
-def _cut(window: w.Window | None) -> w.Tumbling | None:
+def _cut(window: p.Window | None) -> p.Tumbling | None:
     """What the time of a row decides about its partial row: its window, or the pane of its windows."""
     match window:
-        case w.Tumbling():
+        case p.Tumbling():
             return window
-        case w.Sliding():
-            return w.panes(window)
-        case None | w.Session() | w.Count():
+        case p.Sliding():
+            return p.panes(window)
+        case None | p.Session() | p.Count():
             return None
         case _:
             assert_never(window)
@@ -384,7 +383,7 @@ def _cut(window: w.Window | None) -> w.Tumbling | None:
 
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
     """Which rows count at all; None: all do, because windows leave no gaps."""
-    if not isinstance(step.window, w.Sliding):
+    if not isinstance(step.window, p.Sliding):
         return None
     time = _time(step, stream)
     return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
@@ -413,14 +412,14 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
     match step.window:
         case None:
             return "running aggregate"
-        case w.Tumbling():
+        case p.Tumbling():
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
-        case w.Sliding():
+        case p.Sliding():
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
             return every + _gaps(step.window) + _shifted(step.window.offset_us)
-        case w.Session():
+        case p.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
-        case w.Count():
+        case p.Count():
             every = "" if step.window.slide == step.window.size else f" every {step.window.slide:,}"
             gap = step.window.slide - step.window.size
             between = f" (with gaps of {gap:,}, where rows count for none)" if gap > 0 else ""
@@ -429,7 +428,7 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
             assert_never(step.window)
 
 
-def _gaps(window: w.Sliding) -> str:
+def _gaps(window: p.Sliding) -> str:
     gap_us = window.slide_us - window.size_us
     return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
 
@@ -442,11 +441,11 @@ def _kept(step: p.Aggregate) -> str:
     match step.window:
         case None:
             return "one row per key" if step.keys else "one row"
-        case w.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:
+        case p.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:
             return "partial aggregates of the panes of open windows, which these share"
-        case w.Session():
+        case p.Session():
             return "partial aggregates of sessions that may go on"
-        case w.Count():
+        case p.Count():
             return "the rows that wait for time, a count per key, and partial aggregates of open windows"
         case _:
             return "partial aggregates of open windows"

@@ -39,8 +39,8 @@ from fordstone.operators.aggregate.part import (
 from fordstone.operators.aggregate.sketches import Distinct, Quantiles, estimates, quantiles
 from fordstone.operators.aggregate.user import UserPart
 from fordstone.operators.base import ROW_ID, Functions
+from fordstone.plan.plan import Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
-from fordstone.plan.windows import Tumbling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

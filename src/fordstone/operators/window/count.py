@@ -26,7 +26,7 @@ import polars as pl
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
 from fordstone.operators.base import Emit, Emits, Moment, Operator
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
-from fordstone.plan.windows import Count
+from fordstone.plan.plan import Count
 from fordstone.state.base import State, StateBackend
 
 BRANCHES: Final = 8

@@ -34,8 +34,8 @@ from fordstone.operators.aggregate.partial import END, ROWS, Partials
 from fordstone.operators.base import Emits
 from fordstone.operators.row_order import Numbers
 from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.plan.plan import Sliding, panes
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.plan.windows import Sliding, panes
 from fordstone.state.base import State, StateBackend
 
 FIRST: Final = "__first"
