@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from fordstone.api.pattern import Pattern
     from fordstone.api.pipeline import Pipeline
     from fordstone.api.process import Context, KeyedFunction, ListState, MapState, Timer, ValueState
-    from fordstone.api.stream import Stream
-    from fordstone.api.window import by_count, session, sliding, tumbling
+    from fordstone.api.stream import Stream, by_count, session, sliding, tumbling
     from fordstone.errors import FordstoneError
     from fordstone.operators.aggregate.user import Aggregator
 
@@ -58,7 +57,7 @@ _HOMES = {
     "beta_high": "fordstone.api.column",
     "beta_low": "fordstone.api.column",
     "beta_mean": "fordstone.api.column",
-    "by_count": "fordstone.api.window",
+    "by_count": "fordstone.api.stream",
     "col": "fordstone.api.column",
     "collect": "fordstone.api.column",
     "count": "fordstone.api.column",
@@ -72,11 +71,11 @@ _HOMES = {
     "median": "fordstone.api.column",
     "min_": "fordstone.api.column",
     "quantile": "fordstone.api.column",
-    "session": "fordstone.api.window",
-    "sliding": "fordstone.api.window",
+    "session": "fordstone.api.stream",
+    "sliding": "fordstone.api.stream",
     "stddev": "fordstone.api.column",
     "sum_": "fordstone.api.column",
-    "tumbling": "fordstone.api.window",
+    "tumbling": "fordstone.api.stream",
     "variance": "fordstone.api.column",
     "when": "fordstone.api.column",
 }

@@ -11,8 +11,8 @@ from fordstone import by_count, session
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, PipelineError
 from fordstone.plan import plan as p
+from fordstone.plan.plan import Count, Session, Window
 from fordstone.plan.stream_type import EventTime
-from fordstone.plan.windows import Count, Session, Window
 from fordstone.planner.check import stream_types
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double"}

@@ -11,8 +11,8 @@ from fordstone import by_count, session, sliding, tumbling
 from fordstone.connectors import files
 from fordstone.errors import ConfigError, PipelineError, SchemaError
 from fordstone.plan import plan as p
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import EventTime
-from fordstone.plan.windows import Sliding, Tumbling
 from fordstone.planner.check import stream_types
 
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "window_end": "timestamp"}

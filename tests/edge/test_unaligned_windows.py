@@ -17,8 +17,7 @@ from fordstone.connectors import stdout
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.errors import PlanMismatchError
 from fordstone.operators.base import ROW_ID
-from fordstone.plan.plan import Plan
-from fordstone.plan.windows import Window
+from fordstone.plan.plan import Plan, Window
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 from fordstone.planner.graph import build_graph

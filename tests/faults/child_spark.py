@@ -24,9 +24,8 @@ from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError
 from fordstone.protocol.retry import RestartPolicy
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.run import run_plan
+from fordstone.spark.run import leave, run_plan
 from fordstone.spark.session.application import application
-from fordstone.spark.session.failures import leave
 
 PR_SET_PDEATHSIG = 1
 

@@ -18,8 +18,8 @@ from fordstone.operators.aggregate.partial import Partials
 from fordstone.operators.aggregate.user import Aggregator
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
+from fordstone.plan.plan import Count
 from fordstone.plan.stream_type import EventTime
-from fordstone.plan.windows import Count
 from fordstone.state.memory import IN_MEMORY
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -25,8 +25,8 @@ from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.base import MAIN, Moment, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
+from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.plan.windows import Sliding, Tumbling
 from fordstone.planner.check import stream_types
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "i": "bigint", "d": "decimal(10,2)"}
@@ -44,7 +44,9 @@ rows_of_any_kind = st.tuples(
     decimals,
 )
 batches = st.lists(rows_of_any_kind, min_size=1, max_size=10)
-windows = st.builds(Sliding, st.integers(1, 24), st.integers(1, 12), st.integers(0, 11)).map(
+slides = st.one_of(st.integers(1, 12), st.integers(1, 2))
+"""With short slides windows have many panes, and are put together one after the other."""
+windows = st.builds(Sliding, st.integers(1, 24), slides, st.integers(0, 11)).map(
     lambda found: Sliding(found.size_us, found.slide_us, found.offset_us % found.slide_us)
 )
 

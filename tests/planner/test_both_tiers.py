@@ -18,7 +18,7 @@ from fordstone.edge.run import run
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import SourceError
 from fordstone.hub.client.client import HubClient
-from fordstone.plan.windows import Session, Sliding
+from fordstone.plan.plan import Session, Sliding
 from fordstone.planner.split import placed, split
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "note": "string"}

@@ -11,7 +11,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import ConnectorSpec, files, memory, stdout
 from fordstone.connectors.memory import MemorySource
 from fordstone.errors import ConfigError
-from fordstone.operators.describe import connector_text
+from fordstone.operators.base import connector_text
 from fordstone.plan.plan import Plan
 from fordstone.planner.explain import explain
 
@@ -78,7 +78,7 @@ task agg_device: 2 steps fused
         releases  when the epoch is sealed
 
 guarantees
-  readings → alarms      exactly_once  rows carry ids (__id) by which the receiver drops what it has seen
+  readings → alarms      exactly_once  rows carry ids (__id) by which the receiver drops repeats
   readings → per_device  exactly_once  replay and one commit per epoch
 """
 
@@ -161,7 +161,7 @@ flowchart TD
   s1 --> s2
   s2 --> s3
   s4 --> s5
-  %% readings → alarms: exactly_once: rows carry ids (__id) by which the receiver drops what it has seen
+  %% readings → alarms: exactly_once: rows carry ids (__id) by which the receiver drops repeats
   %% readings → per_device: exactly_once: replay and one commit per epoch
 """
 
@@ -224,7 +224,7 @@ def test_marks_of_mermaid_in_names_and_expressions_are_quoted():
 
 
 def test_another_format_is_refused():
-    with pytest.raises(ConfigError, match="'text' or 'mermaid'"):
+    with pytest.raises(ConfigError, match="'text', 'mermaid' or 'json'"):
         cold_chain().explain(format="svg")
 
 

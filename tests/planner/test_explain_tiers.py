@@ -14,7 +14,7 @@ from fordstone.cli.main import cli
 from fordstone.connectors import files
 from fordstone.errors import ConfigError
 from fordstone.plan.plan import Plan
-from fordstone.planner.explain_tiers import WIDTH, explain
+from fordstone.planner.explain import WIDTH, explain
 from fordstone.planner.guarantee import end_to_end
 from fordstone.spark.explain import center_words
 
@@ -42,7 +42,7 @@ CONTROL = """\
 
 GUARANTEES = """\
   readings → alarms              exactly_once  rows carry ids (__id) by which the receiver drops
-                                               what it has seen
+                                               repeats
   readings → per_device          exactly_once  replay, one commit per epoch, and the hub takes each
                                                epoch of a node once
   readings → control thresholds  exactly_once  the hub takes each epoch and each version of the

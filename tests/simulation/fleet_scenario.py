@@ -11,7 +11,7 @@ import msgspec
 from tests.simulation.rows import LATENESS_S, SCHEMA, Row
 
 from fordstone.api.pipeline import Pipeline
-from fordstone.api.window import tumbling
+from fordstone.api.stream import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.plan.plan import Mode, Plan, Source
 

@@ -16,8 +16,7 @@ from tests.simulation.tail_choice import draw_tail
 from tests.simulation.tails import TAIL_SINKS, Tail
 
 from fordstone.api.pipeline import Pipeline
-from fordstone.api.stream import Stream
-from fordstone.api.window import tumbling
+from fordstone.api.stream import Stream, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.plan.plan import Guarantee, Mode, Plan
 

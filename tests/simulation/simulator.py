@@ -20,7 +20,7 @@ from tests.simulation.rows import ROWS_BEGIN_US, Row, SimulationError
 from tests.simulation.scenario import Scenario, World, build, passes
 from tests.simulation.tails import STEP as TAIL
 
-from fordstone.connectors.base import Delivery, Sink
+from fordstone.connectors.base import Sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
@@ -89,10 +89,6 @@ class Tally:
 
 class NoDeadLetters(Sink):
     """Takes dead letters, of which a simulation has none."""
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         if frame.height:

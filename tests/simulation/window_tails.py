@@ -11,9 +11,8 @@ from typing import Any, Final
 from tests.simulation.rows import Row, SimulationError, check_equal, in_order, second_of
 from tests.simulation.tails import MORE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
-from fordstone.api.stream import Stream
-from fordstone.api.window import by_count, session, sliding
-from fordstone.plan.windows import Window
+from fordstone.api.stream import Stream, by_count, session, sliding
+from fordstone.plan.plan import Window
 
 # By count, rows of one time are ordered by what is read, in this order: so, by id.
 AGGREGATES: Final = {

@@ -24,7 +24,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Row
 from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
-from tests.spark.micro_watch import watched
 
 from fordstone.operators.base import Functions, OperatorContext
 from fordstone.plan.plan import Plan
@@ -218,7 +217,7 @@ class MicroQuery:
     def __init__(self, frame: StreamFrame, location: str, committer: Committer, *, available_now: bool) -> None:
         self.spark = frame.spark
         self.location = self.spark.location(location)
-        self.committer = watched(committer, self.spark.fate)
+        self.committer = committer
         self._stages = frame.stages
         reader = frame.source({}).streamReader(None)
         self.reader = reader
@@ -231,7 +230,7 @@ class MicroQuery:
     @property
     def epoch(self) -> int:
         """Of the newest batch that was committed."""
-        return self.committer._first_epoch + max(self.location.batches("commits"))
+        return self.committer.first_epoch + max(self.location.batches("commits"))
 
     def step(self) -> bool:
         """Run the next batch; False: there is nothing to do now."""
@@ -342,7 +341,9 @@ class MicroSpark:
     ) -> MicroQuery:
         """Start a process with a query."""
         self.fate.log.clear()
-        started = self.query(plan, functions, **options).start(on_batch)
+        query = self.query(plan, functions, **options)
+        with mock.patch.object(query_module, "parse_failpoints", return_value=SimpleNamespace(hit=self.fate.step)):
+            started = query.start(on_batch)
         (only,) = started if isinstance(started, list) else [started]
         assert isinstance(only, MicroQuery)
         return only

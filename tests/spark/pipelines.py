@@ -22,7 +22,7 @@ from fordstone.connectors import ConnectorSpec, files
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.settings import FileFormat
 from fordstone.lang.schema import Schema
-from fordstone.plan.windows import Count, Window
+from fordstone.plan.plan import Count, Window
 
 SCHEMA: Final = {
     "id": "bigint",

@@ -21,7 +21,7 @@ from tests.spark.pipelines import Case, File, Rows
 from tests.spark.random_case import lateness_s, random_case
 
 from fordstone.connectors import ConnectorSpec, MemorySink, latest, memory, rows
-from fordstone.connectors.base import Delivery, Sink
+from fordstone.connectors.base import Sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
@@ -46,10 +46,6 @@ class DeadLetterBox(Sink):
 
     def __init__(self) -> None:
         self.epochs: dict[int, int] = {}
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         self.epochs.setdefault(epoch, frame.height)

@@ -22,7 +22,7 @@ from fordstone.connectors import files
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, PlanMismatchError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.spark.hosted.checkpoint import KEPT, CutFiles, QueryFile, QueryIdentity, StopMark, mismatch
+from fordstone.spark.hosted.checkpoint import CUTS_KEPT, QueryFiles, QueryIdentity, mismatch
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -66,33 +66,33 @@ def test_a_changed_plan_is_told_which_steps_match() -> None:
 
 
 def test_the_first_query_writes_and_the_next_one_finds(tmp_path: Path) -> None:
-    file = QueryFile(str(tmp_path / "query"))
-    assert file.read() is None
-    assert file.checked(identity(shards=5)) == identity(shards=5)
+    file = QueryFiles(str(tmp_path / "query"))
+    assert file.identity() is None
+    assert file.claim(identity(shards=5)) == identity(shards=5)
     # A first try that came to nothing binds nobody.
-    assert file.checked(identity(shards=3)) == identity(shards=3)
+    assert file.claim(identity(shards=3)) == identity(shards=3)
     (tmp_path / "query" / "offsets").mkdir()
     (tmp_path / "query" / "offsets" / "0").write_text("{}")
     # The shards are those that the state was made with.
-    assert file.checked(identity(shards=7)).shards == 3
+    assert file.claim(identity(shards=7)).shards == 3
     with pytest.raises(PlanMismatchError, match=r"belongs to another query(?s:.)*import-spark"):
-        file.checked(identity(pipeline="q"))
+        file.claim(identity(pipeline="q"))
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"pipeline": "p"}'])
 def test_a_file_that_cannot_be_read_says_so(data: bytes, tmp_path: Path) -> None:
-    file = QueryFile(str(tmp_path))
-    file.write(identity())
+    file = QueryFiles(str(tmp_path))
+    file.write_identity(identity())
     (tmp_path / "fordstone" / "query.json").write_bytes(data)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        file.read()
+    with pytest.raises(CheckpointError, match="is damaged"):
+        file.identity()
 
 
 def test_a_file_of_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
-    file = QueryFile(str(tmp_path))
-    file.write(identity(version=2))
+    file = QueryFiles(str(tmp_path))
+    file.write_identity(identity(version=2))
     with pytest.raises(CheckpointError, match="has version 2; this fordstone reads version 1"):
-        file.read()
+        file.identity()
 
 
 # Through a query.
@@ -192,54 +192,54 @@ def cut(epoch: int) -> Cut:
 
 
 @pytest.fixture(params=["path", "url"])
-def cuts(request: pytest.FixtureRequest, tmp_path: Path) -> CutFiles:
-    return CutFiles(str(tmp_path / "query")) if request.param == "path" else CutFiles(f"memory://{uuid4()}/query/")
+def cuts(request: pytest.FixtureRequest, tmp_path: Path) -> QueryFiles:
+    return QueryFiles(str(tmp_path / "query")) if request.param == "path" else QueryFiles(f"memory://{uuid4()}/query/")
 
 
-def test_a_cut_is_read_as_it_was_written(cuts: CutFiles) -> None:
-    assert cuts.epochs() == ()
+def test_a_cut_is_read_as_it_was_written(cuts: QueryFiles) -> None:
+    assert cuts.cut_epochs() == ()
     for epoch in (1, 2, 10):
-        cuts.write(cut(epoch))
-    assert cuts.read(2) == cut(2)
-    assert cuts.epochs() == (1, 2, 10)
+        cuts.write_cut(cut(epoch))
+    assert cuts.cut(2) == cut(2)
+    assert cuts.cut_epochs() == (1, 2, 10)
 
 
-def test_a_cut_that_is_written_again_stays(cuts: CutFiles) -> None:
-    cuts.write(cut(1))
-    cuts.write(cut(1))
-    assert cuts.read(1) == cut(1)
-    assert cuts.epochs() == (1,)
+def test_a_cut_that_is_written_again_stays(cuts: QueryFiles) -> None:
+    cuts.write_cut(cut(1))
+    cuts.write_cut(cut(1))
+    assert cuts.cut(1) == cut(1)
+    assert cuts.cut_epochs() == (1,)
 
 
-def test_a_missing_cut_says_what_to_do(cuts: CutFiles) -> None:
-    cuts.write(cut(1))
+def test_a_missing_cut_says_what_to_do(cuts: QueryFiles) -> None:
+    cuts.write_cut(cut(1))
     with pytest.raises(CheckpointError, match=r"epoch 2 is missing(?s:.)*Restore the checkpoint location"):
-        cuts.read(2)
+        cuts.cut(2)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
 def test_a_damaged_cut_is_told_of(data: bytes, tmp_path: Path) -> None:
-    cuts = CutFiles(str(tmp_path))
-    cuts.write(cut(1))
+    cuts = QueryFiles(str(tmp_path))
+    cuts.write_cut(cut(1))
     (file,) = (tmp_path / "fordstone" / "cuts").iterdir()
     file.write_bytes(data)
     with pytest.raises(DamagedError, match="is damaged"):
-        cuts.read(1)
+        cuts.cut(1)
 
 
-def test_old_cuts_go(cuts: CutFiles) -> None:
-    for epoch in range(1, KEPT + 4):
-        cuts.write(cut(epoch))
-    assert cuts.epochs() == tuple(range(4, KEPT + 4))
+def test_old_cuts_go(cuts: QueryFiles) -> None:
+    for epoch in range(1, CUTS_KEPT + 4):
+        cuts.write_cut(cut(epoch))
+    assert cuts.cut_epochs() == tuple(range(4, CUTS_KEPT + 4))
 
 
 def test_what_a_crash_left_half_written_is_no_cut(tmp_path: Path) -> None:
-    cuts = CutFiles(str(tmp_path))
-    cuts.write(cut(1))
+    cuts = QueryFiles(str(tmp_path))
+    cuts.write_cut(cut(1))
     (tmp_path / "fordstone" / "cuts" / ".tmp-000000000002.json").write_bytes(b"{")
-    assert cuts.epochs() == (1,)
-    cuts.write(cut(2))
-    assert cuts.read(2) == cut(2)
+    assert cuts.cut_epochs() == (1,)
+    cuts.write_cut(cut(2))
+    assert cuts.cut(2) == cut(2)
 
 
 def test_a_query_that_died_while_it_wrote_its_identity_can_be_started_again(
@@ -253,22 +253,22 @@ def test_a_query_that_died_while_it_wrote_its_identity_can_be_started_again(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", die)
         with pytest.raises(StorageError, match="no power"):
-            QueryFile(str(tmp_path)).checked(identity)
-    assert QueryFile(str(tmp_path)).read() is None
-    assert QueryFile(str(tmp_path)).checked(identity) == identity
+            QueryFiles(str(tmp_path)).claim(identity)
+    assert QueryFiles(str(tmp_path)).identity() is None
+    assert QueryFiles(str(tmp_path)).claim(identity) == identity
 
 
 @pytest.fixture(params=["disk", "url"])
-def mark(request: pytest.FixtureRequest, tmp_path: Path) -> StopMark:
-    return StopMark(str(tmp_path / "_spark") if request.param == "disk" else f"memory://{uuid4().hex}/_spark")
+def mark(request: pytest.FixtureRequest, tmp_path: Path) -> QueryFiles:
+    return QueryFiles(str(tmp_path / "_spark") if request.param == "disk" else f"memory://{uuid4().hex}/_spark")
 
 
-def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: StopMark):
-    other = StopMark(mark.checkpoint)
-    assert not other.is_set()
-    mark.set()
-    mark.set()
-    assert other.is_set()
-    mark.clear()
-    mark.clear()
-    assert not other.is_set()
+def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: QueryFiles):
+    other = QueryFiles(mark.root)
+    assert not other.stop_requested()
+    mark.request_stop()
+    mark.request_stop()
+    assert other.stop_requested()
+    mark.clear_stop()
+    mark.clear_stop()
+    assert not other.stop_requested()

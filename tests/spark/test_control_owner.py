@@ -17,7 +17,7 @@ from fordstone.connectors.control import HubIsAwayError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types
-from fordstone.spark.hosted.checkpoint import QueryFile, QueryIdentity
+from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import sink_specs
 
 
@@ -34,14 +34,14 @@ def identity(owner: str) -> QueryIdentity:
 
 
 def test_a_location_keeps_its_owner_once_a_batch_was_planned(tmp_path):
-    file = QueryFile(str(tmp_path))
-    assert file.checked(identity("first")).owner == "first"
+    file = QueryFiles(str(tmp_path))
+    assert file.claim(identity("first")).owner == "first"
     # Nothing was let out yet, so nobody knows the first.
-    assert file.checked(identity("second")).owner == "second"
+    assert file.claim(identity("second")).owner == "second"
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").touch()
-    assert file.checked(identity("third")).owner == "second"
-    assert QueryFile(str(tmp_path / "other")).checked(identity("third")).owner == "third"
+    assert file.claim(identity("third")).owner == "second"
+    assert QueryFiles(str(tmp_path / "other")).claim(identity("third")).owner == "third"
 
 
 def test_sinks_are_told_the_owner():
@@ -67,7 +67,7 @@ def published(address: HubAddress) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.usefixtures("quick_disk")
-@pytest.mark.parametrize("at", ["release", "cut", "commit"])
+@pytest.mark.parametrize("at", ["batch.sealed", "batch.released", "commit"])
 def test_a_batch_that_is_run_again_is_published_once_under_the_owner_of_the_location(tmp_path, at):
     with running_hub(tmp_path / "hub") as address:
         pipeline, spark = center(tmp_path, address), MicroSpark(cores=2)

@@ -86,8 +86,8 @@ stage 2, after a shuffle: operators in 4 shards
         releases  with the micro-batch
 
 guarantees
-  more → alarms      exactly_once  rows carry ids (__id) by which the receiver drops what it has seen
-  readings → alarms  exactly_once  rows carry ids (__id) by which the receiver drops what it has seen
+  more → alarms      exactly_once  rows carry ids (__id) by which the receiver drops repeats
+  readings → alarms  exactly_once  rows carry ids (__id) by which the receiver drops repeats
   more → trend       exactly_once  replay and one commit per epoch
   readings → trend   exactly_once  replay and one commit per epoch
   more → late        exactly_once  replay and one commit per epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fordstone.spark.session.failures import last_words, worker_trace
+from fordstone.spark.run import last_words, worker_trace
 
 STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
@@ -105,7 +105,7 @@ def test_the_last_words_of_a_failure_in_java_are_the_cause_that_spark_names():
 
 PROGRAM = """
 import atexit, sys, threading, time
-from fordstone.spark.session.failures import leave
+from fordstone.spark.run import leave
 atexit.register(lambda: sys.stdout.write("tidied"))
 threading.Thread(target=time.sleep, args=(600,)).start()
 leave(3)

@@ -56,7 +56,7 @@ def growing(seed: int, root: Path) -> Counter[str]:
     compare(out_of(case, sinks), case.oracle, what="stream")
     read = {
         (source, name)
-        for source, cut in query.committer._cuts.read(query.epoch).sources.items()
+        for source, cut in query.committer.files.cut(query.epoch).sources.items()
         for name in cut.partitions
     }
     assert read == {(source, file.path.name) for source, found in trial.files.items() for file in found}

@@ -17,6 +17,7 @@ from fordstone.connectors import MemorySink, files, latest, memory, rows
 from fordstone.errors import SourceError
 from fordstone.spark.hosted import commit
 from fordstone.spark.hosted.commit import BatchOutcome
+from fordstone.storage.failpoint import SPARK_FAILPOINTS
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -65,9 +66,16 @@ def test_sinks_come_after_all_tasks_and_the_record_and_the_cut_after_all_sinks(t
     spark = MicroSpark(cores=2)
     assert spark.start(pipeline.plan(), state=tmp_path / "state", bounded=True, shards=2).step()
     log = spark.fate.log
-    first, last = log.index("release"), len(log) - 1 - log[::-1].index("task")
+    first, last = log.index("batch.sealed"), len(log) - 1 - log[::-1].index("task")
     assert first > last
-    assert log[first - 1 :] == ["seal", "release", "release", "release", "cut", "commit"]
+    assert log[first - 1 :] == [
+        "batch.executed",
+        "batch.sealed",
+        *["sink.released"] * 3,
+        "batch.released",
+        "batch.kept",
+        "commit",
+    ]
 
 
 def test_an_epoch_without_rows_leaves_nothing_and_the_next_is_out(tmp_path: Path) -> None:
@@ -107,13 +115,13 @@ def test_parts_of_a_process_that_died_are_not_seen_and_go(tmp_path: Path) -> Non
     written(tmp_path / "in", [("a", 1, float(n)) for n in range(30)])
     pipeline, stream = source(tmp_path)
     stream.sink("out", out(tmp_path))
-    died_once(MicroSpark(), pipeline, tmp_path, "release")
+    died_once(MicroSpark(), pipeline, tmp_path, "batch.sealed")
     assert sorted(rows(tmp_path / "out")["x"].to_list()) == [float(n) for n in range(30)]
     left = [file.name for file in (tmp_path / "out").iterdir() if file.name.startswith(".tmp")]
     assert left == []
 
 
-@pytest.mark.parametrize("at", ["plan", "log", "run", "read", "stage", "task", "seal", "release", "cut", "commit"])
+@pytest.mark.parametrize("at", ["plan", "log", "run", "read", "stage", "task", *SPARK_FAILPOINTS, "commit"])
 def test_whatever_it_was_about_to_do_when_it_died_every_row_is_out_once(at: str, tmp_path: Path) -> None:
     written(tmp_path / "in", [("a", n, 1.0) for n in range(40)], [("b", n, 2.0) for n in range(40)])
     pipeline, stream = source(tmp_path)
@@ -139,7 +147,7 @@ def test_sums_of_doubles_that_differ_a_little_are_the_same_epoch(tmp_path: Path)
         pipeline, stream = source(tmp_path)
         windows = stream.group_by("k").window(tumbling("10s")).agg(total="sum(x)")
         windows.sink("out", out(tmp_path, f"out{seed}"))
-        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "cut", shards=1)
+        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "batch.released", shards=1)
         assert rows(tmp_path / f"out{seed}").height == 1
 
 
@@ -150,7 +158,7 @@ def test_sums_of_doubles_that_cancel_out_do_not_stop_the_query(tmp_path: Path) -
         pipeline, stream = source(tmp_path)
         windows = stream.group_by("k").window(tumbling("10s")).agg(total="sum(x)")
         windows.sink("out", out(tmp_path, f"out{seed}"))
-        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "cut", shards=1)
+        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "batch.released", shards=1)
 
 
 def test_rows_of_doubles_alone_that_differ_a_little_are_the_same_epoch(tmp_path: Path) -> None:
@@ -160,7 +168,7 @@ def test_rows_of_doubles_alone_that_differ_a_little_are_the_same_epoch(tmp_path:
         pipeline, stream = source(tmp_path)
         windows = stream.group_by("k").window(tumbling("10s")).agg(total="sum(x)").select("total")
         windows.sink("out", out(tmp_path, f"out{seed}"))
-        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "cut", shards=1)
+        died_once(MicroSpark(seed, cores=6), pipeline, tmp_path / str(seed), "batch.released", shards=1)
 
 
 def test_the_latest_of_a_running_total_without_a_key_can_be_read(tmp_path: Path) -> None:

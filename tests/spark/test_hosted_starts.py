@@ -31,8 +31,8 @@ from fordstone.lang.schema import Schema
 from fordstone.plan.plan import ConnectorSpec, Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import commit
-from fordstone.spark.hosted.checkpoint import SealedFiles
-from fordstone.spark.hosted.commit import PART, PartTask, Sinks, SinkSpec
+from fordstone.spark.hosted.checkpoint import QueryFiles
+from fordstone.spark.hosted.commit import PART, Committer, PartTask, SinkSpec
 from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, batches, encode
 from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.spark.run import run_plan
@@ -89,7 +89,7 @@ def test_a_function_that_throws_dice_does_not_stop_a_query_for_ever(tmp_path: Pa
     def start() -> Any:
         return spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state")
 
-    died_before(spark, "cut", start)
+    died_before(spark, "batch.released", start)
     start().run()
     # Both sinks have the try that was sealed.
     assert out(tmp_path, "a") == out(tmp_path, "b")
@@ -98,7 +98,7 @@ def test_a_function_that_throws_dice_does_not_stop_a_query_for_ever(tmp_path: Pa
 def test_a_sealed_epoch_whose_sink_was_renamed_is_not_lost_in_silence(tmp_path: Path) -> None:
     add(tmp_path / "in/a.jsonl", range(4))
     spark = MicroSpark()
-    died_before(spark, "release", lambda: spark.start(plan(tmp_path), state=tmp_path / "state"))
+    died_before(spark, "batch.sealed", lambda: spark.start(plan(tmp_path), state=tmp_path / "state"))
     with pytest.raises(PlanMismatchError, match=r"epoch 1 is sealed(?s:.)*sink out, which the plan no longer has"):
         spark.start(plan(tmp_path, name="other"), state=tmp_path / "state").run()
     spark.start(plan(tmp_path), state=tmp_path / "state").run()
@@ -112,7 +112,13 @@ def test_a_second_copy_of_a_task_cannot_change_what_the_first_wrote(
     monkeypatch.setattr(commit, "PART_BYTES_MAX", 1)
     stream = SinkStream(step="out", schema=Schema.of({"n": "bigint"}))
     spec = SinkSpec(connector=files(str(tmp_path / "out"), format="jsonl"), stream=stream)
-    sinks = Sinks([spec], SealedFiles(str(tmp_path / "state")))
+    committer = Committer(
+        first_epoch=1,
+        specs=[spec],
+        files=QueryFiles(str(tmp_path / "state")),
+        lateness_us={},
+        on_batch=lambda outcome: None,
+    )
     tries = iter((7, 8))
     monkeypatch.setattr("pyspark.TaskContext.get", type("Task", (), {"taskAttemptId": lambda _: next(tries)}))
 
@@ -125,7 +131,7 @@ def test_a_second_copy_of_a_task_cannot_change_what_the_first_wrote(
     won = list(task([1, 2]))
     next(task([2, 1]))
     assert [row["what"] for row in won] == [PART, PART]
-    sinks.release(sinks.seal(1, "attempt", won, Cut(epoch=1, sources={})))
+    committer.finish(committer.seal(1, "attempt", won, Cut(epoch=1, sources={})))
     assert out(tmp_path) == [1, 2]
 
 

@@ -29,7 +29,7 @@ from fordstone.plan import plan as p
 from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import operator_host as host_module
 from fordstone.spark.hosted.operator_host import (
-    MemoryStore,
+    MEMO,
     SeedHeader,
     ShardHost,
     ShardMemo,
@@ -48,32 +48,31 @@ SCHEMA = {"k": "bigint", "ts": "timestamp", "n": "bigint"}
 
 @dataclass
 class CountingStore:
-    """`host.PieceStore` that counts, and holds it against who asks for too much."""
+    """A `PieceStore` that counts, and in which no number is used again."""
 
-    memo_: bytes | None = None
+    memo: bytes | None = None
     pieces: dict[tuple[str, int], bytes] = field(default_factory=dict)
     used: set[tuple[str, int]] = field(default_factory=set)
     put_bytes: int = 0
     gets: int = 0
 
-    def memo(self) -> bytes | None:
-        return self.memo_
-
-    def keep(self, memo: bytes) -> None:
-        self.memo_ = memo
-
-    def get(self, state: str, number: int) -> bytes:
+    def get(self, at: tuple[str, int]) -> bytes | None:
+        if at == (MEMO, 0):
+            return self.memo
         self.gets += 1
-        return self.pieces[state, number]
+        return self.pieces.get(at)
 
-    def put(self, state: str, number: int, data: bytes) -> None:
-        assert (state, number) not in self.used, "a number was used again"
-        self.used.add((state, number))
-        self.pieces[state, number] = data
+    def __setitem__(self, at: tuple[str, int], data: bytes) -> None:
+        if at == (MEMO, 0):
+            self.memo = data
+            return
+        assert at not in self.used, "a number was used again"
+        self.used.add(at)
+        self.pieces[at] = data
         self.put_bytes += len(data)
 
-    def remove(self, state: str, number: int) -> None:
-        del self.pieces[state, number]
+    def __delitem__(self, at: tuple[str, int]) -> None:
+        del self.pieces[at]
 
     @property
     def size_bytes(self) -> int:
@@ -81,8 +80,8 @@ class CountingStore:
 
     @property
     def known(self) -> ShardMemo:
-        assert self.memo_ is not None
-        return msgspec.json.decode(self.memo_, type=ShardMemo)
+        assert self.memo is not None
+        return msgspec.json.decode(self.memo, type=ShardMemo)
 
 
 def setting(*, windows: bool = False, running: bool = False, twice: bool = False, shards: int = 1) -> QuerySetting:
@@ -122,7 +121,7 @@ def for_step(query: QuerySetting, step: str, rows: pl.DataFrame) -> Packed:
 
 def mark(us: int, *, state: SourceState = SourceState.OPEN) -> Packed:
     clock = SourceClock(watermark_us=TIME_MIN_US, state=state, least_us=us)
-    return Packed(0, What.CLOCK, 0, Clock(clocks={"s": clock}).to_json())
+    return Packed(0, What.CLOCK, 0, msgspec.json.encode(Clock(clocks={"s": clock})))
 
 
 END = mark(0, state=SourceState.ENDED)
@@ -170,7 +169,7 @@ def test_what_is_for_others_is_passed_on_as_it_is() -> None:
     query = setting(windows=True, twice=True)
     others = [
         Packed(0, What.OUT, 7, b"out"),
-        Packed(0, What.FACTS, 0, TaskFacts(rows_late=99).to_json()),
+        Packed(0, What.FACTS, 0, msgspec.json.encode(TaskFacts(rows_late=99))),
         Packed(0, What.ROWS, query.stages().tag_of("minutes"), b"rows"),
         Packed(0, What.LATE, query.stages().tag_of("minutes"), b"late"),
         Packed(0, What.SEED, query.stages().tag_of("minutes"), b"seed"),
@@ -181,7 +180,7 @@ def test_what_is_for_others_is_passed_on_as_it_is() -> None:
 
 def test_one_shard_passes_the_time_on_to_every_shard_of_the_next_stage() -> None:
     query = setting(windows=True, twice=True, shards=3)
-    marks = [mark(5 * SECOND), Packed(0, What.CLOCK, 0, Clock(least_us={"s": 3 * SECOND}).to_json())]
+    marks = [mark(5 * SECOND), Packed(0, What.CLOCK, 0, msgspec.json.encode(Clock(least_us={"s": 3 * SECOND})))]
     passed = [row for row in run(query, CountingStore(), *marks) if row.what is What.CLOCK]
     assert [row.shard for row in passed] == [0, 1, 2]
     assert read_clock([passed[0].data]) == read_clock(row.data for row in marks)
@@ -317,11 +316,12 @@ def test_a_piece_of_another_size_is_damage() -> None:
 
 
 def test_a_piece_that_spark_does_not_have_is_told_of() -> None:
-    empty = SimpleNamespace(getValue=lambda key: None)
-    store = _SparkStore(SimpleNamespace(get=lambda: None), {"totals:totals": empty})
-    assert store.memo() is None
-    with pytest.raises(CheckpointError, match="piece 3 of totals:totals is missing"):
-        store.get("totals:totals", 3)
+    query, store = setting(running=True), CountingStore()
+    run(query, store, for_step(query, "totals", frame([(1, 0, 0)])))
+    memo = SimpleNamespace(get=lambda: (store.memo,))
+    without = _SparkStore(memo, {"totals:totals": SimpleNamespace(getValue=lambda key: None)})
+    with pytest.raises(CheckpointError, match="piece 0 of totals:totals is missing"):
+        list(ShardHost(query, 1, 0, without).run([for_step(query, "totals", frame([(1, 0, 0)]))]))
 
 
 # Seeds.
@@ -378,16 +378,6 @@ def test_windows_that_had_closed_before_the_checkpoint_stay_closed() -> None:
 HOUR_US = 3_600_000_000
 
 
-class ReadCountingStore(MemoryStore):
-    def __init__(self):
-        super().__init__()
-        self.reads = 0
-
-    def get(self, state, number):
-        self.reads += 1
-        return super().get(state, number)
-
-
 def _setting():
     p = Pipeline("hours")
     rows = p.source("r", files("in/*.jsonl"), schema={"k": "string", "ts": "timestamp"}, time="ts")
@@ -403,7 +393,7 @@ def _run(setting, store, seconds, watermark_us):
         {"k": ["a"] * len(times), "ts": times}, schema={"k": pl.String, "ts": pl.Datetime("us", "UTC")}
     )
     clock = Clock(clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state=SourceState.OPEN, least_us=watermark_us)})
-    packed = [Packed(0, What.CLOCK, 0, clock.to_json())]
+    packed = [Packed(0, What.CLOCK, 0, msgspec.json.encode(clock))]
     if times:
         packed.append(Packed(0, What.ROWS, 0, encode(partials.of_rows(frame))))
     out = list(ShardHost(setting, 1, 0, store).run(packed))
@@ -411,20 +401,20 @@ def _run(setting, store, seconds, watermark_us):
 
 
 def test_a_batch_that_closes_no_window_reads_no_state():
-    setting, store = _setting(), ReadCountingStore()
+    setting, store = _setting(), CountingStore()
     for batch in range(20):
         assert _run(setting, store, [batch, batch + 0.5], batch * 1_000_000) == []
     # Folding neighbours of like size reads them, which is in proportion to what was written.
-    folding, store.reads = store.reads, 0
+    folding, store.gets = store.gets, 0
     assert folding <= 40
     assert _run(setting, store, [], 30_000_000) == []
-    assert store.reads == 0
+    assert store.gets == 0
     assert _run(setting, store, [], HOUR_US) == [("a", 40)]
-    assert store.reads > 0
+    assert store.gets > 0
 
 
 def test_a_piece_of_which_half_is_closed_never_gives_that_half_again():
-    setting, store = _setting(), ReadCountingStore()
+    setting, store = _setting(), CountingStore()
     # One piece with rows of two hours.
     assert _run(setting, store, [1, 3601], 0) == []
     assert _run(setting, store, [], HOUR_US) == [("a", 1)]

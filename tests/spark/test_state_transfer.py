@@ -292,7 +292,7 @@ def test_what_is_imported_is_what_the_query_had(place: Place) -> None:
     assert imported.epoch == query.epoch
     manifest = place.manifest()
     assert imported.rows == sum(ref.rows for runs in manifest.states for ref in runs.runs)
-    assert manifest.cut == query.committer._cuts.read(query.epoch)
+    assert manifest.cut == query.committer.files.cut(query.epoch)
     assert edge_seed(place.pipeline().plan(), place.edge_root).steps == {"s", "totals", "windows"}
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark.session.workers import WorkerFacts, check_workers, complaints
+from fordstone.spark.session.session import WorkerFacts, check_workers, complaints
 
 
 def worker(
@@ -65,7 +65,7 @@ def test_executors_without_python_are_an_error_too(spark, tmp_path):
 
 _PROGRAM = """
 import gc
-from fordstone.spark.session.workers import freeze_gc
+from fordstone.spark.hosted.packing import freeze_gc
 
 class Loop:
     def __init__(self):

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from sqlglot import exp
 
-from fordstone.errors import ExpressionError
+from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.dialect import DIALECT
 from fordstone.lang.schema import DataType
 
@@ -282,6 +282,16 @@ def beta_low(ok: Column | str, level: float, *, prior: tuple[float, float] = (1,
 def beta_high(ok: Column | str, level: float, *, prior: tuple[float, float] = (1, 1)) -> Column:
     """The upper end of the interval in which the rate lies at which a condition is true, with the probability `level`."""
     return Column(exp.Anonymous(this="beta_high", expressions=[_named(ok), *_constants((level, *prior))]))
+
+
+def expression_source(given: object, where: str = "") -> str | exp.Expr:
+    """Return what the parser takes: SQL text, or the tree of a `Column`. Raises `PipelineError` for anything else."""
+    if isinstance(given, Column):
+        return given.tree
+    if isinstance(given, str):
+        return given
+    lead = f"{where}: " if where else ""
+    raise PipelineError(f"{lead}{given!r} is not an expression. Write SQL text, or build it from col(...).")
 
 
 def _constants(values: Iterable[float]) -> list[exp.Expr]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from sqlglot import exp
 
-from fordstone.api.column import Column
+from fordstone.api.column import Column, expression_source
 from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.dialect import DIALECT, quoted_name
 from fordstone.lang.duration import positive_us
@@ -202,7 +202,7 @@ def match_step(
 
 def _measure(name: str, source: Condition) -> str:
     """A measure with its name, as it stands in a plan."""
-    tree, text = tree_of(_given(source))
+    tree, text = tree_of(expression_source(source))
     body, alias = split_alias(tree)
     if alias is not None and alias != name:
         raise ExpressionError(f"the column is called {name!r} and also AS {alias}; drop one.", text=text)
@@ -211,7 +211,7 @@ def _measure(name: str, source: Condition) -> str:
 
 def _sql(source: Condition) -> str:
     """An expression as it stands in a plan."""
-    return _written(tree_of(_given(source))[0])
+    return _written(tree_of(expression_source(source))[0])
 
 
 def _written(tree: exp.Expr) -> str:
@@ -219,14 +219,6 @@ def _written(tree: exp.Expr) -> str:
     for name in tree.find_all(exp.Identifier):
         name.set("quoted", quoted_name(name.name) != name.name)
     return tree.sql(dialect=DIALECT, normalize_functions=False)
-
-
-def _given(source: Condition) -> str | exp.Expr:
-    if isinstance(source, Column):
-        return source.tree
-    if not isinstance(source, str):
-        raise PipelineError(f"{source!r} is not an expression. Write SQL text, or build it from col(...).")
-    return source
 
 
 def _times(times: Times, where: str) -> tuple[int, int | None]:

@@ -73,7 +73,7 @@ class Pipeline:
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
         max_ahead_us = None if max_ahead is None else positive_us(max_ahead, what=f"source {name}: max_ahead")
-        self.add(
+        return self.add(
             p.Source(
                 name=name,
                 connector=connector,
@@ -87,7 +87,6 @@ class Pipeline:
                 on_error=on_error,
             )
         )
-        return Stream(self, p.Input(name))
 
     def control(self, name: str, *, schema: Mapping[str, str], key: str | Sequence[str]) -> ControlTable:
         """A table that the center writes (`stream.to_edges(name)`) and every node reads (`stream.join_control(table, on=...)`).
@@ -133,18 +132,13 @@ class Pipeline:
         return dict(self._functions)
 
     def explain(self, *, format: str = "text") -> str:  # noqa: A002 - the word users expect
-        """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"` or `"mermaid"`.
+        """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"`, `"mermaid"` or `"json"`.
 
         Of a pipeline for two tiers also what crosses between them, what was pushed below the cut, and why no more.
         """
-        plan = self.plan()
-        if plan.tiered:
-            from fordstone.planner.explain_tiers import explain as explain_tiers  # noqa: PLC0415 - running is above declaring
-
-            return explain_tiers(plan, format=format)
         from fordstone.planner.explain import explain  # noqa: PLC0415 - running is above declaring
 
-        return explain(plan, format=format)
+        return explain(self.plan(), format=format)
 
     def run(self, config: RunConfig | None = None, **options: Any) -> Report:
         """Run here, on the edge engine, until bounded input ends or the process is asked to stop.
@@ -157,8 +151,8 @@ class Pipeline:
 
     # What streams call.
 
-    def add(self, step: p.Step) -> None:
-        """Check a step and take it in. Raises and changes nothing if it may not stand there."""
+    def add(self, step: p.Step) -> Stream:
+        """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
         if any(known.name == step.name for known in self._steps):
             raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
         types = self._types | derive(step, self._types)
@@ -168,6 +162,7 @@ class Pipeline:
             self._check_guarantee(draft, step)
         self._steps.append(step)
         self._types = types
+        return Stream(self, p.Input(step.name))
 
     def add_loop(self, at: p.Input, name: str, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
         """Add a loop's head, the steps of its body, and close it."""

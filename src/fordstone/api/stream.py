@@ -5,28 +5,26 @@ A step is checked when it is added. Nothing runs until the pipeline is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
-from sqlglot import exp
 
-from fordstone.api.aggregate import Aggregated, named_aggregate
-from fordstone.api.column import Column
+from fordstone.api.column import Column, expression_source
 from fordstone.api.join import On, Span, TableRows, join_columns_of, join_step, latest_step, lookup_step
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
-from fordstone.errors import PipelineError
-from fordstone.lang.duration import positive_us
-from fordstone.lang.expression import expand, parse_double, parse_predicate
-from fordstone.lang.schema import Schema
+from fordstone.errors import ConfigError, PipelineError
+from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.duration import duration_us, positive_us
+from fordstone.lang.expression import expand, parse, parse_double, parse_predicate
+from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.aggregate.user import Aggregator, AggregatorCall
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
-from fordstone.plan.plan import CENTER_EARLY_US
 from fordstone.plan.stream_type import StreamType
-from fordstone.plan.windows import Sliding, Tumbling, Window
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -47,6 +45,8 @@ class ControlTable:
 
 
 Expr = str | Column
+Aggregated = str | Column | AggregatorCall
+"""An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""
 Record = dict[str, Any]
 
 
@@ -110,18 +110,18 @@ class Stream:
         """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
         named = self._named("filter", name)
         with self._pipeline.building(named):
-            sql = parse_predicate(_given(predicate), self.schema).sql
-        return self._add(p.Filter(name=named, input=self._at, predicate=sql))
+            sql = parse_predicate(expression_source(predicate), self.schema).sql
+        return self._pipeline.add(p.Filter(name=named, input=self._at, predicate=sql))
 
     def select(self, *columns: Expr, name: str | None = None) -> Stream:
         """Give new columns in place of the old: `select("device", "temp * 9 / 5 + 32 AS f")`. `"*"` is all there are."""
         named = self._named("select", name)
-        return self._add(p.Select(name=named, input=self._at, columns=self._canonical(named, columns)))
+        return self._pipeline.add(p.Select(name=named, input=self._at, columns=self._canonical(named, columns)))
 
     def with_columns(self, *columns: Expr, name: str | None = None) -> Stream:
         """Add columns, or replace those of the same name."""
         named = self._named("with_columns", name)
-        return self._add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
+        return self._pipeline.add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
 
     def map(
         self, function: Callable[[Record], Record], *, schema: Mapping[str, str] | None = None, name: str | None = None
@@ -146,7 +146,7 @@ class Stream:
                 raise PipelineError("flat_map of an expression knows its schema; leave schema= out.")
             named = self._named("flat_map", name)
             (sql,) = self._canonical(named, (function,))
-            return self._add(p.Explode(name=named, input=self._at, expression=sql))
+            return self._pipeline.add(p.Explode(name=named, input=self._at, expression=sql))
         return self._function("flat_map", function, schema, name)
 
     def map_batches(
@@ -167,7 +167,7 @@ class Stream:
             if other.pipeline is not self._pipeline:
                 raise PipelineError(f"union: {other.name} belongs to another pipeline.")
         streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class
-        return self._add(p.Union(name=self._named("union", name), streams=streams))
+        return self._pipeline.add(p.Union(name=self._named("union", name), streams=streams))
 
     def group_by(self, *keys: str) -> Grouped:
         """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group."""
@@ -182,7 +182,7 @@ class Stream:
         named = self._named("deduplicate", name)
         with self._pipeline.building(named):
             span_us = positive_us(within, what="within")
-        return self._add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
+        return self._pipeline.add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
 
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
@@ -200,7 +200,7 @@ class Stream:
     def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
         """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
         checked_name(name, "sink")
-        self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
+        self._pipeline.add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(
         self,
@@ -219,7 +219,7 @@ class Stream:
         `other` that is there already gets the suffix.
         """
         step = self._named("join", name)
-        return self._add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
+        return self._pipeline.add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
 
     def lookup(
         self,
@@ -238,7 +238,7 @@ class Stream:
         nothing are dropped.
         """
         step = self._named("lookup", name)
-        return self._add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
+        return self._pipeline.add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
 
     def join_latest(
         self,
@@ -256,7 +256,7 @@ class Stream:
         once, see those of the epochs before, and keep their time if `control` has event time too.
         """
         step = self._named("join_latest", name)
-        return self._add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
+        return self._pipeline.add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
 
     def to_center(self, *, offline: str | timedelta = "24h", name: str | None = None) -> Stream:
         """Cut the pipeline: the steps before run on the nodes, the steps after at the center, over the rows of all nodes.
@@ -266,14 +266,14 @@ class Stream:
         """
         named = self._named(f"{self._at.step}_to_center", name)
         offline_us = positive_us(offline, what=f"step {named}: offline")
-        return self._add(p.ToCenter(name=named, input=self._at, offline_us=offline_us))
+        return self._pipeline.add(p.ToCenter(name=named, input=self._at, offline_us=offline_us))
 
     def to_edges(self, control: str | ControlTable, *, name: str | None = None) -> None:
         """Write these rows of the center into a control table, which every node applies at a barrier."""
         table = control.name if isinstance(control, ControlTable) else control
         if not isinstance(table, str):
             raise PipelineError(f"to_edges({control!r}): name a control table of this pipeline.")
-        self._add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
+        self._pipeline.add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
 
     def join_control(
         self, table: ControlTable, *, on: On, how: str = "left", suffix: str = "_right", name: str | None = None
@@ -296,7 +296,7 @@ class Stream:
                 f"step {step}: on={on!r} does not name the key of {table.name}, which is ({', '.join(table.keys)})."
             )
         order = [control_keys.index(key) for key in table.keys]
-        return self._add(
+        return self._pipeline.add(
             p.LookupLatest(
                 name=step,
                 input=self._at,
@@ -309,109 +309,23 @@ class Stream:
             )
         )
 
-    def aggregate(
-        self,
-        keys: tuple[str, ...],
-        window: Window | None,
-        aggregates: Mapping[str, Aggregated],
-        *,
-        name: str | None,
-        base: str,
-        early: str | timedelta | None = None,
-    ) -> Stream:
-        """What `group_by(...).agg(...)` adds."""
-        named = self._named(base, name)
-        with self._pipeline.building(named):
-            given = tuple(
-                named_aggregate(column, wanted, self.schema, self._pipeline.register)
-                for column, wanted in aggregates.items()
-            )
-        early_us = None if early is None else positive_us(early, what=f"step {named}: early")
-        if early_us is None and self._type.central and isinstance(window, Tumbling | Sliding):
-            # A window is final once every node has passed it, and a node may be away for a day: so results come before that.
-            early_us = CENTER_EARLY_US
-        return self._add(
-            p.Aggregate(name=named, input=self._at, keys=keys, window=window, aggregates=given, early_us=early_us)
-        )
-
-    def _smooth(
-        self,
-        keys: tuple[str, ...],
-        alpha: float | None,
-        half_life: str | timedelta | None,
-        columns: Mapping[str, Expr],
-        *,
-        name: str | None,
-        base: str,
-    ) -> Stream:
-        """What `group_by(...).ewma(...)` adds."""
-        named = self._named(base, name)
-        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
-            raise PipelineError(f"step {named}: alpha={alpha!r} is not a number. It is the weight of the newest value.")
-        with self._pipeline.building(named):
-            span_us = None if half_life is None else positive_us(half_life, what="half_life")
-            given = tuple(parse_double(_given(sql), self.schema, column).sql for column, sql in columns.items())
-        weight = None if alpha is None else float(alpha)
-        return self._add(
-            p.Ewma(name=named, input=self._at, keys=keys, alpha=weight, half_life_us=span_us, columns=given)
-        )
-
-    def _match(
-        self,
-        keys: tuple[str, ...],
-        pattern: Pattern,
-        measures: Mapping[str, Expr],
-        options: MatchOptions,
-        *,
-        base: str,
-    ) -> Stream:
-        """What `group_by(...).match(...)` adds."""
-        named = self._named(base, options.get("name"))
-        with self._pipeline.building(named):
-            return self._add(match_step(named, self._at, keys, pattern, measures, options))
-
     def _function(
         self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
     ) -> Stream:
         path = self._pipeline.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
-        return self._add(p.Function(name=self._named(kind, name), input=self._at, kind=kind, path=path, schema=given))
-
-    def _process(
-        self,
-        keys: tuple[str, ...],
-        function: type[KeyedFunction],
-        schema: Mapping[str, str] | None,
-        *,
-        ordered: bool | None,
-        name: str | None,
-        base: str,
-    ) -> Stream:
-        """What `group_by(...).process(...)` adds."""
-        named = self._named(base, name)
-        step = p.Process(
-            name=named,
-            input=self._at,
-            keys=keys,
-            states=declared_states(function, named),
-            path=self._pipeline.register(function),
-            schema=Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict(),
-            ordered=self._type.time is not None if ordered is None else ordered,
+        return self._pipeline.add(
+            p.Function(name=self._named(kind, name), input=self._at, kind=kind, path=path, schema=given)
         )
-        return self._add(step)
 
     def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
         if not columns:
             raise PipelineError(f"step {step}: no columns given. Name at least one.")
         with self._pipeline.building(step):
-            return tuple(found.sql for found in expand([_given(column) for column in columns], self.schema))
+            return tuple(found.sql for found in expand([expression_source(column) for column in columns], self.schema))
 
     def _named(self, base: str, name: str | None) -> str:
         return self._pipeline.name_for(base, name)
-
-    def _add(self, step: p.Step) -> Stream:
-        self._pipeline.add(step)
-        return Stream(self._pipeline, p.Input(step.name))
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name} {kind}" for name, kind in self.schema.items())
@@ -425,15 +339,16 @@ class Grouped:
         self,
         stream: Stream,
         keys: tuple[str, ...],
-        window: Window | None,
+        window: p.Window | None,
         early: str | timedelta | None = None,
     ) -> None:
         self._stream = stream
+        self._at = stream._at  # noqa: SLF001 - our own class
         self._keys = keys
         self._window = window
         self._early = early
 
-    def window(self, window: Window, *, early: str | timedelta | None = None) -> Grouped:
+    def window(self, window: p.Window, *, early: str | timedelta | None = None) -> Grouped:
         """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date.
 
         `early="1s"` gives provisional results before a window closes, about once per interval: each replaces the previous one by
@@ -441,7 +356,7 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("group_by has a window already.")
-        if not isinstance(window, Window):
+        if not isinstance(window, p.Window):
             raise PipelineError(
                 f'window({window!r}): that is not a window. Write tumbling("10s"), or one of the others.'
             )
@@ -453,8 +368,19 @@ class Grouped:
         With a window, a row is emitted once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
         """
-        return self._stream.aggregate(
-            self._keys, self._window, aggregates, name=name, base=self._base("agg"), early=self._early
+        pipeline, window = self._stream.pipeline, self._window
+        named = self._named("agg", name)
+        with pipeline.building(named):
+            given = tuple(
+                _named_aggregate(column, wanted, self._stream.schema, pipeline.register)
+                for column, wanted in aggregates.items()
+            )
+        early_us = None if self._early is None else positive_us(self._early, what=f"step {named}: early")
+        if early_us is None and pipeline.type_of(self._at).central and isinstance(window, p.Tumbling | p.Sliding):
+            # A window is final once every node has passed it, and a node may be away for a day: so results come before that.
+            early_us = p.CENTER_EARLY_US
+        return pipeline.add(
+            p.Aggregate(name=named, input=self._at, keys=self._keys, window=window, aggregates=given, early_us=early_us)
         )
 
     def ewma(
@@ -474,7 +400,18 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("ewma goes on over all rows of a key and has no windows. Leave .window(...) out.")
-        return self._stream._smooth(self._keys, alpha, half_life, columns, name=name, base=self._base("ewma"))  # noqa: SLF001 - our own class
+        pipeline, named = self._stream.pipeline, self._named("ewma", name)
+        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
+            raise PipelineError(f"step {named}: alpha={alpha!r} is not a number. It is the weight of the newest value.")
+        with pipeline.building(named):
+            span_us = None if half_life is None else positive_us(half_life, what="half_life")
+            given = tuple(
+                parse_double(expression_source(sql), self._stream.schema, column).sql for column, sql in columns.items()
+            )
+        weight = None if alpha is None else float(alpha)
+        return pipeline.add(
+            p.Ewma(name=named, input=self._at, keys=self._keys, alpha=weight, half_life_us=span_us, columns=given)
+        )
 
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
@@ -488,7 +425,9 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("match goes through all rows of a key and has no windows. Leave .window(...) out.")
-        return self._stream._match(self._keys, pattern, measures or {}, options, base=self._base("match"))  # noqa: SLF001 - our own class
+        pipeline, named = self._stream.pipeline, self._named("match", options.get("name"))
+        with pipeline.building(named):
+            return pipeline.add(match_step(named, self._at, self._keys, pattern, measures or {}, options))
 
     def process(
         self,
@@ -506,16 +445,112 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("process sees all rows of a key and has no windows. Leave .window(...) out.")
-        base = self._base("process")
-        return self._stream._process(self._keys, function, schema, ordered=ordered, name=name, base=base)  # noqa: SLF001 - our own class
+        pipeline, named = self._stream.pipeline, self._named("process", name)
+        return pipeline.add(
+            p.Process(
+                name=named,
+                input=self._at,
+                keys=self._keys,
+                states=declared_states(function, named),
+                path=pipeline.register(function),
+                schema=(self._stream.schema if schema is None else Schema.of(schema)).to_dict(),
+                ordered=pipeline.type_of(self._at).time is not None if ordered is None else ordered,
+            )
+        )
 
-    def _base(self, what: str) -> str:
-        return "_".join([what, *(key for key in self._keys if key.isidentifier() and key.isascii())])[:80]
+    def _named(self, what: str, name: str | None) -> str:
+        return self._stream.pipeline.name_for(keyed_name(what, self._keys), name)
 
 
-def _given(expression: Expr) -> str | exp.Expr:
-    if isinstance(expression, Column):
-        return expression.tree
-    if not isinstance(expression, str):
-        raise PipelineError(f"{expression!r} is not an expression. Write SQL text, or build it from col(...).")
-    return expression
+def keyed_name(what: str, keys: Sequence[str]) -> str:
+    """The name of a step by what it does and the keys it does it by."""
+    return "_".join([what, *(key for key in keys if key.isidentifier() and key.isascii())])[:80]
+
+
+def _named_aggregate(
+    name: str, wanted: Aggregated | type, schema: Schema, register: Callable[[Callable[..., Any]], str]
+) -> p.NamedAggregate:
+    """One output column of an aggregate step, checked. `register` gives the import path of a class.
+
+    Raises:
+        ExpressionError, PipelineError: what is wrong, and where.
+    """
+    if isinstance(wanted, AggregatorCall):
+        return _user_aggregate(name, wanted, schema, register)
+    if isinstance(wanted, type) and issubclass(wanted, Aggregator):
+        raise PipelineError(f"{name}={wanted.__name__}: say what it is over: {wanted.__name__}.of('column').")
+    return p.NamedAggregate(name, parse_aggregate(expression_source(wanted, name), schema, name).sql)
+
+
+def _user_aggregate(
+    name: str, wanted: AggregatorCall, schema: Schema, register: Callable[[Callable[..., Any]], str]
+) -> p.NamedAggregate:
+    aggregator = wanted.aggregator
+    called = f"{name}={aggregator.__name__}.of(...)"
+    if not wanted.arguments:
+        raise PipelineError(f"{called}: give at least one column or expression.")
+    state, result = getattr(aggregator, "state", None), getattr(aggregator, "result", None)
+    if not isinstance(state, Mapping) or not state:
+        raise PipelineError(f"{called}: the class needs state, such as state = {{'total': 'double'}}.")
+    if not isinstance(result, str):
+        raise PipelineError(f"{called}: the class needs the type of its result, such as result = 'double'.")
+    unknown = ", ".join(column for column in aggregator.init if column not in state)
+    if unknown:
+        raise PipelineError(f"{called}: init names {unknown}, which is not in state.")
+    arguments = tuple(parse(expression_source(argument, name), schema).sql for argument in wanted.arguments)
+    user = p.UserAggregate(
+        path=register(aggregator),
+        arguments=arguments,
+        state={column: str(DataType.parse(kind)) for column, kind in state.items()},
+        result=str(DataType.parse(result)),
+    )
+    return p.NamedAggregate(name, f"{aggregator.__name__}({', '.join(arguments)})", user)
+
+
+def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> p.Tumbling:
+    """Windows that follow each other without gap or overlap: `tumbling("10s")`.
+
+    A window is closed-open, `[start, start + size)`, and aligned to 1970-01-01 00:00 UTC; `offset` shifts it, so
+    `tumbling("1d", offset="6h")` gives days that begin at six.
+    """
+    size_us = positive_us(size, what="tumbling size")
+    return p.Tumbling(size_us=size_us, offset_us=duration_us(offset, what="tumbling offset") % size_us)
+
+
+def sliding(size: str | timedelta, *, every: str | timedelta, offset: str | timedelta = "0s") -> p.Sliding:
+    """Windows of one size that start at a regular interval: `sliding("60s", every="10s")`.
+
+    A window is closed-open, `[start, start + size)`; starts are multiples of `every` from 1970-01-01 00:00 UTC, shifted by
+    `offset`. A row counts for every window that it lies in. With `every` longer than `size` there are gaps between
+    windows, and rows in them count for none.
+    """
+    size_us, slide_us = positive_us(size, what="sliding size"), positive_us(every, what="sliding every")
+    return p.Sliding(
+        size_us=size_us, slide_us=slide_us, offset_us=duration_us(offset, what="sliding offset") % slide_us
+    )
+
+
+def session(gap: str | timedelta) -> p.Session:
+    """Rows of a key that follow each other by less than `gap`: `session("30s")`.
+
+    A session is `[first, last + gap)`: rows exactly `gap` apart are of two sessions. It is given out when the watermark has
+    reached its end.
+    """
+    return p.Session(gap_us=positive_us(gap, what="session gap"))
+
+
+def by_count(size: int, *, every: int | None = None) -> p.Count:
+    """Windows of `size` rows of a key, in order of time: `by_count(100)`, or `by_count(100, every=10)` for one at every tenth.
+
+    A window is given out when it has `size` rows, and one that never has is not. `window_start` and `window_end` are the
+    times of its first and its last row. With `every` above `size`, the rows in between are in no window.
+    """
+    return p.Count(size=_rows(size, "size"), slide=_rows(size if every is None else every, "every"))
+
+
+def _rows(given: object, what: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ConfigError(f"by_count: {what}={given!r} is not a whole number of rows.")
+    if given < 1:
+        raise ConfigError(f"by_count: {what}={given} must be at least 1.")
+    return given

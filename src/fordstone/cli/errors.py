@@ -85,7 +85,7 @@ def of_spark(error: BaseException) -> bool:
 
 def _in_worker(error: BaseException) -> str:
     """The frames of the user's code in the Spark worker that failed."""
-    from fordstone.spark.session.failures import worker_trace
+    from fordstone.spark.run import worker_trace
 
     trace = worker_trace(str(error))
     return f"\n\n{trace}" if trace is not None and trace.frames else ""

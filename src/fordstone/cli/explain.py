@@ -12,7 +12,7 @@ from fordstone.cli.help import HelpCommand
 from fordstone.cli.loading import limit_polars, load_pipeline
 
 if TYPE_CHECKING:
-    from fordstone.planner.explain_tiers import CenterWords
+    from fordstone.planner.explain import CenterWords
 
 
 @click.command(
@@ -64,28 +64,19 @@ def explain(
     """
     limit_polars(1)
     plan = load_pipeline(file).plan()
-    if plan.tiered:
-        from fordstone.planner.explain_tiers import explain as explain_tiers
-
-        text = explain_tiers(plan, format=form, parallelism=parallelism or 1, center=_center(engine, bounded))
-        click.echo(text, nl=False)
-        return
-    if form == "json":
-        import msgspec
-
-        click.echo(msgspec.json.format(plan.to_json(), indent=2).decode())
-        return
-    if engine == "spark":
+    if engine == "spark" and not plan.tiered and form != "json":
         if form == "mermaid":
             raise UsageError("--format mermaid draws the tasks of the edge engine; with --on spark use --format text.")
         from fordstone.spark import explain as on_spark
 
-        text = on_spark.explain(plan, bounded=bounded, shards=parallelism)
-        click.echo(text, nl=False)
+        click.echo(on_spark.explain(plan, bounded=bounded, shards=parallelism), nl=False)
         return
-    from fordstone.planner import explain as on_edge
+    from fordstone.planner import explain as planned
 
-    click.echo(on_edge.explain(plan, format=form, parallelism=parallelism or 1), nl=False)
+    text = planned.explain(
+        plan, format=form, parallelism=parallelism or 1, center=_center(engine, bounded) if plan.tiered else None
+    )
+    click.echo(text, nl=False)
 
 
 def _center(engine: str | None, bounded: bool) -> CenterWords | None:  # noqa: FBT001 - as it was given

@@ -126,7 +126,7 @@ def describe_exception(error: BaseException) -> str:
     """The exception in one line; of Spark's, which fill pages, the last message."""
     if not of_spark(error):
         return f"{type(error).__name__}: {error}"
-    from fordstone.spark.session.failures import last_words
+    from fordstone.spark.run import last_words
 
     return last_words(str(error))
 

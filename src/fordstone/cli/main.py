@@ -77,7 +77,7 @@ def main() -> None:
         cli(prog_name="fordstone")
     except SystemExit as ending:
         if ending.code and "py4j" in sys.modules:
-            from fordstone.spark.session.failures import leave
+            from fordstone.spark.run import leave
 
             leave(ending.code if isinstance(ending.code, int) else FAILED)
         raise

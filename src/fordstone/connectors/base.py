@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -25,15 +25,6 @@ from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec
 from fordstone.storage.disk import Disk
-
-ClockUs = Callable[[], int]
-"""Returns microseconds on a clock that never goes back."""
-
-
-def system_clock_us() -> int:
-    """Return the machine's own monotonic clock."""
-    return time.monotonic_ns() // 1_000
-
 
 __all__ = [
     "PLAN_READ_ROWS",
@@ -57,12 +48,22 @@ __all__ = [
     "SinkStream",
     "Source",
     "SourceOptions",
+    "checked_spec",
     "live_of",
+    "options_of",
     "system_clock_us",
 ]
 
+ClockUs = Callable[[], int]
+"""Returns microseconds on a clock that never goes back."""
+_Options = TypeVar("_Options", bound=msgspec.Struct)
 PLAN_READ_ROWS: Final = 1 << 16
 """How many rows `Source.plan_read` reads at a time, if it has to read."""
+
+
+def system_clock_us() -> int:
+    """Return the machine's own monotonic clock."""
+    return time.monotonic_ns() // 1_000
 
 
 class Delivery(StrEnum):
@@ -139,11 +140,6 @@ class Reader(ABC):
 class Source(ABC):
     """A place rows come from, as replayable partitions."""
 
-    @property
-    @abstractmethod
-    def delivery(self) -> Delivery:
-        """The delivery after a restart from a position."""
-
     @abstractmethod
     def partitions(self) -> Sequence[PartitionId]:
         """Return the present partitions in a stable order. Called at the start and then about once per second; the list may grow."""
@@ -216,17 +212,12 @@ class SinkStream:
 class Sink(ABC):
     """A place rows go. Used by one thread at a time."""
 
-    @property
-    @abstractmethod
-    def delivery(self) -> Delivery:
-        """`EXACTLY_ONCE` if releasing an epoch a second time changes nothing."""
-
     @abstractmethod
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Make the rows of a sealed epoch visible, durably, all at once. Called in order of epochs, after the seal.
 
-        After a crash the last epoch may be released again with the same rows: a sink that says `EXACTLY_ONCE` then does
-        nothing. Epochs without rows are released too.
+        After a crash the last epoch may be released again with the same rows: a sink whose kind declares `EXACTLY_ONCE`
+        then does nothing. Epochs without rows are released too.
         """
 
     @abstractmethod
@@ -294,6 +285,22 @@ def live_of(spec: ConnectorSpec) -> object | None:
     return spec.__dict__.get("live") if isinstance(spec, LiveSpec) else None
 
 
+def options_of(spec: ConnectorSpec, options: type[_Options]) -> _Options:
+    """Return the options of the spec as a struct, whose `__post_init__` may raise `ConfigError` for more."""
+    try:
+        return msgspec.convert(spec.options, options)
+    except msgspec.ValidationError as error:
+        called = f"{spec.kind}({spec.options['path']!r})" if "path" in spec.options else spec.kind
+        raise ConfigError(f"{called}: {error}. Options are: {', '.join(options.__struct_fields__)}.") from error
+
+
+def checked_spec(kind: str, given: Mapping[str, Any], options: type[msgspec.Struct]) -> ConnectorSpec:
+    """Make a spec of the options that are not None, and check them."""
+    spec = ConnectorSpec(kind=kind, options={name: value for name, value in given.items() if value is not None})
+    options_of(spec, options)
+    return spec
+
+
 class Capability(StrEnum):
     """What the connectors of a kind do beyond reading rows and writing rows. Declared by the kind, asked for by the engines."""
 
@@ -355,7 +362,10 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """Return the strongest delivery of a sink. Called while a pipeline is built: it must not touch the system."""
+        """Return the strongest delivery of a sink. Called while a pipeline is built: it must not touch the system.
+
+        `EXACTLY_ONCE` if releasing an epoch a second time changes nothing.
+        """
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:

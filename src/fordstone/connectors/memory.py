@@ -150,10 +150,6 @@ class _OpenSource(Source):
         self._live = live
         self._options = options
 
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
-
     def partitions(self) -> Sequence[PartitionId]:
         return [PartitionId(f"memory-{number:06d}") for number in range(self._live.partition_count())]
 
@@ -332,10 +328,6 @@ class _OpenSink(Sink):
     def __init__(self, live: MemorySink, stream: SinkStream) -> None:
         self._live = live
         live.stream = stream
-
-    @property
-    def delivery(self) -> Delivery:
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         if epoch in self._live.released:

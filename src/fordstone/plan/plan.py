@@ -8,12 +8,12 @@ replaced by `planner.split`: no engine ever runs one.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, Final, Literal
 
 import msgspec
 
 from fordstone.errors import PlanError
-from fordstone.plan.windows import Window
 
 Port = Literal["main", "late", "timeout", "final"]
 
@@ -91,6 +91,50 @@ def join_keys(count: int) -> tuple[str, ...]:
     return tuple(f"__k{index}" for index in range(count))
 
 
+# Windows by time are closed-open; tumbling and sliding ones are aligned to the UTC epoch.
+
+
+class Tumbling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="tumbling"):
+    """Windows [s, s + size), s a multiple of size from the UTC epoch, shifted by offset."""
+
+    size_us: int
+    offset_us: int = 0
+
+
+class Sliding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sliding"):
+    """Windows [s, s + size), s a multiple of slide from the UTC epoch, shifted by offset. A slide above the size leaves gaps."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int = 0
+
+
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="session"):
+    """Rows of a key that follow each other by less than the gap. The window is [first, last + gap)."""
+
+    gap_us: int
+
+
+class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="count"):
+    """`size` rows of a key in order of time; the next window begins `slide` rows later. From first row to last, both included."""
+
+    size: int
+    slide: int
+
+
+Window = Tumbling | Sliding | Session | Count
+
+
+def panes(window: Sliding) -> Tumbling:
+    """The pieces of time that rows of sliding windows are kept by: each window is a whole number of them.
+
+    Windows that do not overlap are one piece each, with the gap after them.
+    """
+    overlap = window.slide_us < window.size_us
+    size_us = math.gcd(window.size_us, window.slide_us) if overlap else window.slide_us
+    return Tumbling(size_us=size_us, offset_us=window.offset_us % size_us)
+
+
 class UserAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A class of a user by its import path, what it is over, what it keeps and what it gives."""
 
@@ -157,53 +201,6 @@ class Combine(KeyedByColumns, frozen=True, tag="combine", kw_only=True):
     schema: dict[str, str]
     """Of the partial rows."""
 
-
-__all__ = [
-    "LOCAL_FUNCTION",
-    "PLAN_VERSION",
-    "Aggregate",
-    "Combine",
-    "ConnectorSpec",
-    "Contiguity",
-    "Control",
-    "Deduplicate",
-    "Ewma",
-    "Explode",
-    "Filter",
-    "Function",
-    "Guarantee",
-    "Input",
-    "Join",
-    "JoinHow",
-    "KeyedState",
-    "KeyedStep",
-    "Lookup",
-    "LookupLatest",
-    "Loop",
-    "Match",
-    "Mode",
-    "NamedAggregate",
-    "OnError",
-    "Plan",
-    "Port",
-    "Process",
-    "Release",
-    "RowsBelow",
-    "Select",
-    "Sink",
-    "Source",
-    "Stage",
-    "Step",
-    "TierStep",
-    "ToCenter",
-    "ToEdges",
-    "Union",
-    "UserAggregate",
-    "Window",
-    "WithColumns",
-    "join_keys",
-    "read_plan",
-]
 
 PLAN_VERSION: Final = 1
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -471,6 +468,8 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     input: Input
     connector: ConnectorSpec
     release: Release = "commit"
+    tier: Literal["center", "edges"] | None = None
+    """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, late ones marked."""
 
 
 KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process

@@ -1,22 +1,26 @@
-"""Say what a plan does before it runs: which steps run together, what is shuffled, what is kept, what each path guarantees.
+"""Describe what a plan does before it runs: which steps run together, what is shuffled, kept and sent, what each path guarantees.
 
-Text for people, Mermaid for documents; the same plan always gives the same text. How steps are fused is decided in
-`edge.graph`, what a path guarantees in `connectors.guarantee`: this module only words it. Reads nothing but the plan.
+For two tiers also what runs where, what crosses to the center and what that saves. Text for people, Mermaid and JSON for tools;
+the same plan always gives the same text. Reads nothing but the plan: what is decided is in `graph`, `split` and `guarantee`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fordstone.errors import ConfigError
+from fordstone.lang.schema import Schema
 from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Types
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, build_graph
-from fordstone.planner.guarantee import path_guarantees
+from fordstone.planner.guarantee import end_to_end
+from fordstone.planner.split import Crossing, Tiers, assumptions, saving, saving_words, split
 
 PORT_WORDS: Final = {
     "main": "rows",
@@ -31,14 +35,34 @@ BARRIERS: Final = {
 }
 
 
-def explain(plan: p.Plan, *, format: str = "text", parallelism: int = 1) -> str:  # noqa: A002 - the word users expect
-    """Word a plan. `format` is `"text"` or `"mermaid"`. Called by `Pipeline.explain` and the command line."""
-    graph, types = build_graph(plan, parallelism), stream_types(plan)
-    if format == "text":
-        return _text(plan, graph, types)
-    if format == "mermaid":
-        return _mermaid(plan, graph)
-    raise ConfigError(f"format={format!r}: a plan is explained as 'text' or 'mermaid'.")
+WIDTH: Final = 100
+CenterWords = Callable[[p.Plan], Sequence[str]]
+"""Describes the center part as it would run on another engine than ours: a title, then lines."""
+
+
+def explain(
+    plan: p.Plan,
+    *,
+    format: str = "text",  # noqa: A002 - the word users expect
+    parallelism: int = 1,
+    center: CenterWords | None = None,
+) -> str:
+    """Describe a plan as `"text"`, `"mermaid"` or `"json"`. Called by `Pipeline.explain` and the command line."""
+    tiers = split(plan)
+    match format:
+        case "text":
+            lines = (
+                _tiers_text(plan, tiers, parallelism, center or _on_our_engine)
+                if plan.tiered
+                else _text(plan, parallelism)
+            )
+        case "mermaid":
+            lines = _mermaid(plan, tiers, parallelism)
+        case "json":
+            return json.dumps(_json(plan, tiers), indent=2, ensure_ascii=False) + "\n"
+        case _:
+            raise ConfigError(f"format={format!r}: a plan is explained as 'text', 'mermaid' or 'json'.")
+    return "\n".join(lines) + "\n"
 
 
 def title(step: p.Step) -> str:
@@ -86,27 +110,23 @@ class Node:
     children: tuple[Node, ...] = ()
 
 
-def _text(plan: p.Plan, graph: Graph, types: Types) -> str:
-    lines = [
-        f"pipeline {plan.pipeline}",
-        f"  guarantee  {plan.guarantee}",
-        f"  barriers   {BARRIERS[plan.mode]}",
-        f"  runs       on the edge, as {_count(len(graph.vertices), 'task')}",
-    ]
-    lines += [*_tasks(plan, graph, types), "", "guarantees", *guarantees(plan)]
-    return "\n".join(lines) + "\n"
+def _text(plan: p.Plan, parallelism: int) -> Iterator[str]:
+    count = len(build_graph(plan, parallelism).vertices)
+    yield from _heading(plan, f"on the edge, as {count} task{'' if count == 1 else 's'}")
+    yield from [*_tasks(plan, parallelism), "", "guarantees", *guarantees(plan)]
 
 
-def tasks(plan: p.Plan, *, parallelism: int = 1) -> list[str]:
-    """The tasks of a plan, an empty line before each: for those who word more than one plan (`tiers.explain`)."""
-    return _tasks(plan, build_graph(plan, parallelism), stream_types(plan))
+def _heading(plan: p.Plan, runs: str) -> Iterator[str]:
+    yield f"pipeline {plan.pipeline}"
+    yield f"  guarantee  {plan.guarantee}"
+    yield f"  barriers   {BARRIERS[plan.mode]}"
+    yield f"  runs       {runs}"
 
 
-def _tasks(plan: p.Plan, graph: Graph, types: Types) -> list[str]:
-    lines: list[str] = []
+def _tasks(plan: p.Plan, parallelism: int = 1) -> Iterator[str]:
+    graph, types = build_graph(plan, parallelism), stream_types(plan)
     for vertex in graph.vertices:
-        lines += ["", _task_title(vertex), *drawn(_node(plan, graph, types, vertex, vertex.name, ""))]
-    return lines
+        yield from ["", _task_title(vertex), *drawn(_node(plan, graph, types, vertex, vertex.name, ""))]
 
 
 def _task_title(vertex: Vertex) -> str:
@@ -145,34 +165,121 @@ def drawn(node: Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:
         yield from drawn(child, lead + ("   " if last else "│  "), lead + ("└─ " if last else "├─ "))
 
 
-def guarantees(plan: p.Plan) -> list[str]:
-    """A line for each path from a source to a sink."""
-    paths = path_guarantees(plan)
+def guarantees(plan: p.Plan) -> Iterator[str]:
+    """A line for each path from a source to a sink or a control table."""
+    paths = end_to_end(plan)
     ways = [f"{path.source} → {path.sink}" for path in paths]
     wide, given = max(map(len, ways), default=0), max((len(path.gives) for path in paths), default=0)
-    return [f"  {way:<{wide}}  {path.gives:<{given}}  {path.why}" for way, path in zip(ways, paths, strict=True)]
+    for way, path in zip(ways, paths, strict=True):
+        yield from _wrapped("  ", f"{way:<{wide}}  {path.gives:<{given}}  ", path.why)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _tiers_text(plan: p.Plan, tiers: Tiers, parallelism: int, center: CenterWords) -> Iterator[str]:
+    yield from _heading(plan, "in two tiers: edge on every node, center over what all nodes sent")
+    yield from _title("edge, on every node")
+    yield from _tasks(tiers.edge, parallelism)
+    if tiers.crossings:
+        yield from _title("what crosses")
+        for crossing in tiers.crossings:
+            yield from ["", *_crossing(plan, crossing)]
+        given = [schema for crossing in tiers.crossings for schema in (crossing.before, crossing.schema)]
+        yield from ["", *_wrapped("  ", "", f"bytes are {assumptions(given)}")]
+    if tiers.center is not None:
+        title, *lines = center(tiers.center)
+        yield from [*_title(f"center, {title}"), *lines]
+    tables = [step for step in plan.steps if isinstance(step, p.Control)]
+    if tables:
+        yield from _title("control tables")
+        for table in tables:
+            yield from ["", *_control(plan, table)]
+    yield from [*_title("guarantees, end to end"), "", *guarantees(plan)]
+
+
+def _on_our_engine(plan: p.Plan) -> list[str]:
+    return ["on our own engine", *_tasks(plan)]
+
+
+def _title(text: str) -> list[str]:
+    return ["", f"── {text} ".ljust(WIDTH, "─")]
+
+
+def _crossing(plan: p.Plan, crossing: Crossing) -> Iterator[str]:
+    what = f"partial rows of {crossing.aggregate}, instead of rows" if crossing.partial else "rows"
+    yield f"  {crossing.stream}: {what}"
+    found = saving(crossing.before, crossing.schema, partial=crossing.partial)
+    moved = [plan.step(name) for name in crossing.pushed]
+    words = saving_words(
+        found,
+        crossing.schema,
+        filters=any(isinstance(step, p.Filter) for step in moved),
+        explodes=any(isinstance(step, p.Explode) for step in moved),
+    )
+    details = [
+        ("at the cut", _columns(crossing.before)),
+        ("crosses", _columns(crossing.schema) if crossing.schema != crossing.before else "the same"),
+        *([("not read", ", ".join(crossing.pruned))] if crossing.pruned and not crossing.pushed else []),
+        ("pushed down", _pushed(crossing)),
+        ("why no more", crossing.reason),
+        *zip(("saves", "", ""), words, strict=False),
+    ]
+    yield from _detailed(details)
+
+
+def _pushed(crossing: Crossing) -> str:
+    made = [f"the partial aggregates of {crossing.aggregate}"] if crossing.partial else []
+    return ", ".join([*crossing.pushed, *made]) or "nothing"
+
+
+def _control(plan: p.Plan, table: p.Control) -> Iterator[str]:
+    yield f"  {table.name}: {_columns(Schema.of(table.schema))}"
+    writers = [step for step in plan.steps if isinstance(step, p.ToEdges) and step.control == table.name]
+    readers = [step.name for step, _ in plan.consumers(table.name)]
+    written = f"{writers[0].name}, from {writers[0].input}, at the center" if writers else "nobody in this pipeline"
+    read = f"{', '.join(readers)}, on every node: a version that came in one epoch counts from the next on"
+    yield from _detailed(
+        [
+            ("key", f"{', '.join(table.keys)}: rows replace each other by it"),
+            ("written by", written),
+            ("read by", read if readers else "nobody: nodes do not fetch it"),
+        ]
+    )
+
+
+def _detailed(details: list[tuple[str, str]]) -> Iterator[str]:
+    wide = max(len(label) for label, _ in details)
+    for label, text in details:
+        yield from _wrapped("     ", f"{label:<{wide}}  ", text)
+
+
+def _wrapped(indent: str, lead: str, text: str) -> list[str]:
+    """Text after a lead, in lines that a terminal shows whole."""
+    rest = " " * (len(indent) + len(lead))
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent + lead,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _columns(schema: Schema) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in schema.items())
 
 
 # As a Mermaid flowchart.
 
 
-def _mermaid(plan: p.Plan, graph: Graph) -> str:
-    return "\n".join(["flowchart TD", *chart(plan, graph), *_mermaid_guarantees(plan)]) + "\n"
-
-
-def chart(plan: p.Plan, graph: Graph, *, tier: str = "") -> list[str]:
+def _chart(plan: p.Plan, graph: Graph, tier: str = "") -> list[str]:
     """The tasks, and what travels between them. `tier` begins every id: two plans may stand in one flowchart."""
     ids = {step.name: f"{tier}s{number}" for number, step in enumerate(plan.steps)}
     lines = []
     for number, vertex in enumerate(graph.vertices):
-        lines.append(f'  subgraph {tier}t{number}["{quoted(_task_title(vertex))}"]')
+        lines.append(f'  subgraph {tier}t{number}["{_quoted(_task_title(vertex))}"]')
         lines += [f"    {ids[name]}{_shape(plan.step(name))}" for name in vertex.steps]
         lines.append("  end")
-    lines += [f'  {ids[edge.step]} ==>|"{quoted(crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
+    lines += [f'  {ids[edge.step]} ==>|"{_quoted(crossing(plan, edge))}"| {ids[edge.target]}' for edge in graph.edges]
     for step in plan.steps:
         for stream in step.inputs:
             if graph.home[step.name] == graph.home[stream.step]:
@@ -181,20 +288,73 @@ def chart(plan: p.Plan, graph: Graph, *, tier: str = "") -> list[str]:
     return lines
 
 
-def _mermaid_guarantees(plan: p.Plan) -> Sequence[str]:
-    """Comments: a reader of the source sees them, the drawing stays clean."""
-    return [f"  %% {path.source} → {path.sink}: {path.gives}: {path.why}" for path in path_guarantees(plan)]
-
-
 def _shape(step: p.Step) -> str:
-    label = f'"{quoted(step.name)}<br/>{quoted(title(step))}"'
+    label = f'"{_quoted(step.name)}<br/>{_quoted(title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
     return f"[({label})]" if isinstance(step, p.KeyedStep | p.Loop) else f"[{label}]"
 
 
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """Text inside a quoted label, where Mermaid reads '#...;' as a character."""
     for char, code in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("\n", " ")):
         text = text.replace(char, code)
     return text
+
+
+def _mermaid(plan: p.Plan, tiers: Tiers, parallelism: int) -> Iterator[str]:
+    yield "flowchart TD"
+    yield from _tiers_mermaid(plan, tiers, parallelism) if plan.tiered else _chart(plan, build_graph(plan, parallelism))
+    for path in end_to_end(plan):
+        # A comment: a reader of the source sees it, the drawing stays clean.
+        yield f"  %% {path.source} → {path.sink}: {path.gives}: {path.why}"
+
+
+def _tiers_mermaid(plan: p.Plan, tiers: Tiers, parallelism: int) -> Iterator[str]:
+    halves = [("e", "edge, on every node", tiers.edge, parallelism)]
+    if tiers.center is not None:
+        halves.append(("c", "center", tiers.center, 1))
+    ids: dict[str, dict[str, str]] = {}
+    for tier, title, half, count in halves:
+        ids[tier] = {step.name: f"{tier}s{number}" for number, step in enumerate(half.steps)}
+        yield f'  subgraph {tier}["{title}"]'
+        yield from (f"  {line}" for line in _chart(half, build_graph(half, count), tier))
+        yield "  end"
+    for crossing in tiers.crossings:
+        what = f"{crossing.stream}: {'partial rows' if crossing.partial else 'rows'}"
+        if crossing.stream in ids.get("c", {}):
+            yield f'  {ids["e"][crossing.stream]} ==>|"{_quoted(what)}"| {ids["c"][crossing.stream]}'
+    for step in plan.steps:
+        if isinstance(step, p.ToEdges) and step.control in ids["e"]:
+            what = f"control table {step.control}"
+            yield f'  {ids["c"][step.name]} -.->|"{_quoted(what)}"| {ids["e"][step.control]}'
+
+
+# As JSON: the plan as it was written, and beside it what becomes of it.
+
+
+def _json(plan: p.Plan, tiers: Tiers) -> dict[str, object]:
+    written = json.loads(plan.to_json())
+    if not plan.tiered:
+        return written  # type: ignore[no-any-return]
+    return {
+        **written,
+        "edge": json.loads(tiers.edge.to_json()),
+        "center": None if tiers.center is None else json.loads(tiers.center.to_json()),
+        "crossings": [_crossing_json(crossing) for crossing in tiers.crossings],
+    }
+
+
+def _crossing_json(crossing: Crossing) -> dict[str, object]:
+    found = saving(crossing.before, crossing.schema, partial=crossing.partial)
+    return {
+        "stream": crossing.stream,
+        "before": crossing.before.to_dict(),
+        "schema": crossing.schema.to_dict(),
+        "pushed": list(crossing.pushed),
+        "partial": crossing.partial,
+        "aggregate": crossing.aggregate,
+        "reason": crossing.reason,
+        "row_bytes": found.row,
+        "crossing_bytes": found.crosses,
+    }

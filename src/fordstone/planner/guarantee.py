@@ -44,7 +44,7 @@ def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
         ),
     ]
     if plan.guarantee == "exactly_once" and sink.release == "at_once":
-        parts.append((Delivery.EXACTLY_ONCE, "rows carry ids (__id) by which the receiver drops what it has seen"))
+        parts.append((Delivery.EXACTLY_ONCE, "rows carry ids (__id) by which the receiver drops repeats"))
         if _STRENGTH[parts[2][0]] < _STRENGTH[Delivery.EXACTLY_ONCE]:
             parts.pop(2)
     weakest = min(parts, key=lambda part: _STRENGTH[part[0]])

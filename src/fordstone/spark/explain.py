@@ -32,7 +32,7 @@ def explain(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -
 
 
 def center_words(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -> list[str]:
-    """Describe the center part of a plan for two tiers, for `planner.explain_tiers`: where it runs, then lines."""
+    """Describe the center part of a plan for two tiers, for `planner.explain`: where it runs, then lines."""
     try:
         stages = build_stages(plan)
     except PipelineError as error:

@@ -1,20 +1,24 @@
 """Run a pipeline on Spark: as a stream until it is stopped, or as a batch job; start again after failures.
 
 What to do after a failure is decided in `protocol.retry`, as on the edge. An error of the user's is raised at once, and not
-tried again.
+tried again. Spark wraps a worker's traceback into its own text several times over: the innermost one counts (`worker_trace`).
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -27,9 +31,7 @@ from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.checkpoint import StopMark
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.session.failures import last_words
 from fordstone.spark.session.session import java_gone, session
 from fordstone.storage.disk import OsDisk
 
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 0.05
 STOP_WAIT_S: Final = 60.0
 """Maximum wait for a running batch when the run is stopped; then it is broken off, and done again at the next start."""
-_OURS: Final = re.compile(
+_OUR_ERROR: Final = re.compile(
     r"fordstone\.errors\.(\w+): (.*?)(?=\n\s*(?:at |SQLSTATE|\n|JVM stacktrace)|\Z| SQLSTATE)", re.DOTALL
 )
 
@@ -157,7 +159,7 @@ def _run_once(
     on_progress: OnProgress | None,
 ) -> Report:
     query = hosted_query(plan, functions, config, spark, batch=config.bounded)
-    epochs = query.cuts.epochs()
+    epochs = query.files.cut_epochs()
     resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
     if not config.bounded:
@@ -174,8 +176,7 @@ def _run_once(
 
 def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: OnProgress | None) -> Literal["stopped"]:
     """Run streams until they have read what is there, one fails, or the process gets a signal to stop."""
-    mark = StopMark(query.checkpoint)
-    mark.clear()
+    query.files.clear_stop()
     running = query.start(tally.add)
     stop_by: float | None = None
     try:
@@ -184,7 +185,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(tally.progress(), stopping=signals.stop_requested))
             if signals.stop_requested and stop_by is None:
-                mark.set()
+                query.files.request_stop()
                 stop_by = time.monotonic() + STOP_WAIT_S
             if stop_by is None:
                 continue
@@ -194,7 +195,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     finally:
         for stream in running:
             stream.stop()
-        mark.clear()
+        query.files.clear_stop()
     return "stopped"
 
 
@@ -220,7 +221,7 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
             if not signals.stop_requested:
                 raise
             raise TaskError(
-                "stopped before the batch job was done: nothing was released, and running again begins from the start."
+                "stopped before the batch job was done: nothing was released, and the next run starts from the beginning."
             ) from error
 
 
@@ -236,7 +237,7 @@ def _busy(stream: StreamingQuery) -> bool:
 
 def _error_of_ours(error: Exception) -> FordstoneError | None:
     """An error of ours that came out of one of Spark's workers as text: what the user has to change, without Spark's text."""
-    for name, text in reversed(_OURS.findall(str(error))):
+    for name, text in reversed(_OUR_ERROR.findall(str(error))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, FordstoneError):
             return TaskError(text.strip())
@@ -299,3 +300,86 @@ class _Tally:
             stalled=None,
             elapsed_us=(time.monotonic_ns() - self._began) // 1000,
         )
+
+
+RAISED_LINES_MAX: Final = 20
+_BEGINS: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)')
+_ENDS: Final = re.compile(r"\s*$|\s*SQLSTATE|\s*at \S|JVM stacktrace|=== Streaming Query|Driver stacktrace|\t")
+_OUR_FILE: Final = re.compile(r"(?:^|/)fordstone/(?:[a-z_]+/)+[a-z_]+\.py$")
+_LIBRARY: Final = re.compile(r"/site-packages/|/dist-packages/|/lib/python\d|/pyspark\.zip/|/python/pyspark/|^<frozen")
+_ARCHIVE: Final = re.compile(r"^.*\.zip/")
+_IN_JAVA: Final = "py4j.protocol.Py4JJavaError: "
+_JAVA_SAYS: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: *(.*?)(?: +SQLSTATE.*)?$", re.MULTILINE)
+"""After the name of the exception: of what a call raised, and of each of its causes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTrace:
+    """What was raised in a worker."""
+
+    frames: tuple[str, ...]
+    """The frames of the user's code, as text of one or more lines."""
+    raised: str
+    """What was raised, and the notes to it."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.frames, self.raised])
+
+
+def worker_trace(text: str) -> WorkerTrace | None:
+    """The innermost traceback in what Spark says; None: there is none."""
+    _, begins, rest = text.rpartition(_BEGINS)
+    if not begins:
+        return None
+    lines = rest.lstrip("\n").splitlines()
+    count = next((place for place, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    raised = []
+    for line in lines[count : count + RAISED_LINES_MAX]:
+        if _ENDS.match(line):
+            break
+        raised.append(line)
+    return WorkerTrace(frames=_of_user(lines[:count]), raised="\n".join(raised)) if raised else None
+
+
+def last_words(text: str) -> str:
+    """The failure in a line: what a worker raised, else what Spark says first."""
+    trace = worker_trace(text)
+    if trace is not None and trace.raised.startswith(_IN_JAVA):
+        causes = [cause for cause in _JAVA_SAYS.findall(text[text.rindex(_IN_JAVA) :]) if cause]
+        # Spark's own errors have a name in brackets; what lies below them is about files and sockets.
+        named = [cause for cause in causes if cause.startswith("[")]
+        if causes:
+            return str((named or causes)[-1])
+    if trace is not None:
+        return " ".join(trace.raised.split("\n"))
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if line and not line.startswith("at ")), "")
+
+
+def _of_user(lines: list[str]) -> tuple[str, ...]:
+    """Return the frames after the last one of ours that are in no library. A file that came in an archive is named as in it."""
+    frames: list[tuple[str, list[str]]] = []
+    for line in lines:
+        found = _FRAME.fullmatch(line)
+        if found is not None:
+            file = _ARCHIVE.sub("", found["file"])
+            frames.append((found["file"], [f'  File "{file}", line {found["line"]}, in {found["name"]}']))
+        elif frames:
+            frames[-1][1].append(line)
+    ours = [place for place, (file, _) in enumerate(frames) if _OUR_FILE.search(file)]
+    later = frames[ours[-1] + 1 :] if ours else frames
+    return tuple("\n".join(shown) for file, shown in later if not _LIBRARY.search(file))
+
+
+def leave(code: int) -> NoReturn:
+    """Run the exit functions, and end the process at once with this code.
+
+    Threads that talked to Java still run then, inside of native code. If Python tears itself down around them, one of them may
+    touch what is gone, and the process dies of a segmentation fault instead of returning its exit code.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001 - nothing else runs them without ending the process by its own way
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone, or it is closed
+            stream.flush()
+    os._exit(code)

@@ -20,7 +20,7 @@ from fordstone.lang.dialect import offset_of
 from fordstone.lang.expression import parse, parse_predicate
 from fordstone.lang.sql.syntax import Expr, Select, SqlError, WindowCall, Windowed, placed
 from fordstone.plan import plan as p
-from fordstone.plan.windows import Window
+from fordstone.plan.plan import Window
 
 _TAKEN: Final = frozenset(inspect.signature(Grouped.agg).parameters)
 """Names that `agg` has for itself: an aggregate with this name is renamed after the step."""

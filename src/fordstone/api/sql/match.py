@@ -7,7 +7,7 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.sql.scope import Scope, column_name, event_time, span_us
-from fordstone.api.stream import Stream
+from fordstone.api.stream import Stream, keyed_name
 from fordstone.errors import ExpressionError
 from fordstone.lang.dialect import DIALECT, offset_of, quoted_name, read
 from fordstone.lang.sql.syntax import Expr, Matched, Name, PatternPart, SqlError, placed
@@ -51,7 +51,7 @@ class _Matching:
         conditions = {self._variable(name): self._text(given) for name, given in self._match.define}
         pipeline = self._stream.pipeline
         step = p.Match(
-            name=pipeline.name_for("_".join(["match", *(key for key in keys if key.isidentifier() and key.isascii())])[:80], None),
+            name=pipeline.name_for(keyed_name("match", keys), None),
             input=self._stream._at,  # noqa: SLF001 - our own class
             keys=keys,
             pattern="match",
@@ -67,10 +67,9 @@ class _Matching:
         )  # fmt: skip
         with placed(self._scope.text, self._match.pattern[0].name.at):
             try:
-                pipeline.add(step)
+                return pipeline.add(step)
             except ExpressionError as error:
                 raise self._in_query(error) from None
-        return Stream(pipeline, p.Input(step.name))
 
     def _column(self, given: Expr, clause: str) -> str:
         name = column_name(self._scope.resolved(given.tree))

@@ -1,6 +1,6 @@
-"""Windows of a query: from TUMBLE, HOP and SESSION to those of `api.window`, once it is clear that they go by event time.
+"""What a query can name: the columns of its tables, by what they are called in the stream, and its windows.
 
-Which columns a query can name, and what they are called in the stream that it is built on.
+TUMBLE, HOP and SESSION become windows of the stream once it is clear that they go by its event time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api import window as made
-from fordstone.api.stream import Stream
+from fordstone.api.stream import Stream, session, sliding, tumbling
 from fordstone.lang.coercion import ClashError
 from fordstone.lang.constants import interval
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.sql.syntax import Expr, SqlError, WindowCall, WindowKind, placed
 from fordstone.lang.term import YEAR_MONTH
+from fordstone.plan.plan import Window
 from fordstone.plan.stream_type import EventTime
-from fordstone.plan.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +163,10 @@ def window_of(call: WindowCall, stream: Stream, scope: Scope) -> Window:
     sizes = [timedelta(microseconds=span) for span in spans]
     with placed(scope.text, call.at):
         if call.kind == "TUMBLE":
-            return made.tumbling(sizes[0], **_offset(sizes[1:]))
+            return tumbling(sizes[0], **_offset(sizes[1:]))
         if call.kind == "HOP":
-            return made.sliding(sizes[1], every=sizes[0], **_offset(sizes[2:]))
-        return made.session(sizes[0])
+            return sliding(sizes[1], every=sizes[0], **_offset(sizes[2:]))
+        return session(sizes[0])
 
 
 def span_us(given: Expr, text: str) -> int:

@@ -223,13 +223,12 @@ def _add(
     given: SourceArguments,
 ) -> str:
     from fordstone.connectors import files
-    from fordstone.connectors.base import SourceOptions
-    from fordstone.connectors.files.settings import file_settings
+    from fordstone.connectors.base import SourceOptions, options_of
     from fordstone.connectors.files.source import FileSource
     from fordstone.lang.schema import Schema
 
     spec = files(pattern, given.format, delimiter=given.delimiter, time_unit=given.time_unit)
-    settings = file_settings(spec)
+    settings = options_of(spec, FileSettings)
     source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not given.follow))
     paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:

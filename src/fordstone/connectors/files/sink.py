@@ -30,7 +30,7 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Delivery, Part, PartedSink, PartWriter, SinkStream
+from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.files.rows import SinkRows
 from fordstone.connectors.files.settings import (
@@ -199,11 +199,6 @@ class FileSink(PartedSink):
         self._rows_files = 0
         self._staging.sweep(keep=stream.sealed)
         self._mark()
-
-    @property
-    def delivery(self) -> Delivery:
-        """An epoch that is there already is left alone."""
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Write the epoch's file, unless the epoch is there; one without rows has none."""

@@ -14,20 +14,19 @@ import msgspec
 import polars as pl
 
 from fordstone.errors import PipelineError, PlanError, SchemaError
-from fordstone.lang.aggregates import Aggregate, AggregateCall, inverts, parse_aggregate, user_aggregate
+from fordstone.lang.aggregates import Aggregate, parse_aggregate, user_aggregate
 from fordstone.lang.duration import human_us
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.fragment import Fragments
 from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging, RunningAggregate, crossing_schema
-from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
 from fordstone.operators.window.tumbling import WindowAggregate
 from fordstone.plan import plan as p
-from fordstone.plan import windows as w
+from fordstone.plan.plan import Count, Session, Sliding, Tumbling, Window
 from fordstone.plan.stream_type import (
     TIMESTAMP,
     WINDOW_END,
@@ -41,7 +40,6 @@ from fordstone.plan.stream_type import (
     late_rows,
     needs_time,
 )
-from fordstone.plan.windows import Count, Session, Sliding, Tumbling, Window
 
 SPAN_MAX_US: Final = 2**62
 """Maximum span: the end of a window that begins at any time is still a time."""
@@ -221,7 +219,6 @@ class AggregateFamily(Family[p.Aggregate]):
         return made if step.merges is None else Merging(made, partials_of(step, context))
 
     def has_feeder(self, step: p.Aggregate, plan: p.Plan) -> bool:
-        """Partial rows are made before the shuffle where they may be."""
         return combines(step, plan)
 
     def make_feeder(self, step: p.Aggregate, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - one input
@@ -248,12 +245,11 @@ class AggregateFamily(Family[p.Aggregate]):
         return meaning if step.early_us is None else [*meaning, "early"]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
-        """Partial rows of aggregates that merge may be made below the cut."""
-        if isinstance(step.window, w.Session):
+        if isinstance(step.window, p.Session):
             return Stays(
                 reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
             )
-        if isinstance(step.window, w.Count):
+        if isinstance(step.window, p.Count):
             return Stays(reason=f"the windows of {step.name} count rows in order of time, over all nodes")
         if not combines(step, plan):
             return Stays(reason=f"late rows of {step.name} are wanted as they came")
@@ -272,6 +268,7 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
         return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
@@ -295,9 +292,6 @@ class CombineFamily(Family[p.Combine]):
     def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
         return None
 
-    def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
-        return Stays(reason=f"{step.name} is below the cut")
-
 
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     """Whether partial rows may be made before the shuffle (rule 9).
@@ -305,23 +299,33 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     Not for sessions and counts, which need the rows themselves; nor where late rows are read as they came; nor where the
     input is partial rows.
     """
-    if step.merges is not None or isinstance(step.window, w.Session | w.Count):
+    if step.merges is not None or isinstance(step.window, p.Session | p.Count):
         return False
     return not plan.has_late_reader(step.name)
 
 
 def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
+    # Whether partial rows come: of a combiner before the shuffle, or of nodes.
+    combined, state = step.merges is not None or combines(step, context.plan), context.state
     match step.window:
         case None:
-            return _running(step, context)
-        case w.Tumbling():
-            return _tumbling(step, context)
-        case w.Sliding():
-            return _sliding(step, step.window, context)
-        case w.Session():
-            return _session(step, step.window, context)
-        case w.Count():
-            return _count(step, step.window, context)
+            at_barriers = context.plan.guarantee == "exactly_once"
+            return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
+        case p.Tumbling():
+            return WindowAggregate(partials_of(step, context), combined=combined, early_us=step.early_us, state=state)
+        case p.Sliding():
+            return SlidingAggregate(
+                partials_of(step, context),
+                PaneGrid(step.window),
+                combined=combined,
+                early_us=step.early_us,
+                counted=_counted(step, rows_of(step, context.types)),
+                state=state,
+            )
+        case p.Session():
+            return SessionAggregate(_fragments(step, context), gap_us=step.window.gap_us, state=state)
+        case p.Count():
+            return CountAggregate(_fragments(step, context), step.window, state=state)
         case _:
             assert_never(step.window)
 
@@ -364,73 +368,25 @@ def _meaning(step: p.Aggregate | p.Combine, parsed: Sequence[Aggregate], stream:
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:MEANING_CHARS]
 
 
-def _cut(window: w.Window | None) -> w.Tumbling | None:
+def _cut(window: p.Window | None) -> p.Tumbling | None:
     """What the time of a row decides about its partial row: its window, or the pane of its windows."""
     match window:
-        case w.Tumbling():
+        case p.Tumbling():
             return window
-        case w.Sliding():
-            return w.panes(window)
-        case None | w.Session() | w.Count():
+        case p.Sliding():
+            return p.panes(window)
+        case None | p.Session() | p.Count():
             return None
         case _:
             assert_never(window)
 
 
-def _takes_partials(step: p.Aggregate, context: OperatorContext) -> bool:
-    """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
-    return step.merges is not None or combines(step, context.plan)
-
-
-def _running(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return RunningAggregate(
-        partials_of(step, context),
-        combined=_takes_partials(step, context),
-        at_barriers=context.plan.guarantee == "exactly_once",
-        state=context.state,
-    )
-
-
-def _tumbling(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return WindowAggregate(
-        partials_of(step, context), combined=_takes_partials(step, context), early_us=step.early_us, state=context.state
-    )
-
-
-def _sliding(step: p.Aggregate, window: w.Sliding, context: OperatorContext) -> Operator:
-    stream = rows_of(step, context.types)
-    calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
-    return SlidingAggregate(
-        partials_of(step, context),
-        PaneGrid(window),
-        combined=_takes_partials(step, context),
-        inverts=all(_gives_back(call) for call in calls),
-        early_us=step.early_us,
-        counted=_counted(step, stream),
-        state=context.state,
-    )
-
-
-def _gives_back(call: AggregateCall) -> bool:
-    """Whether rows can be taken out of an aggregate again, exactly. Users' own are not asked to."""
-    kind = None if call.argument is None else call.argument.type
-    return call.declared is not None and inverts(call.declared, kind)
-
-
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
     """Which rows count at all; None: all do, because windows leave no gaps."""
-    if not isinstance(step.window, w.Sliding):
+    if not isinstance(step.window, p.Sliding):
         return None
     time = _time(step, stream)
     return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
-
-
-def _session(step: p.Aggregate, window: w.Session, context: OperatorContext) -> Operator:
-    return SessionAggregate(_fragments(step, context), gap_us=window.gap_us, state=context.state)
-
-
-def _count(step: p.Aggregate, window: w.Count, context: OperatorContext) -> Operator:
-    return CountAggregate(_fragments(step, context), window, state=context.state)
 
 
 def _fragments(step: p.Aggregate, context: OperatorContext) -> Fragments:
@@ -456,14 +412,14 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
     match step.window:
         case None:
             return "running aggregate"
-        case w.Tumbling():
+        case p.Tumbling():
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
-        case w.Sliding():
+        case p.Sliding():
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
             return every + _gaps(step.window) + _shifted(step.window.offset_us)
-        case w.Session():
+        case p.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
-        case w.Count():
+        case p.Count():
             every = "" if step.window.slide == step.window.size else f" every {step.window.slide:,}"
             gap = step.window.slide - step.window.size
             between = f" (with gaps of {gap:,}, where rows count for none)" if gap > 0 else ""
@@ -472,7 +428,7 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
             assert_never(step.window)
 
 
-def _gaps(window: w.Sliding) -> str:
+def _gaps(window: p.Sliding) -> str:
     gap_us = window.slide_us - window.size_us
     return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
 
@@ -482,15 +438,14 @@ def _shifted(offset_us: int) -> str:
 
 
 def _kept(step: p.Aggregate) -> str:
-    """What is in a checkpoint."""
     match step.window:
         case None:
             return "one row per key" if step.keys else "one row"
-        case w.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:
+        case p.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:
             return "partial aggregates of the panes of open windows, which these share"
-        case w.Session():
+        case p.Session():
             return "partial aggregates of sessions that may go on"
-        case w.Count():
+        case p.Count():
             return "the rows that wait for time, a count per key, and partial aggregates of open windows"
         case _:
             return "partial aggregates of open windows"

@@ -12,9 +12,9 @@ Invariants: a file is whole when it exists; a sealed record is kept until the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -26,162 +26,16 @@ from fordstone.protocol.recovery import match_plan
 from fordstone.spark.hosted.packing import decode, encode
 from fordstone.storage.remote import open_remote
 
-SEALED_VERSION: Final = 1
-_DIGITS: Final = 12
-_SUFFIX: Final = ".json"
-_SEALED: Final = "fordstone/sealed"
-_CUTS: Final = "fordstone/cuts"
-
-
-class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one try at an epoch gave."""
-
-    version: int = SEALED_VERSION
-    epoch: int
-    attempt: str
-    parts: dict[str, tuple[Part, ...]]
-    """By sink: parts that its tasks wrote."""
-    rows: dict[str, int]
-    """By sink: how many rows are kept here for it, for sinks that take no parts."""
-    cut: Cut
-    """The positions of the sources after it."""
-
-    @property
-    def rows_out(self) -> int:
-        """All rows of the epoch."""
-        return sum(part.rows for parts in self.parts.values() for part in parts) + sum(self.rows.values())
-
-
-@dataclass(frozen=True, slots=True)
-class SealedFiles:
-    """The records below a query's checkpoint location."""
-
-    root: str
-
-    def read(self, epoch: int) -> SealedEpoch | None:
-        """The record of an epoch; None: no try at it has come to its end."""
-        place = f"{self.root.rstrip('/')}/{_record(epoch)}"
-        try:
-            found = msgspec.json.decode(open_remote(self.root).get(_record(epoch)), type=SealedEpoch)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise DamagedError(f"{place} is damaged: {error}. Restore the checkpoint location.") from error
-        if found.version != SEALED_VERSION:
-            raise DamagedError(f"{place} has version {found.version}; this fordstone reads version {SEALED_VERSION}.")
-        return found
-
-    def newest(self) -> SealedEpoch | None:
-        """The newest record."""
-        epochs = _epochs_in(self.root, _SEALED)
-        return self.read(epochs[-1]) if epochs else None
-
-    def write(self, sealed: SealedEpoch, frames: Mapping[str, pl.DataFrame]) -> None:
-        """Record an epoch, durably. The records before the last one go."""
-        files = open_remote(self.root)
-        for sink, frame in frames.items():
-            files.put(_rows(sealed, sink), encode(frame))
-        files.put(_record(sealed.epoch), msgspec.json.encode(sealed))
-        self._forget(sealed.epoch - 2)
-
-    def frame(self, sealed: SealedEpoch, sink: str) -> pl.DataFrame:
-        """The rows that are kept for a sink."""
-        path = f"{self.root.rstrip('/')}/{_rows(sealed, sink)}"
-        try:
-            frame = decode(open_remote(self.root).get(_rows(sealed, sink)))
-        except (OSError, StorageError, pl.exceptions.PolarsError) as error:
-            raise DamagedError(f"{path} cannot be read: {error}. Restore the checkpoint location.") from error
-        if frame.height != sealed.rows[sink]:
-            raise DamagedError(f"{path} has {frame.height} rows, {sealed.rows[sink]} were kept.")
-        return frame
-
-    def _forget(self, epoch: int) -> None:
-        old = self.read(epoch) if epoch > 0 else None
-        if old is None:
-            return
-        # The record first: without it the rows are not looked for.
-        files = open_remote(self.root)
-        for path in (_record(epoch), *(_rows(old, sink) for sink in old.rows)):
-            files.remove(path)
-
-
-def _record(epoch: int) -> str:
-    return f"{_SEALED}/{epoch:0{_DIGITS}d}{_SUFFIX}"
-
-
-def _rows(sealed: SealedEpoch, sink: str) -> str:
-    at = sorted(sealed.rows).index(sink)
-    return f"{_SEALED}/{sealed.epoch:0{_DIGITS}d}-{sealed.attempt}-{at}.arrow"
-
-
-def _epochs_in(root: str, directory: str) -> list[int]:
-    """Return the epochs that have a file of their own in a directory, in order."""
-    names = [name.removesuffix(_SUFFIX) for name in open_remote(root).sizes(directory) if name.endswith(_SUFFIX)]
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def sealed_of(
-    epoch: int, attempt: str, given: Sequence[tuple[str, Sequence[Part], Sequence[pl.DataFrame]]], cut: Cut
-) -> tuple[SealedEpoch, dict[str, pl.DataFrame]]:
-    """A record of what the tasks of a try gave, sink by sink, and the rows that belong to it."""
-    frames = {sink: pl.concat(some) for sink, _, some in given if some}
-    sealed = SealedEpoch(
-        epoch=epoch,
-        attempt=attempt,
-        parts={sink: tuple(parts) for sink, parts, _ in given if parts},
-        rows={sink: frame.height for sink, frame in frames.items()},
-        cut=cut,
-    )
-    return sealed, frames
-
-
-KEPT: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class CutFiles:
-    """The directory of cuts below a query's checkpoint location."""
-
-    root: str
-
-    def read(self, epoch: int) -> Cut:
-        """Return the cut after an epoch."""
-        try:
-            data = open_remote(self.root).get(_cut(epoch))
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"the cut of epoch {epoch} is missing ({self._place(epoch)}), so the positions of its sources are unknown. "
-                "Restore the checkpoint location as a whole, or begin with a new one."
-            ) from error
-        try:
-            return msgspec.json.decode(data, type=Cut)
-        except msgspec.DecodeError as error:
-            raise DamagedError(f"{self._place(epoch)} is damaged: {error}. Restore the checkpoint location.") from error
-
-    def write(self, cut: Cut) -> None:
-        """Keep a cut, durably; one that is there already is replaced by the same."""
-        files = open_remote(self.root)
-        files.put(_cut(cut.epoch), msgspec.json.encode(cut))
-        if cut.epoch > KEPT:
-            files.remove(_cut(cut.epoch - KEPT))
-
-    def epochs(self) -> tuple[int, ...]:
-        """The epochs whose cuts are there, in order."""
-        return tuple(_epochs_in(self.root, _CUTS))
-
-    def _place(self, epoch: int) -> str:
-        return f"{self.root.rstrip('/')}/{_cut(epoch)}"
-
-
-def _cut(epoch: int) -> str:
-    return f"{_CUTS}/{epoch:0{_DIGITS}d}{_SUFFIX}"
-
-
 IDENTITY_VERSION: Final = 1
-_FILE: Final = "fordstone/query.json"
+CUTS_KEPT: Final = 200
+_IDENTITY: Final = "fordstone/query.json"
+_CUTS: Final = "fordstone/cuts"
+_SEALED: Final = "fordstone/sealed"
 _STOP: Final = "fordstone/stop"
-_LOG: Final = "metadata"
+_SPARK_METADATA: Final = "metadata"
 """What Spark writes first of all, into the location of each stream."""
+_SUFFIX: Final = ".json"
+_T = TypeVar("_T")
 
 
 class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -205,69 +59,161 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Random, made with the location: who this query is to those it publishes to."""
 
 
-class QueryFile:
-    """The file below a checkpoint location."""
+class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one try at an epoch gave."""
 
-    def __init__(self, checkpoint: str) -> None:
-        self.checkpoint = checkpoint
-        self._path = f"{checkpoint.rstrip('/')}/{_FILE}"
-        self._files = open_remote(checkpoint)
+    epoch: int
+    attempt: str
+    parts: dict[str, tuple[Part, ...]]
+    """By sink: parts that its tasks wrote."""
+    rows: dict[str, int]
+    """By sink: how many rows are kept here for it, for sinks that take no parts."""
+    cut: Cut
+    """The positions of the sources after it."""
 
-    def read(self) -> QueryIdentity | None:
-        """What stands there; None: the location is new."""
-        try:
-            found = msgspec.json.decode(self._files.get(_FILE), type=QueryIdentity)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
+    @property
+    def rows_out(self) -> int:
+        return sum(part.rows for parts in self.parts.values() for part in parts) + sum(self.rows.values())
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFiles:
+    """Our files below one checkpoint location. Also used by the process that plans batches."""
+
+    root: str
+
+    def cut(self, epoch: int) -> Cut:
+        """Return the cut after an epoch."""
+        path = _numbered(_CUTS, epoch)
+        found = self._read(path, Cut)
+        if found is None:
             raise CheckpointError(
-                f"{self._path} cannot be read: {error}. Restore the checkpoint location, or begin with a new one."
-            ) from error
-        if found.version != IDENTITY_VERSION:
-            raise CheckpointError(
-                f"{self._path} has version {found.version}; this fordstone reads version {IDENTITY_VERSION}."
+                f"the cut of epoch {epoch} is missing ({self._place(path)}), so the positions of its sources are unknown. "
+                "Restore the checkpoint location as a whole, or begin with a new one."
             )
         return found
 
-    def has(self, path: str) -> bool:
-        """Whether Spark has a file of that path below the location."""
-        return self._files.exists(path)
+    def write_cut(self, cut: Cut) -> None:
+        """Keep a cut, durably; one that is there already is replaced by the same."""
+        files = open_remote(self.root)
+        files.put(_numbered(_CUTS, cut.epoch), msgspec.json.encode(cut))
+        if cut.epoch > CUTS_KEPT:
+            files.remove(_numbered(_CUTS, cut.epoch - CUTS_KEPT))
 
-    def write(self, identity: QueryIdentity) -> None:
-        """Write it, once, before the query starts."""
-        self._files.put(_FILE, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+    def cut_epochs(self) -> tuple[int, ...]:
+        """Return the epochs whose cuts are there, in order."""
+        return self._epochs_in(_CUTS)
 
-    def checked(self, wanted: QueryIdentity) -> QueryIdentity:
-        """The identity to run with: what stands there if it fits, else the wanted one, which then stands there."""
-        found = self.read()
-        if found is None:
-            if self._used():
-                raise CheckpointError(
-                    f"{self._path} is missing, although a query has run here, so it is unknown what its state belongs to. "
-                    "Restore the checkpoint location as a whole, or begin with a new one."
-                )
-            self.write(wanted)
-            return wanted
-        if not self.begun():
+    def sealed(self, epoch: int) -> SealedEpoch | None:
+        """Return the record of an epoch; None: no try at it has come to its end."""
+        return self._read(_numbered(_SEALED, epoch), SealedEpoch)
+
+    def newest_sealed(self) -> SealedEpoch | None:
+        epochs = self._epochs_in(_SEALED)
+        return self.sealed(epochs[-1]) if epochs else None
+
+    def seal(self, sealed: SealedEpoch, frames: Mapping[str, pl.DataFrame]) -> None:
+        """Record an epoch, durably, with the rows of sinks that take no parts. The records before the last one go."""
+        files = open_remote(self.root)
+        for sink, frame in frames.items():
+            files.put(_rows(sealed, sink), encode(frame))
+        files.put(_numbered(_SEALED, sealed.epoch), msgspec.json.encode(sealed))
+        old = self.sealed(sealed.epoch - 2)
+        if old is not None:
+            # The record first: without it the rows are not looked for.
+            for path in (_numbered(_SEALED, old.epoch), *(_rows(old, sink) for sink in old.rows)):
+                files.remove(path)
+
+    def sealed_rows(self, sealed: SealedEpoch, sink: str) -> pl.DataFrame:
+        """Return the rows that are kept for a sink."""
+        path = self._place(_rows(sealed, sink))
+        try:
+            frame = decode(open_remote(self.root).get(_rows(sealed, sink)))
+        except (OSError, StorageError, pl.exceptions.PolarsError) as error:
+            raise DamagedError(f"{path} cannot be read: {error}. Restore the checkpoint location.") from error
+        if frame.height != sealed.rows[sink]:
+            raise DamagedError(f"{path} has {frame.height} rows, {sealed.rows[sink]} were kept.")
+        return frame
+
+    def identity(self) -> QueryIdentity | None:
+        """Return the identity of the query; None: the location is new."""
+        found = self._read(_IDENTITY, QueryIdentity)
+        if found is not None and found.version != IDENTITY_VERSION:
+            raise CheckpointError(
+                f"{self._place(_IDENTITY)} has version {found.version}; this fordstone reads version {IDENTITY_VERSION}."
+            )
+        return found
+
+    def write_identity(self, identity: QueryIdentity) -> None:
+        open_remote(self.root).put(_IDENTITY, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+
+    def claim(self, wanted: QueryIdentity) -> QueryIdentity:
+        """Return the identity to run with: the stored one if it fits; in a location where nothing has begun the wanted one."""
+        found = self.identity()
+        if found is None and self.has(_SPARK_METADATA):
+            raise CheckpointError(
+                f"{self._place(_IDENTITY)} is missing, although a query has run here, so it is unknown what its state belongs to. "
+                "Restore the checkpoint location as a whole, or begin with a new one."
+            )
+        if found is None or not self.begun():
             # Nothing was released and nothing is kept: a first try that failed does not bind later ones.
-            self.write(wanted)
+            self.write_identity(wanted)
             return wanted
         difference = mismatch(found, wanted)
         if difference is not None:
             raise PlanMismatchError(
-                f"the checkpoint location {self.checkpoint} belongs to another query.\n{difference}\n"
-                "Use another state directory to begin from the start. To carry state over, make an edge checkpoint of this one "
+                f"the checkpoint location {self.root} belongs to another query.\n{difference}\n"
+                "Use another state directory to start from the beginning. To carry state over, make an edge checkpoint of this one "
                 "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
             )
         return found
 
-    def begun(self) -> bool:
-        """Whether a batch was ever planned here, or a batch job came to its end."""
-        return self.has("offsets/0") or any(_epochs_in(self.checkpoint, one) for one in (_SEALED, _CUTS))
+    def has(self, path: str) -> bool:
+        """Return whether Spark has a file of that path below the location."""
+        return open_remote(self.root).exists(path)
 
-    def _used(self) -> bool:
-        """Whether a query of Spark's was ever started here."""
-        return self.has(_LOG)
+    def begun(self) -> bool:
+        """Return whether a batch was ever planned here, or a batch job came to its end."""
+        return self.has("offsets/0") or any(self._epochs_in(one) for one in (_SEALED, _CUTS))
+
+    def request_stop(self) -> None:
+        open_remote(self.root).put(_STOP, b"")
+
+    def clear_stop(self) -> None:
+        """Called before a query starts: one that was killed may have left the mark."""
+        open_remote(self.root).remove(_STOP)
+
+    def stop_requested(self) -> bool:
+        return self.has(_STOP)
+
+    def _place(self, path: str) -> str:
+        return f"{self.root.rstrip('/')}/{path}"
+
+    def _read(self, path: str, kind: type[_T]) -> _T | None:
+        try:
+            return msgspec.json.decode(open_remote(self.root).get(path), type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise DamagedError(
+                f"{self._place(path)} is damaged: {error}. Restore the checkpoint location, or begin with a new one."
+            ) from error
+
+    def _epochs_in(self, directory: str) -> tuple[int, ...]:
+        """Return the epochs that have a file of their own in a directory, in order."""
+        names = [
+            name.removesuffix(_SUFFIX) for name in open_remote(self.root).sizes(directory) if name.endswith(_SUFFIX)
+        ]
+        return tuple(sorted(int(name) for name in names if name.isdigit()))
+
+
+def _numbered(directory: str, epoch: int) -> str:
+    return f"{directory}/{epoch:012d}{_SUFFIX}"
+
+
+def _rows(sealed: SealedEpoch, sink: str) -> str:
+    at = sorted(sealed.rows).index(sink)
+    return f"{_SEALED}/{sealed.epoch:012d}-{sealed.attempt}-{at}.arrow"
 
 
 def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
@@ -284,22 +230,3 @@ def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
         was = "bounded" if found.bounded else "unbounded"
         return f"  its input was {was}."
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class StopMark:
-    """`fordstone/stop` of one query."""
-
-    checkpoint: str
-
-    def set(self) -> None:
-        """Begin no further batch."""
-        open_remote(self.checkpoint).put(_STOP, b"")
-
-    def clear(self) -> None:
-        """Go on. Called before a query starts: one that was killed may have left it."""
-        open_remote(self.checkpoint).remove(_STOP)
-
-    def is_set(self) -> bool:
-        """Whether to stop. Asked once a batch."""
-        return open_remote(self.checkpoint).exists(_STOP)

@@ -1,7 +1,7 @@
 """Make the output of a micro-batch visible, once, and record the positions of its sources.
 
 Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. Their output is recorded
-(`checkpoint.SealedFiles`), then each sink releases it, then the cut is written. If Spark runs a batch again after a crash, the
+(`checkpoint.QueryFiles`), then each sink releases it, then the cut is written. If Spark runs a batch again after a crash, the
 recorded output is released, and sinks that have the epoch already ignore it.
 
 Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
@@ -26,10 +26,9 @@ from fordstone.errors import DamagedError, PlanMismatchError
 from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
-from fordstone.spark.hosted.checkpoint import CutFiles, SealedEpoch, SealedFiles, sealed_of
-from fordstone.spark.hosted.packing import PACKED, What, decode
+from fordstone.spark.hosted.checkpoint import QueryFiles, SealedEpoch
+from fordstone.spark.hosted.packing import PACKED, What, decode, freeze_gc
 from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
-from fordstone.spark.session.workers import freeze_gc
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 if TYPE_CHECKING:
@@ -154,64 +153,121 @@ class PartTask:
         )
 
 
-def ignore_outcome(outcome: BatchOutcome) -> None:
-    """Do nothing: the batch is committed in a process that shows no progress."""
-    del outcome
+class Committer:
+    """Spark's `foreachBatch` function of a hosted query, on the driver.
 
-
-class Sinks:
-    """The sinks of a query, by tag, and the records of what they have to release.
-
-    Sent to another process, they are opened there when the first batch comes.
+    Sent to another process, as Spark Connect does, it opens its sinks there and reports no outcomes.
     """
 
     def __init__(
         self,
+        *,
+        first_epoch: int,
         specs: Sequence[SinkSpec],
-        sealed: SealedFiles,
-        sinks: Sequence[Sink] | None = None,
+        files: QueryFiles,
+        seed_cut: Cut | None = None,
+        lateness_us: Mapping[str, int],
+        on_batch: OnBatch,
         failpoints: Failpoints | None = None,
     ) -> None:
-        """Open them, if they are not given: what is wrong with them shows before the query starts."""
+        """`specs` by tag; the sinks are opened here, so that errors show before the query starts. `first_epoch` is that of batch 0."""
+        self.first_epoch = first_epoch
+        self.files = files
         self._specs = tuple(specs)
-        self._sealed = sealed
-        self._sinks = self._opened() if sinks is None else tuple(sinks)
+        self._seed_cut = seed_cut
+        self._lateness_us = dict(lateness_us)
+        self._on_batch: OnBatch | None = on_batch
         self._failpoints = failpoints or NoFailpoints()
+        self._sinks = self._opened()
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self.run(batch, self.first_epoch + batch_id)
+
+    def run(self, batch: DataFrame, epoch: int) -> None:
+        """Execute the batch, release its epoch, keep its cut."""
+        attempt = uuid.uuid4().hex
+        task = PartTask(self._specs, epoch, attempt)
+        rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
+        self._failpoints.hit("batch.executed")
+        facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
+        sealed = self.seal(epoch, attempt, rows, self._cut(epoch, facts))
+        self.finish(sealed)
+        self._failpoints.hit("batch.kept")
+        if self._on_batch is None:
+            return
+        partitions = [fact for task in facts for fact in task.partitions]
+        self._on_batch(
+            BatchOutcome(
+                epoch=epoch,
+                cut=sealed.cut,
+                rows_in=sum(fact.rows for fact in partitions),
+                rows_out=sealed.rows_out,
+                rows_late=sum(task.rows_late for task in facts),
+                rows_rejected=sum(fact.rejected for fact in partitions),
+                state_bytes=sum(task.state_bytes for task in facts),
+                written_bytes=sum(task.written_bytes for task in facts),
+            )
+        )
 
     def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut) -> SealedEpoch:
         """Record what the tasks of this try gave; if an earlier try is recorded, that one counts."""
-        known = self._sealed.read(epoch)
+        known = self.files.sealed(epoch)
         if known is not None:
             return known
-        given = []
+        parts: dict[str, tuple[Part, ...]] = {}
+        frames: dict[str, pl.DataFrame] = {}
         for tag, spec in enumerate(self._specs):
             mine = [row for row in rows if row["tag"] == tag]
-            parts = [msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART]
-            frames = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
-            given.append((spec.stream.step, parts, frames))
-        sealed, frames_of = sealed_of(epoch, attempt, given, cut)
-        self._sealed.write(sealed, frames_of)
+            written = tuple(msgspec.json.decode(row["data"], type=Part) for row in mine if row["what"] == PART)
+            held = [decode(row["data"]) for row in mine if row["what"] == What.OUT]
+            parts |= {spec.stream.step: written} if written else {}
+            frames |= {spec.stream.step: pl.concat(held)} if held else {}
+        counts = {sink: frame.height for sink, frame in frames.items()}
+        sealed = SealedEpoch(epoch=epoch, attempt=attempt, parts=parts, rows=counts, cut=cut)
+        self.files.seal(sealed, frames)
         self._failpoints.hit("batch.sealed")
         return sealed
 
-    def release(self, sealed: SealedEpoch) -> None:
-        """Release a sealed epoch at every sink; those that have it already leave it."""
+    def finish(self, sealed: SealedEpoch) -> None:
+        """Release a sealed epoch at every sink, where those that have it already leave it, and write its cut."""
         self._check_plan(sealed)
         for spec, sink in zip(self._specs, self._sinks, strict=True):
             name = spec.stream.step
             if isinstance(sink, PartedSink) and name not in sealed.rows:
                 sink.release_parts(sealed.epoch, sealed.attempt, sealed.parts.get(name, ()))
             else:
-                kept = [self._sealed.frame(sealed, name)] if name in sealed.rows else []
+                kept = [self.files.sealed_rows(sealed, name)] if name in sealed.rows else []
                 sink.release(sealed.epoch, pl.concat([spec.empty(), *kept]))
             self._failpoints.hit("sink.released")
+        self._failpoints.hit("batch.released")
+        self.files.write_cut(sealed.cut)
+
+    def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+        """Release what the checkpoint that the query begins from had sealed, in case its process died before it did."""
+        for spec, sink in zip(self._specs, self._sinks, strict=True):
+            if spec.stream.step in frames:
+                sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_on_batch": None, "_failpoints": NoFailpoints(), "_sinks": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sinks = self._opened()
+
+    def _opened(self) -> tuple[Sink, ...]:
+        newest = self.files.newest_sealed()
+        attempt = None if newest is None else newest.attempt
+        return tuple(open_sink(spec.connector, replace(spec.stream, sealed=attempt)) for spec in self._specs)
 
     def _check_plan(self, sealed: SealedEpoch) -> None:
         """Refuse to release what was sealed for sinks that no longer exist, or that have other columns now."""
         columns = {spec.stream.step: spec.empty().schema for spec in self._specs}
         gone = sorted({*sealed.parts, *sealed.rows} - columns.keys())
         changed = [
-            name for name in sealed.rows if name in columns and self._sealed.frame(sealed, name).schema != columns[name]
+            name
+            for name in sealed.rows
+            if name in columns and self.files.sealed_rows(sealed, name).schema != columns[name]
         ]
         if gone or changed:
             what = (
@@ -224,95 +280,6 @@ class Sinks:
                 "Run the plan as it was once more (--available-now), then change it."
             )
 
-    def release_earlier(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
-        """Release what an epoch before the query had sealed, in case its process died before it did."""
-        for spec, sink in zip(self._specs, self._sinks, strict=True):
-            if spec.stream.step in frames:
-                sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
-
-    def __getstate__(self) -> tuple[tuple[SinkSpec, ...], SealedFiles]:
-        return self._specs, self._sealed
-
-    def __setstate__(self, state: tuple[tuple[SinkSpec, ...], SealedFiles]) -> None:
-        self._specs, self._sealed = state
-        self._sinks = self._opened()
-        self._failpoints = NoFailpoints()
-
-    def _opened(self) -> tuple[Sink, ...]:
-        newest = self._sealed.newest()
-        attempt = None if newest is None else newest.attempt
-        return tuple(open_sink(spec.connector, replace(spec.stream, sealed=attempt)) for spec in self._specs)
-
-
-class Committer:
-    """Spark's `foreachBatch` function of a hosted query, on the driver."""
-
-    def __init__(
-        self,
-        *,
-        first_epoch: int,
-        specs: Sequence[SinkSpec],
-        sinks: Sequence[Sink] | None = None,
-        cuts: CutFiles,
-        seed_cut: Cut | None,
-        lateness_us: Mapping[str, int],
-        on_batch: OnBatch,
-        failpoints: Failpoints | None = None,
-    ) -> None:
-        """`specs` and `sinks` by tag; sinks are opened here if they are not given. `first_epoch` is that of batch 0."""
-        self._first_epoch = first_epoch
-        self.specs = tuple(specs)
-        self._failpoints = failpoints or NoFailpoints()
-        self._sinks = Sinks(self.specs, SealedFiles(cuts.root), sinks, self._failpoints)
-        self._cuts = cuts
-        self._seed_cut = seed_cut
-        self._lateness_us = dict(lateness_us)
-        self._on_batch = on_batch
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Execute the batch, release its epoch, keep its cut."""
-        epoch = self._first_epoch + batch_id
-        attempt = uuid.uuid4().hex
-        task = PartTask(self.specs, epoch, attempt)
-        rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
-        self.commit(epoch, attempt, rows)
-
-    def commit(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Release what tasks gave, and keep the cut."""
-        self._failpoints.hit("batch.executed")
-        facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
-        sealed = self._sinks.seal(epoch, attempt, rows, self._cut(epoch, facts))
-        cut = self.finish(sealed)
-        self._failpoints.hit("batch.kept")
-        partitions = [fact for task in facts for fact in task.partitions]
-        self._on_batch(
-            BatchOutcome(
-                epoch=epoch,
-                cut=cut,
-                rows_in=sum(fact.rows for fact in partitions),
-                rows_out=sealed.rows_out,
-                rows_late=sum(task.rows_late for task in facts),
-                rows_rejected=sum(fact.rejected for fact in partitions),
-                state_bytes=sum(task.state_bytes for task in facts),
-                written_bytes=sum(task.written_bytes for task in facts),
-            )
-        )
-
-    def finish(self, sealed: SealedEpoch) -> Cut:
-        """Release a sealed epoch at every sink, and write its cut."""
-        self._sinks.release(sealed)
-        self._failpoints.hit("batch.released")
-        self._cuts.write(sealed.cut)
-        return sealed.cut
-
-    def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
-        """Release what the checkpoint that the query begins from had sealed."""
-        self._sinks.release_earlier(epoch, frames)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Sent to another process, as Spark Connect does, it reports no outcomes."""
-        return self.__dict__ | {"_on_batch": ignore_outcome, "_failpoints": NoFailpoints()}
-
     def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
         works: list[Work] = [task.work for task in facts if task.work is not None]
         if len(works) != 1 or works[0].epoch != epoch:
@@ -320,5 +287,5 @@ class Committer:
             raise DamagedError(
                 f"batch of epoch {epoch} has the work of {epochs}: the checkpoint location has been mixed up with that of another query."
             )
-        before = self._seed_cut if epoch == self._first_epoch else self._cuts.read(epoch - 1)
+        before = self._seed_cut if epoch == self.first_epoch else self.files.cut(epoch - 1)
         return cut_after(before, works[0], [fact for task in facts for fact in task.partitions], self._lateness_us)

@@ -26,40 +26,40 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.base import Moment
 from fordstone.plan import plan as p
 from fordstone.runtime.chain import Chain
-from fordstone.spark.hosted.packing import Packed, Packer, What, batches, decode, encode, shard_keys, shards_of
+from fordstone.spark.hosted.packing import (
+    Packed,
+    Packer,
+    What,
+    batches,
+    decode,
+    encode,
+    freeze_gc,
+    shard_keys,
+    shards_of,
+)
 from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
 from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
-from fordstone.spark.session.workers import freeze_gc
 from fordstone.state.base import Piece, RunRef, State
 
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """A value in the store is no larger: Spark has several copies of it on the way."""
+MEMO: Final = "memo"
+"""The name under which a shard's `ShardMemo` is stored."""
 MERGES_MAX: Final = 16
 """Maximum number of merges of one state in one batch."""
 
 
 class PieceStore(Protocol):
-    """Where one shard keeps its state between batches. Values are immutable; numbers are never used again."""
+    """Where one shard keeps its state between batches: by the name of a state and a number. A dictionary is one.
 
-    def memo(self) -> bytes | None:
-        """What was last kept with `keep`; None in the first batch."""
-        ...
+    Values are never changed, but for that of `MEMO`; numbers are never used again.
+    """
 
-    def keep(self, memo: bytes) -> None:
-        """Keep this for the next batch."""
-        ...
+    def get(self, at: tuple[str, int], /) -> bytes | None: ...
 
-    def get(self, state: str, number: int) -> bytes:
-        """A piece of a state."""
-        ...
+    def __setitem__(self, at: tuple[str, int], data: bytes, /) -> None: ...
 
-    def put(self, state: str, number: int, data: bytes) -> None:
-        """Store a piece."""
-        ...
-
-    def remove(self, state: str, number: int) -> None:
-        """Drop a piece."""
-        ...
+    def __delitem__(self, at: tuple[str, int], /) -> None: ...
 
 
 class PieceMemo(msgspec.Struct, frozen=True, array_like=True):
@@ -163,7 +163,7 @@ class ShardHost:
                     inbox.clocks.append(row.data)
                 case _:
                     yield row
-        stored = self._store.memo()
+        stored = self._store.get((MEMO, 0))
         memo = ShardMemo() if stored is None else msgspec.json.decode(stored, type=ShardMemo)
         clock = read_clock(inbox.clocks)
         times = watermarks_us(clock)
@@ -180,12 +180,12 @@ class ShardHost:
             memo = self._stored(host, chain, memo, pieces, now_us)
             late_rows += chain.late_rows
             state_bytes += sum(one.size_bytes for name in pieces for one in memo.pieces.get(name, ()))
-        self._store.keep(msgspec.json.encode(memo))
+        self._store[MEMO, 0] = msgspec.json.encode(memo)
         facts = TaskFacts(rows_late=late_rows, state_bytes=state_bytes, written_bytes=self._written_bytes)
-        self._packer.add(Packed(self._shard, What.FACTS, 0, facts.to_json()))
+        self._packer.add(Packed(self._shard, What.FACTS, 0, msgspec.json.encode(facts)))
         if self._depth < self._stages.depth and self._shard == 0:
             # Every shard received the same marks; one passes them on.
-            self._packer.to_all(What.CLOCK, 0, clock.to_json())
+            self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(clock))
         yield from self._packer.taken()
 
     def _restored(self, host: Host, memo: ShardMemo, seeds: list[bytes]) -> tuple[Chain, int, dict[str, State]]:
@@ -241,7 +241,7 @@ class ShardHost:
             for gone in (*before.values(), *numbers.given.values()):
                 if gone.number not in stays:
                     for number in gone.values:
-                        self._store.remove(name, number)
+                        del self._store[name, number]
             next_number = numbers.next
         times = memo.watermarks_us | {host.name: watermark_us}
         return ShardMemo(watermarks_us=times, pieces=pieces, next_number=next_number)
@@ -266,7 +266,7 @@ class ShardHost:
         data = encode(frame)
         known = numbers.take(len(data))
         for at, number in enumerate(known.values):
-            self._store.put(name, number, data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX])
+            self._store[name, number] = data[at * VALUE_BYTES_MAX : (at + 1) * VALUE_BYTES_MAX]
         self._written_bytes += len(data)
         piece.written(_ref(PieceMemo(known.number, frame.height, len(data), count=known.count)))
 
@@ -276,7 +276,14 @@ class ShardHost:
         return decode(self._read(name, _memo_of(piece)))
 
     def _read(self, name: str, known: PieceMemo) -> bytes:
-        values = [self._store.get(name, number) for number in known.values]
+        values = []
+        for number in known.values:
+            value = self._store.get((name, number))
+            if value is None:
+                raise CheckpointError(
+                    f"piece {number} of {name} is missing from the query's state. Restore its checkpoint location."
+                )
+            values.append(value)
         return values[0] if len(values) == 1 else b"".join(values)
 
 
@@ -302,7 +309,6 @@ def _memo_of(piece: Piece) -> PieceMemo:
     return PieceMemo(int(number), ref.rows, ref.size_bytes, piece.span_us, int(count))
 
 
-MEMO: Final = "memo"
 # Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
 _JSON: Final = StructType([StructField("json", BinaryType())])
 _NUMBER: Final = StructType([StructField("number", LongType())])
@@ -349,32 +355,26 @@ def _not_called(*_: object) -> Never:
 
 
 class _SparkStore:
-    """`host.PieceStore` on Spark's state of the current shard."""
+    """A `PieceStore` on Spark's state of the current shard."""
 
     def __init__(self, memo: Any, states: dict[str, Any]) -> None:
         self._memo = memo
         self._states = states
 
-    def memo(self) -> bytes | None:
-        found = self._memo.get()
+    def get(self, at: tuple[str, int], /) -> bytes | None:
+        name, number = at
+        found = self._memo.get() if name == MEMO else self._states[name].getValue((number,))
         return None if found is None else bytes(found[0])
 
-    def keep(self, memo: bytes) -> None:
-        self._memo.update((memo,))
+    def __setitem__(self, at: tuple[str, int], data: bytes, /) -> None:
+        name, number = at
+        if name == MEMO:
+            self._memo.update((data,))
+        else:
+            self._states[name].updateValue((number,), (data,))
 
-    def get(self, state: str, number: int) -> bytes:
-        found = self._states[state].getValue((number,))
-        if found is None:
-            raise CheckpointError(
-                f"piece {number} of {state} is missing from the query's state. Restore its checkpoint location."
-            )
-        return bytes(found[0])
-
-    def put(self, state: str, number: int, data: bytes) -> None:
-        self._states[state].updateValue((number,), (data,))
-
-    def remove(self, state: str, number: int) -> None:
-        self._states[state].removeKey((number,))
+    def __delitem__(self, at: tuple[str, int], /) -> None:
+        self._states[at[0]].removeKey((at[1],))
 
 
 def batch_host(setting: QuerySetting, depth: int) -> Callable[..., Any]:
@@ -386,34 +386,6 @@ def batch_host(setting: QuerySetting, depth: int) -> Callable[..., Any]:
         packed = (
             Packed(shard, What(row["what"]), row["tag"], row["data"]) for batch in rows for row in batch.to_pylist()
         )
-        return batches(ShardHost(setting, depth, shard, MemoryStore()).run(packed), keys)
+        return batches(ShardHost(setting, depth, shard, {}).run(packed), keys)
 
     return host
-
-
-class MemoryStore:
-    """`host.PieceStore` for one batch, of which nothing is left."""
-
-    def __init__(self) -> None:
-        self._memo: bytes | None = None
-        self._pieces: dict[tuple[str, int], bytes] = {}
-
-    def memo(self) -> bytes | None:
-        """What was kept."""
-        return self._memo
-
-    def keep(self, memo: bytes) -> None:
-        """Keep it."""
-        self._memo = memo
-
-    def get(self, state: str, number: int) -> bytes:
-        """A piece."""
-        return self._pieces[state, number]
-
-    def put(self, state: str, number: int, data: bytes) -> None:
-        """Store a piece."""
-        self._pieces[state, number] = data
-
-    def remove(self, state: str, number: int) -> None:
-        """Drop a piece."""
-        del self._pieces[state, number]

@@ -41,10 +41,6 @@ class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ended: bool = False
     """Nothing will ever follow `until`: the end of bounded input, or of a file that never grows."""
 
-    def to_json(self) -> str:
-        """As text."""
-        return msgspec.json.encode(self).decode()
-
 
 class SourceClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is known of a source's time before the batch."""
@@ -73,10 +69,6 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     before_us: int = 0
     """The same in the batch before."""
 
-    def to_json(self) -> bytes:
-        """As bytes."""
-        return msgspec.json.encode(self)
-
 
 class PartitionFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What reading a part revealed."""
@@ -99,10 +91,6 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     work: Work | None = None
     """From one task of each batch, so that the driver knows which epoch this is."""
 
-    def to_json(self) -> bytes:
-        """As bytes."""
-        return msgspec.json.encode(self)
-
 
 class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A mark of time on its way to the shards: what one task knows of the sources. All marks of a batch count together."""
@@ -115,10 +103,6 @@ class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     before_us: int = 0
     """The times by the clock, from the task that was given the work."""
 
-    def to_json(self) -> bytes:
-        """As bytes."""
-        return msgspec.json.encode(self)
-
 
 def read_work(offset: Mapping[str, Any]) -> Work:
     """The work that an offset says; raises `DamagedError` if it is not one of ours."""
@@ -130,7 +114,7 @@ def read_work(offset: Mapping[str, Any]) -> Work:
 
 def offset_of(work: Work) -> dict[str, Any]:
     """The work as an offset: equal work is equal text, which is how Spark compares offsets."""
-    return {"epoch": work.epoch, "work": work.to_json().decode()}
+    return {"epoch": work.epoch, "work": msgspec.json.encode(work).decode()}
 
 
 def first_offset(epoch: int) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from fordstone.connectors import files
 from fordstone.connectors.base import SinkStream, SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.edge.run import FAILPOINT_VARIABLE
-from fordstone.epochs.manifest import Cut
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -29,8 +28,8 @@ from fordstone.planner.check import step_digests, stream_types
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig, spark_span
-from fordstone.spark.hosted.checkpoint import CutFiles, QueryFile, QueryIdentity, SealedFiles
-from fordstone.spark.hosted.commit import Committer, OnBatch, PartTask, SinkSpec, sink_specs
+from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
+from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
 from fordstone.spark.hosted.operator_host import HostProcessor, batch_host
 from fordstone.spark.hosted.packing import PACKED
 from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner, Work
@@ -65,15 +64,14 @@ class HostedQuery:
     tasks: int
 
     @property
-    def cuts(self) -> CutFiles:
-        """Where the sources stood, epoch by epoch."""
-        return CutFiles(self.checkpoint)
+    def files(self) -> QueryFiles:
+        return QueryFiles(self.checkpoint)
 
     def start(self, on_batch: OnBatch) -> list[StreamingQuery]:
         """Start it as a stream."""
         committer = self._committer(on_batch)
         rows = streaming_frame(
-            self.spark, self.setting, self.cuts, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
+            self.spark, self.setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks
         )
         writer = (
             rows.writeStream.foreachBatch(committer)
@@ -88,10 +86,10 @@ class HostedQuery:
     def run_batch(self, on_batch: OnBatch) -> None:
         """Run it as a batch job. One that was done already is left as it is."""
         epoch = self.identity.first_epoch
-        if epoch in self.cuts.epochs():
+        if epoch in self.files.cut_epochs():
             return
         committer = self._committer(on_batch)
-        sealed = SealedFiles(self.checkpoint).read(epoch)
+        sealed = self.files.sealed(epoch)
         if sealed is not None:
             # An earlier try came to its end, but not all of it was released.
             committer.finish(sealed)
@@ -106,9 +104,7 @@ class HostedQuery:
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
         rows = batch_frame(self.spark, self.setting, work, self.seed, tasks=self.tasks)
-        attempt = uuid4().hex
-        task = PartTask(committer.specs, epoch, attempt)
-        committer.commit(epoch, attempt, rows.mapInArrow(task, PACKED).toArrow().to_pylist())
+        committer.run(rows, epoch)
 
     def _committer(self, on_batch: OnBatch) -> Committer:
         specs = sink_specs(self.plan, stream_types(self.plan), owner=self.identity.owner)
@@ -116,8 +112,8 @@ class HostedQuery:
         committer = Committer(
             first_epoch=self.identity.first_epoch,
             specs=by_tag,
-            cuts=self.cuts,
-            seed_cut=self._seed_cut(),
+            files=self.files,
+            seed_cut=None if self.seed is None else self.seed.cut,
             lateness_us={step.name: step.lateness_us for step in self.stages.sources},
             on_batch=on_batch,
             failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
@@ -125,9 +121,6 @@ class HostedQuery:
         if self.seed is not None:
             committer.release_seed(self.seed.epoch, self.seed.segments())
         return committer
-
-    def _seed_cut(self) -> Cut | None:
-        return None if self.seed is None else self.seed.cut
 
     def _dead_letters(self, name: str) -> SinkSpec:
         source = name.removeprefix(DEAD_LETTERS)
@@ -156,8 +149,8 @@ def hosted_query(
     plan = absolute(_readable(plan, config, checkpoint))
     stages = build_stages(plan)
     check_sinks(plan, spark, streaming=not batch)
-    file = QueryFile(checkpoint)
-    known = file.read() if file.begun() else None
+    stored = QueryFiles(checkpoint)
+    known = stored.identity() if stored.begun() else None
     seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(
         pipeline=plan.pipeline,
@@ -175,13 +168,13 @@ def hosted_query(
         wanted = msgspec.structs.replace(
             wanted, seed=known.seed, seed_node=known.seed_node, first_epoch=known.first_epoch
         )
-    identity = file.checked(wanted)
+    identity = stored.claim(wanted)
     if config.shards is not None and config.shards != identity.shards:
         raise ConfigError(
             f"--shards {config.shards}: the state of pipeline {plan.pipeline} is divided into {identity.shards}, for its whole life. "
             "Leave it out, or carry the state over (fordstone checkpoints import-spark, then --from-checkpoint)."
         )
-    if stages.depth and file.has("metadata") and CutFiles(checkpoint).epochs() and not file.has("state"):
+    if stages.depth and stored.has("metadata") and stored.cut_epochs() and not stored.has("state"):
         raise CheckpointError(
             f"the state of pipeline {plan.pipeline} is gone: {checkpoint} has batches, but no directory state. "
             "Restore the checkpoint location as a whole, or begin with a new one."
@@ -272,11 +265,10 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, bat
             f"{checkpoint} has state of its own, so it cannot begin from {config.from_checkpoint}. "
             "Use another --state, or leave --from-checkpoint out to go on."
         )
-    newest = max(CutFiles(checkpoint).epochs(), default=0)
+    stored = QueryFiles(checkpoint)
+    newest = max(stored.cut_epochs(), default=0)
     # A stream's first batch has its cut before Spark has committed it; run again, it needs the state again.
-    done = newest > known.first_epoch or (
-        newest == known.first_epoch and (batch or QueryFile(checkpoint).has("commits/0"))
-    )
+    done = newest > known.first_epoch or (newest == known.first_epoch and (batch or stored.has("commits/0")))
     if known.seed is None or done:
         return None
     return edge_seed(
@@ -293,11 +285,11 @@ ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 
 
 
 def streaming_frame(
-    spark: SparkSession, setting: QuerySetting, cuts: CutFiles, seed: Seed | None, *, rows_max: int, tasks: int
+    spark: SparkSession, setting: QuerySetting, stored: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
 ) -> DataFrame:
     """The packed output of a pipeline as a stream."""
     spark.conf.set(*ARROW_BYTES_MAX)
-    spark.dataSource.register(pipeline_source(setting, cuts, seed, rows_max=rows_max, tasks=tasks))
+    spark.dataSource.register(pipeline_source(setting, stored, seed, rows_max=rows_max, tasks=tasks))
     rows = spark.readStream.format(SOURCE_NAME).load()
     for depth in range(1, setting.stages().depth + 1):
         rows = rows.groupBy("shard").transformWithState(
@@ -310,7 +302,7 @@ def batch_frame(spark: SparkSession, setting: QuerySetting, work: Work, seed: Se
     """The packed output of a pipeline over all of the work, as a batch job: each stage runs once, and ends with the input."""
     spark.conf.set(*ARROW_BYTES_MAX)
     shares: list[tuple[int, bytes | None, bytes | None]] = [
-        (number, msgspec.json.encode(reads), work.to_json() if number == 0 else None)
+        (number, msgspec.json.encode(reads), msgspec.json.encode(work) if number == 0 else None)
         for number, reads in enumerate(assign(work.reads, tasks))
     ]
     if seed is not None:

@@ -30,8 +30,8 @@ from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.dead_letters import DEAD_LETTERS, DeadLetters
 from fordstone.runtime.partition import Partition, row_ids
-from fordstone.spark.hosted.checkpoint import CutFiles, StopMark
-from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, shard_keys
+from fordstone.spark.hosted.checkpoint import QueryFiles
+from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (
     Clock,
     PartitionFact,
@@ -46,7 +46,6 @@ from fordstone.spark.hosted.plan_batches import (
     waits_for,
 )
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
-from fordstone.spark.session.workers import freeze_gc
 
 if TYPE_CHECKING:
     from fordstone.spark.hosted.state_transfer import Seed
@@ -110,12 +109,12 @@ class Feed:
         report = TaskFacts(
             partitions=tuple(facts), rows_late=sum(chain.late_rows for chain in self._chains.values()), work=work
         )
-        self._packer.add(Packed(0, What.FACTS, 0, report.to_json()))
+        self._packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
         if self._stages.depth and (least_us or work is not None):
             mark = Clock(least_us=least_us)
             if work is not None:
                 mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
-            self._packer.to_all(What.CLOCK, 0, mark.to_json())
+            self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(mark))
         yield from self._packer.taken()
 
     def _step(self, name: str) -> p.Source:
@@ -191,9 +190,11 @@ def assign(reads: Sequence[PartitionRead], tasks: int) -> list[list[PartitionRea
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches, and reads them in tasks."""
 
-    def __init__(self, setting: QuerySetting, cuts: CutFiles, seed: Seed | None, *, rows_max: int, tasks: int) -> None:
+    def __init__(
+        self, setting: QuerySetting, files: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
+    ) -> None:
         self._setting = setting
-        self._cuts = cuts
+        self._files = files
         self._seed = seed
         self._rows_max = rows_max
         self._tasks = tasks
@@ -210,7 +211,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
         """The work of the next batch; `start` itself: nothing to do."""
-        if StopMark(self._cuts.root).is_set():
+        if self._files.stop_requested():
             return start
         epoch = int(start["epoch"])
         begins = "work" not in start
@@ -246,7 +247,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if "work" not in end or not self._planned().acks:
             return
         try:
-            cut = self._cuts.read(int(end["epoch"]))
+            cut = self._files.cut(int(end["epoch"]))
         except (CheckpointError, OSError):
             return  # the next commit acknowledges it, too
         self._planned().ack(cut)
@@ -269,11 +270,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _before(self, epoch: int, *, begins: bool) -> Cut | None:
         if begins:
             return None if self._seed is None else self._seed.cut
-        return self._cuts.read(epoch)
+        return self._files.cut(epoch)
 
 
 def pipeline_source(
-    setting: QuerySetting, cuts: CutFiles, seed: Seed | None, *, rows_max: int, tasks: int
+    setting: QuerySetting, files: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
 ) -> type[DataSource]:
     """A data source class for one query. Spark sends the class itself to its workers, with what it holds."""
 
@@ -286,7 +287,7 @@ def pipeline_source(
             return PACKED
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-            return PipelineReader(setting, cuts, seed, rows_max=rows_max, tasks=tasks)
+            return PipelineReader(setting, files, seed, rows_max=rows_max, tasks=tasks)
 
     return PipelineSource
 

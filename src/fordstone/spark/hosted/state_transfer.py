@@ -30,7 +30,7 @@ from fordstone.planner.graph import Graph, VertexKind, build_graph
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.runtime.partition import has_event_time
-from fordstone.spark.hosted.checkpoint import CutFiles, QueryFile, QueryIdentity
+from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.operator_host import MEMO, SeedHeader, ShardMemo, pack_seed
 from fordstone.spark.hosted.packing import Packed, What, decode, shard_keys, sliced, split_state
 from fordstone.spark.hosted.plan_batches import partition_watermark_us, time_of
@@ -190,7 +190,8 @@ class Imported:
 
 def import_spark(spark: SparkSession, checkpoint: str, state: str, *, node: str = "node") -> Imported:
     """Write the state of the query at `checkpoint` as a checkpoint of `node` into the edge's state directory."""
-    identity = QueryFile(checkpoint).read()
+    files = QueryFiles(checkpoint)
+    identity = files.identity()
     if identity is None:
         raise CheckpointError(
             f"{checkpoint} is not the checkpoint location of a fordstone query: it has no fordstone/query.json. "
@@ -198,7 +199,7 @@ def import_spark(spark: SparkSession, checkpoint: str, state: str, *, node: str 
         )
     batch_id = _committed(checkpoint)
     epoch = identity.first_epoch + batch_id
-    cut = CutFiles(checkpoint).read(epoch)
+    cut = files.cut(epoch)
     pieces, times = _state(spark, checkpoint, identity, batch_id)
     disk = OsDisk(state)
     disk.lock()

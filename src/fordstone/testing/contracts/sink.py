@@ -45,6 +45,10 @@ class SinkContract(ABC):
         """Open the sink, as the engine does after each start."""
         return open_sink(self.spec(place), self.stream(upsert_key=upsert_key))
 
+    def exactly_once(self, place: Path) -> bool:
+        """Whether releasing an epoch a second time must change nothing."""
+        return sink_delivery(self.spec(place)) is Delivery.EXACTLY_ONCE
+
     def rows(self, first: int, count: int) -> pl.DataFrame:
         """Some rows, the same for the same numbers."""
         numbers = range(first, first + count)
@@ -65,9 +69,6 @@ class SinkContract(ABC):
         assert isinstance(sink, PartedSink)
         return sink, writer
 
-    def test_delivery_is_what_was_said_while_the_pipeline_was_built(self, tmp_path: Path) -> None:
-        assert self.open(tmp_path).delivery == sink_delivery(self.spec(tmp_path))
-
     def test_released_epochs_are_seen_in_order(self, tmp_path: Path) -> None:
         sink = self.open(tmp_path)
         for epoch in range(1, 12):
@@ -82,7 +83,7 @@ class SinkContract(ABC):
 
     def test_an_epoch_that_is_released_again_is_seen_once(self, tmp_path: Path) -> None:
         sink = self.open(tmp_path)
-        if sink.delivery is not Delivery.EXACTLY_ONCE:
+        if not self.exactly_once(tmp_path):
             return
         for epoch in (1, 2, 2):
             sink.release(epoch, self.rows(epoch * 10, 3))
@@ -90,7 +91,7 @@ class SinkContract(ABC):
 
     def test_the_last_epoch_is_released_again_after_a_crash_and_seen_once(self, tmp_path: Path) -> None:
         crashed = self.open(tmp_path)
-        if crashed.delivery is not Delivery.EXACTLY_ONCE:
+        if not self.exactly_once(tmp_path):
             return
         crashed.release(1, self.rows(10, 3))
         crashed.release(2, self.rows(20, 3))
@@ -138,7 +139,7 @@ class SinkContract(ABC):
         assert same_rows(self.seen(tmp_path), pl.concat([*wanted, self.rows(300, 2)]))
 
     def test_an_epoch_is_seen_once_however_it_was_cut_when_it_is_released_again(self, tmp_path: Path) -> None:
-        if self.open_parted(tmp_path) is None or self.open(tmp_path).delivery is not Delivery.EXACTLY_ONCE:
+        if self.open_parted(tmp_path) is None or not self.exactly_once(tmp_path):
             return
         cuts = ([(0, 6)], [(0, 2), (2, 4)], [(5, 1), (1, 4), (0, 1)], [(0, 6)])
         for number, cut in enumerate([*cuts, *reversed(cuts)]):

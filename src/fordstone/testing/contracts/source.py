@@ -17,7 +17,7 @@ import polars as pl
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors.base import Chunk, ConnectorSpec, Reader, Rejected, Source, SourceOptions
-from fordstone.connectors.registry import open_source, source_delivery
+from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 
@@ -141,10 +141,6 @@ class SourceContract(ABC):
         assert len(set(names)) == len(names)
         assert list(source.partitions()) == names
         assert list(self.source(spec).partitions()) == names
-
-    def test_delivery_is_what_was_said_while_the_pipeline_was_built(self, tmp_path: Path) -> None:
-        spec = self.fill(tmp_path)
-        assert self.source(spec).delivery == source_delivery(spec)
 
     def test_rows_have_exactly_the_declared_columns_and_types(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))

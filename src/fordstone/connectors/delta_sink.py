@@ -31,8 +31,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake import Schema as TableSchema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from fordstone.connectors.base import Delivery, Sink, SinkStream
-from fordstone.connectors.delta.connector import DeltaSettings
+from fordstone.connectors.base import Sink, SinkStream
+from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.files.settings import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
 from fordstone.lang.schema import DataType, Schema
@@ -197,11 +197,6 @@ class DeltaSink(Sink):
         self._check_table()
         self._synced = self._table.version() - 1
         self._sync()
-
-    @property
-    def delivery(self) -> Delivery:
-        """An epoch that is there already is left alone."""
-        return Delivery.EXACTLY_ONCE
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Commit the epoch, unless the table has it; one without rows makes no commit."""
