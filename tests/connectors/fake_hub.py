@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import polars as pl
 from fordstone.epochs.run_file import encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.reader import StreamIndex
 from fordstone.hub.messages import ConsumerPosition, StreamEpoch, StreamPage
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.state.base import RunRef
@@ -133,3 +135,10 @@ class FakeHub(HubClient):
             raise HubAwayError("the hub does not answer.")
         if self.refuses is not None:
             raise self.refuses
+
+
+def wait_until_listed(index: StreamIndex, node: str, epoch: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while index.last(node) < epoch:
+        assert time.monotonic() < deadline, f"epoch {epoch} of {node} was not listed"
+        threading.Event().wait(0.001)

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
+from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream, options_of
 from fordstone.connectors.files.rows import SinkRows, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, file_settings
+from fordstone.connectors.files.settings import MARK_NAME, FileSettings
 from fordstone.connectors.files.sink import FilePartWriter, FileSink
 from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import SinkError, StorageError
@@ -41,7 +41,7 @@ def opened(path: Path, file_format: str = "jsonl", stream: SinkStream = STREAM) 
 
 
 def on_disk(disk: MemoryDisk, file_format: str = "jsonl") -> tuple[FileSink, FilePartWriter]:
-    settings = file_settings(files("out", format=file_format))
+    settings = options_of(files("out", format=file_format), FileSettings)
     return FileSink(settings, STREAM, disk), FilePartWriter(SinkRows(settings, STREAM), disk, where="out")
 
 

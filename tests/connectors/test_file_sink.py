@@ -11,9 +11,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.base import Sink, SinkStream
+from fordstone.connectors.base import Sink, SinkStream, options_of
 from fordstone.connectors.files.rows import latest_of, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, file_settings
+from fordstone.connectors.files.settings import MARK_NAME, FileSettings
 from fordstone.connectors.files.sink import FileSink
 from fordstone.connectors.registry import open_sink
 from fordstone.errors import ConfigError, FordstoneError, SchemaError, SinkError, StorageError
@@ -36,7 +36,7 @@ def opened(path: Path, file_format: str = "jsonl", stream: SinkStream = STREAM, 
 
 
 def on_disk(disk: MemoryDisk, file_format: str, stream: SinkStream = STREAM) -> FileSink:
-    return FileSink(file_settings(files("out", format=file_format)), stream, disk)
+    return FileSink(options_of(files("out", format=file_format), FileSettings), stream, disk)
 
 
 def seen(disk: MemoryDisk) -> list[int]:

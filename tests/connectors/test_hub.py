@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from tests.connectors.fake_hub import PIPELINE, STREAM, WAIT_SECONDS, Epoch, FakeHub
+from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub, wait_until_listed
 
 from fordstone.connectors import registry
 from fordstone.connectors.base import (
@@ -73,7 +73,7 @@ def known(source: HubSource, node: str, epoch: int) -> None:
     """Wait until the source has heard of an epoch."""
     source.partitions()
     assert source._own is not None
-    assert source._own.wait_for(node, epoch, WAIT_SECONDS)
+    wait_until_listed(source._own, node, epoch)
 
 
 # The contract of the seam: here an epoch is a row, so that each row has a position of its own.

@@ -1,4 +1,4 @@
-"""How far reads of text files would come is told from few of their bytes, and is where a reader comes by."""
+"""Reads of text files are planned by their newlines, and a planned position is one that a reader passes."""
 
 import gzip
 import random
@@ -16,12 +16,11 @@ from polars.testing import assert_frame_equal
 from fordstone.connectors import base as connector
 from fordstone.connectors import files
 from fordstone.connectors.base import ReadPlan, Source, SourceOptions
-from fordstone.connectors.files import read_plan as file_reach
-from fordstone.connectors.files import read_plan as line_reach
+from fordstone.connectors.files import lines as lines_module
+from fordstone.connectors.files import source as source_module
 from fordstone.connectors.files.bytes import HeldBytes, PlainFile
-from fordstone.connectors.files.csv_rows import CsvRows
-from fordstone.connectors.files.jsonl import JsonLines
-from fordstone.connectors.files.read_plan import LineReach
+from fordstone.connectors.files.formats import CsvRows, JsonLines
+from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
@@ -30,10 +29,7 @@ from fordstone.testing.contracts.source import ALL_ROWS, ReadBack, read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
 SETTINGS = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SMALL = {
-    "SAMPLE_BYTES": 16, "SPREAD_SAMPLES": 3, "SPREAD_BYTES": 8, "BLOCK_BYTES_MAX": 64,
-    "WALK_BYTES_MIN": 4, "WALK_BYTES_MAX": 32, "READ_ROWS_MIN": 1, "READ_ROWS_MAX": 3,
-}  # fmt: skip
+SMALL = {"PLAN_BYTES_MIN": 4, "PLAN_BYTES_MAX": 32, "PLAN_ROWS_MIN": 1, "PLAN_ROWS_MAX": 3}
 
 JSON_LINES = [
     b'{"n":1,"s":"a"}', b'{"n":22}', b'{"s":"\xc3\xa9\xf0\x9f\xa7\x8a"}', b'{"s":"\\n"}', b'{"s":"' + b"x" * 40 + b'"}',
@@ -67,10 +63,10 @@ def append(path: Path, data: bytes) -> None:
 
 @contextmanager
 def small_looks() -> Iterator[None]:
-    """So that a few lines are many samples and blocks."""
+    """So that a few lines are many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
-            patch.setattr(line_reach, name, value)
+            patch.setattr(lines_module, name, value)
         yield
 
 
@@ -160,34 +156,36 @@ def test_csv_of_any_bytes_is_planned_as_it_is_read(
     check(tmp_path / "any.csv", content[:cut], content[cut:], seed, header=header is not None, **options)
 
 
-# How much is looked at, and how well it is guessed.
+# How much is looked at.
 
 
 def look(content: bytes, rows_max: int, *, bounded: bool = False, ending: str = "jsonl") -> tuple[int, int]:
     """How many lines lie before what was found, and how many bytes were looked at."""
     data = CountedBytes(content)
-    found = LineReach(
+    found = LineReader(
         data,
         JsonLines(SCHEMA, time_unit="us")
         if ending == "jsonl"
         else CsvRows(Path("x"), SCHEMA, delimiter=",", header=False, time_unit="us"),
         SCHEMA,
-        end=len(content),
+        0,
         bounded=bounded,
+        with_positions=False,
         line_bytes_max=1 << 20,
-    ).find(0, rows_max)
+    ).plan(rows_max, len(content))
     assert found is not None
     assert content[found - 1 : found] == b"\n"
     return content[:found].count(b"\n"), data.looked
 
 
-@pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("rows_max", [1, 100, 5000, 100_000, ALL_ROWS])
-def test_of_many_lines_few_are_looked_at(rows_max: int, bounded: bool) -> None:
-    content = b"".join(b'{"n":%d,"s":"%s"}\n' % (number, b"x" * (number % 90)) for number in range(200_000))
-    lines, looked = look(content, rows_max, bounded=bounded)
-    assert 0.8 * min(rows_max, 200_000) <= lines <= 1.25 * rows_max
-    assert looked < 1 << 20 < len(content) / 10
+@pytest.mark.parametrize(("ending", "line"), [("jsonl", b'{"n":%d,"s":"%s"}\n'), ("csv", b'%d,"%s"\n')])
+def test_a_plan_has_exactly_the_wanted_lines_and_looks_little_further(ending: str, line: bytes) -> None:
+    content = b"".join(line % (number, b"x" * (number % 90)) for number in range(100_000))
+    for rows_max in (1, 100, 50_000):
+        lines, looked = look(content, rows_max, ending=ending)
+        assert lines == rows_max
+        assert looked <= 2 * len(content) * rows_max / 100_000 + (1 << 20)
+    assert look(content, ALL_ROWS, ending=ending)[0] == 100_000
 
 
 @pytest.mark.parametrize("long_first", [False, True])
@@ -195,30 +193,18 @@ def test_lines_that_change_their_length_do_not_make_a_plan_too_large(long_first:
     parts = [b'{"s":"' + b"x" * 5000 + b'"}\n'] * 2000, [b'{"n":1}\n'] * 500_000
     content = b"".join(parts[0] + parts[1] if long_first else parts[1] + parts[0])
     for rows_max in (1000, 10_000, 100_000):
-        lines, _ = look(content, rows_max)
-        assert 1 <= lines <= 2 * rows_max
+        assert look(content, rows_max)[0] == rows_max
 
 
-def test_lines_longer_than_every_sample_are_found() -> None:
+def test_lines_longer_than_what_is_looked_at_are_found() -> None:
     content = (b'{"s":"' + b"x" * 400_000 + b'"}\n') * 10 + b'{"s":"'
     for rows_max in (1, 3, ALL_ROWS):
-        lines, _ = look(content, rows_max)
-        assert 1 <= lines <= 2 * rows_max
-    assert look(content, ALL_ROWS)[0] == 10
+        assert look(content, rows_max)[0] == min(rows_max, 10)
 
 
-def test_csv_is_gone_through_once_and_counted() -> None:
-    content = b"".join(b'%d,"%s"\n' % (number, b"x" * (number % 90)) for number in range(100_000))
-    for rows_max in (1, 100, 50_000):
-        lines, looked = look(content, rows_max, ending="csv")
-        assert lines == rows_max
-        assert looked <= 2 * len(content) * rows_max / 100_000 + (1 << 20)
-    assert look(content, ALL_ROWS, ending="csv")[0] == 100_000
-
-
-def test_bounded_csv_that_is_wanted_whole_is_not_gone_through() -> None:
-    content = b'1,"a\nb"\n' * 200_000
-    lines, looked = look(content, ALL_ROWS, ending="csv", bounded=True)
+@pytest.mark.parametrize(("ending", "record"), [("csv", b'1,"a\nb"\n'), ("jsonl", b'{"n":1}\n\n')])
+def test_bounded_input_that_is_wanted_whole_is_not_searched(ending: str, record: bytes) -> None:
+    lines, looked = look(record * 200_000, ALL_ROWS, ending=ending, bounded=True)
     assert lines == 400_000
     assert looked < 1 << 20
 
@@ -250,7 +236,7 @@ def test_a_file_without_news_is_not_opened(tmp_path: Path, monkeypatch: pytest.M
     path.write_bytes(b"n,s\n1,a\n")
     planner = source(path, bounded=False)
     assert planner.plan_read(PartitionId("1.csv"), Position(0), 5).position == 8
-    monkeypatch.setattr(file_reach, "PlainFile", lambda _: pytest.fail("opened"))
+    monkeypatch.setattr(source_module, "open_bytes", lambda _: pytest.fail("opened"))
     assert planner.plan_read(PartitionId("1.csv"), Position(8), 5) == ReadPlan(position=Position(8))
 
 

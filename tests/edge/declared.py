@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from tests.connectors.fake_hub import PIPELINE, STREAM, WAIT_SECONDS, Epoch, FakeHub
+from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub, wait_until_listed
 from tests.simulation.simulator import SimClock
 
 from fordstone import Pipeline, tumbling
@@ -166,7 +166,7 @@ class Center:
         self.source.partitions()
         for entry in self.hub.entries:
             assert self.source._own is not None
-            assert self.source._own.wait_for(entry.node, entry.epoch, WAIT_SECONDS)
+            wait_until_listed(self.source._own, entry.node, entry.epoch)
 
     def run(self, rounds: int = ROUNDS) -> Center:
         """Begin if need be, hear the news, and take so many steps."""
@@ -195,6 +195,6 @@ class Center:
 def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """The hub that every address leads to."""
     made = FakeHub(now_us=365 * 24 * 3600 * SECOND_US)
-    monkeypatch.setattr(hub_connector, "HubClient", lambda _: made)
-    monkeypatch.setattr(hub_connector, "_STREAMS", hub_connector._Streams())
+    monkeypatch.setattr(hub_connector, "client_of", lambda _: made)
+    hub_connector._planned_index.cache_clear()
     return made

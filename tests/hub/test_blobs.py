@@ -11,7 +11,7 @@ import pytest
 from tests.hub.sending import digest_of
 
 from fordstone.errors import ConfigError
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.store.blobs import SMALL_BYTES, BlobStore, DiskBlobs, Gate, Upload, open_blobs
 
 SMALL = b"a few rows"
@@ -96,14 +96,14 @@ def test_a_disk_that_refuses_is_told_and_no_part_file_stays(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if place == "write":
-        monkeypatch.setattr("fordstone.hub.store.blobs.os.write", refuse)
+        monkeypatch.setattr("fordstone.storage.atomic.os.write", refuse)
     elif place == "fsync":
-        monkeypatch.setattr("fordstone.hub.store.blobs.os.fsync", refuse)
+        monkeypatch.setattr("fordstone.storage.atomic.os.fsync", refuse)
     elif place == "rename":
-        monkeypatch.setattr("fordstone.hub.store.blobs.os.rename", refuse)
+        monkeypatch.setattr("fordstone.storage.atomic.os.rename", refuse)
     else:
         blobs._settle(digest_of(SMALL)[:2])
-        monkeypatch.setattr("fordstone.hub.store.blobs._sync_dir", refuse)
+        monkeypatch.setattr("fordstone.storage.atomic.sync_dir", refuse)
     with pytest.raises(Rejection, match="full") as raised:
         stored(blobs, SMALL)
     assert (raised.value.status, raised.value.refusal.error) == (507, "storage")
@@ -155,10 +155,10 @@ def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_t
         steps.append("rename")
         rename(old, new)
 
-    monkeypatch.setattr("fordstone.hub.store.blobs.os.fsync", synced)
-    monkeypatch.setattr("fordstone.hub.store.blobs.os.rename", renamed)
+    monkeypatch.setattr("fordstone.storage.atomic.os.fsync", synced)
+    monkeypatch.setattr("fordstone.storage.atomic.os.rename", renamed)
     stored(blobs, SMALL)
-    assert [steps[0], *steps[-2:]] == ["sync file", "rename", "sync dir"]
+    assert steps[-3:] == ["sync file", "rename", "sync dir"]
 
 
 def test_an_unknown_kind_of_store_is_an_error_that_says_what_to_install() -> None:
@@ -211,7 +211,7 @@ def test_a_name_that_a_killed_process_gave_is_made_durable_before_it_counts(
 ) -> None:
     stored(DiskBlobs(tmp_path), SMALL)
     synced: list[str] = []
-    monkeypatch.setattr("fordstone.hub.store.blobs._sync_dir", lambda path: synced.append(path[-2:]))
+    monkeypatch.setattr("fordstone.hub.store.blobs.sync_dir", lambda path: synced.append(path.name))
     again = DiskBlobs(tmp_path)
     assert not stored(again, SMALL)
     assert digest_of(SMALL)[:2] in synced

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import trustme
 
-from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError
+from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError, StorageError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
@@ -259,13 +259,26 @@ def test_a_blob_that_is_wrong_or_missing_in_the_store_comes_through_the_hub(
 
 
 @pytest.mark.parametrize("url", ["file:///nowhere/at/all", "nosuchprotocol://bucket/x", "relative/path"])
-def test_a_store_out_of_reach_is_asked_once_and_the_hub_from_then_on(
-    server: Server, client: HubClient, url: str
-) -> None:
+def test_blobs_of_a_store_out_of_reach_come_through_the_hub(server: Server, client: HubClient, url: str) -> None:
     server.answer(DATA)
     assert client.read_blob(REF, url) == DATA
-    assert client._direct._unreachable == {url}
     assert client.read_blob(REF, url) == DATA
+
+
+def test_a_store_that_cannot_be_opened_is_asked_once(
+    server: Server, client: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(url: str, *, bytes_max: int) -> bytes:
+        asked.append(url)
+        raise StorageError("no")
+
+    monkeypatch.setattr("fordstone.hub.client.client.read_url", refuse)
+    server.answer(DATA)
+    for _ in range(3):
+        assert client.read_blob(REF, "s3://bucket/x") == DATA
+    assert asked == [f"s3://bucket/x/{DIGEST[:2]}/{DIGEST}"]
 
 
 def test_tls_is_checked_against_the_given_certificates(server: Server, tmp_path: Path) -> None:

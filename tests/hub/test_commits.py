@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
-from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest
-from fordstone.hub.rejection import Rejection
-from fordstone.hub.store import commits, streams
-from fordstone.hub.store.commits import runs_of
+from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest, Rejection
+from fordstone.hub.store import commits
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
@@ -37,13 +35,15 @@ class Ledger:
         return self.log.write(lambda tx: commits.lease(tx, "p", "n", asked)).result(10).generation
 
     def commit(self, body: Commit) -> Committed:
-        return self.log.write(lambda tx: commits.commit(tx, "p", "n", commits.prepare(body))).result(10)
+        return self.log.write(
+            lambda tx: commits.commit(tx, "p", "n", body, [one.digest() for one in body.epochs])
+        ).result(10)
 
     def head(self) -> Head:
         return self.log.read(lambda log: commits.head(log, "p", "n"))
 
     def stream(self) -> list[tuple[int, tuple[RunRef, ...], int]]:
-        page = self.log.read(lambda log: streams.page(log, "p", "s", after=0, limit=10_000))
+        page = self.log.read(lambda log: commits.stream_page(log, "p", "s", after=0, limit=10_000))
         return [(found.epoch, found.runs, found.watermark_us) for found in page.epochs]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
@@ -55,7 +55,7 @@ class Ledger:
             for ref in msgspec.json.decode(runs, type=list[RunRef])
         )
         for (content,) in select(self.path, "SELECT content FROM checkpoints"):
-            real.update(ref.digest for ref in runs_of(msgspec.json.decode(content, type=Checkpoint)))
+            real.update(ref.digest for ref in msgspec.json.decode(content, type=Checkpoint).runs())
         return counted, real
 
 

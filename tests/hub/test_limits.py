@@ -13,8 +13,7 @@ from tests.hub.sending import Node, entry
 
 from fordstone.errors import ConfigError, HubAwayError
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.messages import ConsumerPosition
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import ConsumerPosition, Rejection
 from fordstone.hub.server.limits import (
     DISK_CHECK_INTERVAL_S,
     EPOCHS_SHARE,

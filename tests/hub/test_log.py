@@ -10,9 +10,9 @@ import pytest
 from tests.hub.sending import ONE, checkpoint
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.store.log import HubLog, Transaction
-from fordstone.hub.store.sqlite import SqliteStore, SqliteWriter
+from fordstone.hub.store.sqlite import LogWriter, SqliteStore
 
 
 def opened(path: Path, **options: Any) -> HubLog:
@@ -26,7 +26,7 @@ def add(text: str) -> Any:
         tx.log.grant_lease("p", text, holder="h", generation=ONE, now_us=tx.now_us)
         found = tx.log.node("p", text)
         assert found is not None
-        tx.log.add_checkpoint(found.node_id, checkpoint(1))
+        tx.log.add_checkpoint(found.node_id, checkpoint(1), replaced=())
         tx.changed.add(("stream", "p", text))
         return text
 
@@ -171,7 +171,7 @@ def test_a_closed_log_refuses_and_says_to_try_again(tmp_path: Path) -> None:
 def test_snapshots_cannot_write_and_every_transaction_is_synced(tmp_path: Path) -> None:
     with contextlib.closing(SqliteStore(tmp_path / "log.sqlite")) as store:
         with store.snapshot() as log, pytest.raises(sqlite3.OperationalError):
-            SqliteWriter.next_seq(cast("SqliteWriter", log))
+            LogWriter.remove_consumer(cast("LogWriter", log), "p", "c")
         db = store._db
         assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")] == ["wal", 2]
 

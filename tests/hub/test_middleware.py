@@ -14,8 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fordstone.hub.messages import Refusal
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Refusal, Rejection
 from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.limits import SHARED_TIMES, Limits
 from fordstone.hub.server.metrics import HubMetrics
@@ -43,11 +42,10 @@ class _SameHandler:
     """Stands for all handlers of the table."""
 
     def __init__(self, handler: Any) -> None:
-        self.log = self.blobs = self
         self._handler = handler
 
     def __getattr__(self, name: str) -> Any:
-        return self._handler
+        return lambda request, **_: self._handler(request)
 
 
 @dataclass

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
-from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest
-from fordstone.hub.rejection import Rejection
-from fordstone.hub.store import commits, control, streams
+from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest, Rejection
+from fordstone.hub.store import commits
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import DiskBlobs, Gate, Upload
 from fordstone.hub.store.log import HubLog
@@ -54,7 +53,7 @@ class Place:
     def commit(self, body: Commit, node: str = "n") -> None:
         asked = LeaseRequest(holder="h", local=1)
         self.log.write(lambda tx: commits.lease(tx, "p", node, asked)).result(10)
-        self.log.write(lambda tx: commits.commit(tx, "p", node, commits.prepare(body))).result(10)
+        self.log.write(lambda tx: commits.commit(tx, "p", node, body, [one.digest() for one in body.epochs])).result(10)
 
     def passed(self, consumer: str, **epochs: dict[str, int]) -> None:
         position = ConsumerPosition(streams=epochs)
@@ -62,10 +61,10 @@ class Place:
 
     def publish(self, batch: int, text: str, *, snapshot: bool = False) -> None:
         body = ControlPublish(owner="o", batch=batch, blob=run(text), snapshot=snapshot)
-        self.log.write(lambda tx: control.publish(tx, "p", "c", body)).result(10)
+        self.log.write(lambda tx: commits.publish(tx, "p", "c", body)).result(10)
 
     def epochs(self, stream: str = "s") -> list[int]:
-        page = self.log.read(lambda log: streams.page(log, "p", stream, after=0, limit=10_000))
+        page = self.log.read(lambda log: commits.stream_page(log, "p", stream, after=0, limit=10_000))
         return [found.epoch for found in page.epochs]
 
     def versions(self) -> list[int]:
@@ -91,7 +90,7 @@ class Place:
             for ref in msgspec.json.decode(runs, type=list[RunRef])
         )
         for (content,) in select(self.path, "SELECT content FROM checkpoints"):
-            real.update(ref.digest for ref in commits.runs_of(msgspec.json.decode(content, type=Checkpoint)))
+            real.update(ref.digest for ref in msgspec.json.decode(content, type=Checkpoint).runs())
         real.update(digest for (digest,) in select(self.path, "SELECT digest FROM versions"))
         return counted, real
 
@@ -148,7 +147,9 @@ def test_a_node_that_a_consumer_does_not_name_is_kept(place: Place) -> None:
     place.commit(commit_of(entry(1, "a")), node="m")
     place.passed("reader", s={"n": 3})
     place.all_rounds()
-    assert place.log.read(lambda log: [e.node for e in streams.page(log, "p", "s", after=0, limit=9).epochs]) == ["m"]
+    assert place.log.read(
+        lambda log: [e.node for e in commits.stream_page(log, "p", "s", after=0, limit=9).epochs]
+    ) == ["m"]
     place.time_us = 2 * HOUR_US
     place.all_rounds()
     assert place.there("a", "b", "c") == ["a"], "another node's epoch names it"
@@ -158,7 +159,7 @@ def test_positions_never_go_back(place: Place) -> None:
     three(place)
     place.passed("reader", s={"n": 2})
     place.passed("reader", s={"n": 1})
-    assert place.log.read(lambda log: streams.positions(log, "p", "reader")).streams == {"s": {"n": 2}}
+    assert place.log.read(lambda log: commits.position(log, "p", "reader")).streams == {"s": {"n": 2}}
 
 
 def test_a_consumer_that_was_forgotten_holds_nothing(place: Place) -> None:

@@ -7,7 +7,6 @@ from tests.hub.running import running_hub
 from tests.hub.sending import digest_of
 
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.store.blob_index import save_small
 from fordstone.hub.store.blobs import DiskBlobs, Gate
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Retention
@@ -61,15 +60,15 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
 ) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: clock[0])
     retention = Retention(log, DiskBlobs(tmp_path / "blobs"), Gate(), keeping=Keeping())
-    assert log.write(lambda tx: save_small(tx, DIGEST, DATA)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
     clock[0] = HOUR_US
-    assert not log.write(lambda tx: save_small(tx, DIGEST, DATA)).result(10)
+    assert not log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
     clock[0] = 2 * HOUR_US
     assert retention.round().blobs == 0, "it came again"
     clock[0] += 1
     assert retention.round().blobs == 1
     assert log.read(lambda log: log.small_blob(DIGEST)) is None
-    assert log.write(lambda tx: save_small(tx, DIGEST, DATA)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
     assert log.read(lambda log: log.small_blob(DIGEST)) == DATA
     log.close()
 
@@ -77,6 +76,6 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
 def test_a_blob_that_is_not_whole_in_the_store_is_kept_whole_here(tmp_path: Path) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: 0)
     log.record_blob(DIGEST, 3)
-    assert log.write(lambda tx: save_small(tx, DIGEST, DATA)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
     assert log.read(lambda log: log.small_blob(DIGEST)) == DATA
     log.close()

@@ -39,8 +39,7 @@ from tests.simulation.simulator import SimClock
 
 from fordstone.connectors.memory import MemorySink, MemorySource
 from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
-from fordstone.hub.messages import Commit, ConsumerPosition, Generation
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Commit, ConsumerPosition, Generation, Rejection
 from fordstone.hub.store import retention
 from fordstone.plan.plan import Plan
 from fordstone.planner.split import split

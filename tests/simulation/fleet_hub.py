@@ -31,11 +31,11 @@ from fordstone.hub.messages import (
     Head,
     Lease,
     LeaseRequest,
+    Rejection,
     StreamPage,
 )
-from fordstone.hub.rejection import Rejection
-from fordstone.hub.server import checks
-from fordstone.hub.store import commits, control, streams
+from fordstone.hub.server.handlers import check_commit, decoded
+from fordstone.hub.store import commits
 from fordstone.hub.store.blobs import BlobStore, Gate, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
@@ -172,16 +172,16 @@ class FleetHub:
     # Blobs.
 
     def put_blob(self, digest: str, data: bytes) -> None:
-        """Store a blob as `BlobHandlers.put` does."""
+        """Store a blob as `Handlers.put_blob` does."""
         upload = Upload(self.blobs.beside())
         upload.write(data)
-        with self._gate.arrival(checks.digest_in(digest)):
+        with self._gate.arrival(digest):
             upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
 
     def get_blob(self, digest: str) -> bytes:
         """The bytes."""
-        with self.blobs.open(checks.digest_in(digest)) as file:
+        with self.blobs.open(digest) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != digest:
             raise SimulationError(f"blob {digest} at the hub has other bytes than its name says")
@@ -213,16 +213,17 @@ class FleetHub:
 
     def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
         """Take epochs in."""
-        body = checks.decoded(msgspec.json.encode(commit), Commit)
-        checks.check_commit(body, body.epochs[0].epoch, body.epochs[-1].epoch)
-        ready = commits.prepare(body)
-        return self.log.write(lambda tx: commits.commit(tx, pipeline, node, ready)).result()
+        body = decoded(msgspec.json.encode(commit), Commit)
+        check_commit(body, body.epochs[0].epoch, body.epochs[-1].epoch)
+        return self.log.write(
+            lambda tx: commits.commit(tx, pipeline, node, body, [one.digest() for one in body.epochs])
+        ).result()
 
     # Readers and publishers.
 
     def stream_page(self, pipeline: str, stream: str, *, after: int) -> StreamPage:
         """What was committed behind `after`."""
-        return self.log.read(lambda log: streams.page(log, pipeline, stream, after=after, limit=PAGE_ENTRIES))
+        return self.log.read(lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=PAGE_ENTRIES))
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
         """Register a consumer and what it has passed."""
@@ -230,11 +231,11 @@ class FleetHub:
 
     def publish(self, pipeline: str, name: str, version: ControlPublish) -> tuple[ControlVersion, bool]:
         """Number a version; give it, and whether it is new."""
-        return self.log.write(lambda tx: control.publish(tx, pipeline, name, version)).result()
+        return self.log.write(lambda tx: commits.publish(tx, pipeline, name, version)).result()
 
     def control_page(self, pipeline: str, name: str, *, after: int) -> ControlPage:
         """Versions behind `after`."""
-        return self.log.read(lambda log: control.page(log, pipeline, name, after=after, limit=VERSIONS_A_PAGE))
+        return self.log.read(lambda log: commits.control_page(log, pipeline, name, after=after, limit=VERSIONS_A_PAGE))
 
     # What only a simulation asks.
 
@@ -269,7 +270,7 @@ class FleetHub:
         for (runs,) in self._select("SELECT runs FROM segments"):
             named += [("a segment", run) for run in msgspec.json.decode(runs, type=tuple[RunRef, ...])]
         for (content,) in self._select("SELECT content FROM checkpoints"):
-            named += [("a checkpoint", run) for run in commits.runs_of(msgspec.json.decode(content, type=Checkpoint))]
+            named += [("a checkpoint", run) for run in msgspec.json.decode(content, type=Checkpoint).runs()]
         for (content,) in self._select("SELECT content FROM versions"):
             named.append(("a control version", msgspec.json.decode(content, type=ControlVersion).blob))
         for by, run in named:

@@ -21,8 +21,7 @@ from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
 from fordstone.hub.store import commits
-from fordstone.hub.store.base import EpochRecord
-from fordstone.hub.store.sqlite import SqliteReader, SqliteWriter
+from fordstone.hub.store.sqlite import LogReader, LogWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
 from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
@@ -87,21 +86,20 @@ def hub_takes_other_content() -> Iterator[None]:
 @contextmanager
 def fold_loses_an_epoch() -> Iterator[None]:
     """Of epochs that are committed together, only the last brings its rows."""
-    original = SqliteWriter.add_epoch
+    original = LogWriter.add_epochs
 
-    def lazy(self: SqliteWriter, pipeline: str, node_id: int, record: EpochRecord) -> None:
-        if record.entry.epoch != record.last:
-            record = replace(record, entry=msgspec.structs.replace(record.entry, streams={}))
-        original(self, pipeline, node_id, record)
+    def lazy(self: LogWriter, pipeline: str, node_id: int, epochs: Any, generation: Any, *, now_us: int) -> None:
+        empty = [(msgspec.structs.replace(entry, streams={}), digest) for entry, digest in epochs[:-1]]
+        original(self, pipeline, node_id, [*empty, epochs[-1]], generation, now_us=now_us)
 
-    with patch.object(SqliteWriter, "add_epoch", lazy):
+    with patch.object(LogWriter, "add_epochs", lazy):
         yield
 
 
 @contextmanager
 def gc_takes_what_nobody_has_passed() -> Iterator[None]:
     """A segment goes as soon as one consumer has passed it, although another has not."""
-    original = SqliteReader.stream_shares
+    original = LogReader.passed_segments
 
     class Greedy:
         """The database, with the largest position instead of the least."""
@@ -114,17 +112,17 @@ def gc_takes_what_nobody_has_passed() -> Iterator[None]:
                 query.replace("SELECT min(coalesce(p.epoch, 0))", "SELECT max(coalesce(p.epoch, 0))"), *given
             )
 
-    def shares(self: SqliteReader) -> Any:
-        return original(SqliteReader(Greedy(self._db)))  # type: ignore[arg-type]  # close enough
+    def passed(self: LogReader, *, unread_before_us: int | None) -> Any:
+        return original(LogReader(Greedy(self._db)), unread_before_us=unread_before_us)  # type: ignore[arg-type]  # close enough
 
-    with patch.object(SqliteReader, "stream_shares", shares):
+    with patch.object(LogReader, "passed_segments", passed):
         yield
 
 
 @contextmanager
 def named_blobs_are_not_counted() -> Iterator[None]:
     """Blobs go after their grace time, whoever names them."""
-    with patch.object(SqliteWriter, "add_references", lambda *_: None):
+    with patch.object(LogWriter, "_add_references", lambda *_: None):
         yield
 
 

@@ -27,9 +27,9 @@ from fordstone.hub.messages import (
     Head,
     Lease,
     LeaseRequest,
+    Rejection,
     StreamPage,
 )
-from fordstone.hub.rejection import Rejection
 
 if TYPE_CHECKING:
     from tests.simulation.fleet_ledger import Ledger

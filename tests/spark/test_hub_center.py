@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
-from tests.connectors.fake_hub import WAIT_SECONDS, Epoch, FakeHub
+from tests.connectors.fake_hub import Epoch, FakeHub, wait_until_listed
 from tests.edge.declared import OFFLINE_US, SECOND_US, Outputs, center_plan, epoch, hub
 from tests.edge.hub_nodes import Node
 from tests.edge.test_declared_time import Found, history, run_history
@@ -55,7 +55,7 @@ def heard(query: MicroQuery, hub: FakeHub) -> None:
     source.partitions()
     for entry in hub.entries:
         assert source._own is not None
-        assert source._own.wait_for(entry.node, entry.epoch, WAIT_SECONDS)
+        wait_until_listed(source._own, entry.node, entry.epoch)
 
 
 def watermark_s(query: MicroQuery) -> float:
@@ -374,8 +374,8 @@ def _on_the_edge(fake: FakeHub, nodes: dict[str, Any]) -> Found:
     with pytest.MonkeyPatch.context() as patch:
         from fordstone.connectors import hub as hub_connector
 
-        patch.setattr(hub_connector, "HubClient", lambda _: fake)
-        patch.setattr(hub_connector, "_STREAMS", hub_connector._Streams())
+        patch.setattr(hub_connector, "client_of", lambda _: fake)
+        hub_connector._planned_index.cache_clear()
         return run_history(fake, nodes, Random(0), wild=False)
 
 

@@ -22,9 +22,8 @@ from fordstone.cli.run import STARTING_SPARK
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from fordstone.epochs.compaction import Combine, Merged
     from fordstone.epochs.manifest import Manifest, SourceCut
-    from fordstone.epochs.store import CheckpointStore, VerifyReport
+    from fordstone.epochs.store import CheckpointStore, Combine, Merged, VerifyReport
     from fordstone.plan.plan import Plan
     from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef
@@ -170,8 +169,7 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
 def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from contextlib import closing
 
-    from fordstone.epochs.compaction import merge_checkpoint
-    from fordstone.epochs.store import CheckpointStore
+    from fordstone.epochs.store import CheckpointStore, merge_checkpoint
     from fordstone.operators.base import OperatorContext
     from fordstone.operators.registry import make_operator
     from fordstone.planner.check import step_digests, stream_types
@@ -229,8 +227,8 @@ def _verified(opened: Callable[[], CheckpointStore], epoch: int | None) -> Verif
 def _verify_text(report: VerifyReport, place: str) -> str:
     lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
-    if report.damaged_cut_lines:
-        lines.append(f"damaged: {place}/cuts.jsonl, {fmt.count(report.damaged_cut_lines, 'line')}")
+    if report.damaged_log_lines:
+        lines.append(f"damaged: {place}/epochs.jsonl, {fmt.count(report.damaged_log_lines, 'line')}")
     if report.aside:
         lines.append(f"set aside earlier: {fmt.count(len(report.aside), 'file')} in {place}/aside")
     read = f"{fmt.count(report.runs_checked, 'run')}, {fmt.size(report.checked_bytes)} read"

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -25,15 +25,6 @@ from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec
 from fordstone.storage.disk import Disk
-
-ClockUs = Callable[[], int]
-"""Returns microseconds on a clock that never goes back."""
-
-
-def system_clock_us() -> int:
-    """Return the machine's own monotonic clock."""
-    return time.monotonic_ns() // 1_000
-
 
 __all__ = [
     "PLAN_READ_ROWS",
@@ -57,12 +48,22 @@ __all__ = [
     "SinkStream",
     "Source",
     "SourceOptions",
+    "checked_spec",
     "live_of",
+    "options_of",
     "system_clock_us",
 ]
 
+ClockUs = Callable[[], int]
+"""Returns microseconds on a clock that never goes back."""
+_Options = TypeVar("_Options", bound=msgspec.Struct)
 PLAN_READ_ROWS: Final = 1 << 16
 """How many rows `Source.plan_read` reads at a time, if it has to read."""
+
+
+def system_clock_us() -> int:
+    """Return the machine's own monotonic clock."""
+    return time.monotonic_ns() // 1_000
 
 
 class Delivery(StrEnum):
@@ -282,6 +283,22 @@ class LiveSpec(ConnectorSpec, frozen=True, dict=True):
 def live_of(spec: ConnectorSpec) -> object | None:
     """Return the object that the spec carries; None if it came from JSON."""
     return spec.__dict__.get("live") if isinstance(spec, LiveSpec) else None
+
+
+def options_of(spec: ConnectorSpec, options: type[_Options]) -> _Options:
+    """Return the options of the spec as a struct, whose `__post_init__` may raise `ConfigError` for more."""
+    try:
+        return msgspec.convert(spec.options, options)
+    except msgspec.ValidationError as error:
+        called = f"{spec.kind}({spec.options['path']!r})" if "path" in spec.options else spec.kind
+        raise ConfigError(f"{called}: {error}. Options are: {', '.join(options.__struct_fields__)}.") from error
+
+
+def checked_spec(kind: str, given: Mapping[str, Any], options: type[msgspec.Struct]) -> ConnectorSpec:
+    """Make a spec of the options that are not None, and check them."""
+    spec = ConnectorSpec(kind=kind, options={name: value for name, value in given.items() if value is not None})
+    options_of(spec, options)
+    return spec
 
 
 class Capability(StrEnum):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ from fordstone.connectors.base import (
     ReadPlan,
     Source,
     SourceOptions,
+    checked_spec,
+    options_of,
 )
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, SourceError
@@ -121,14 +123,64 @@ class GeneratorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     disorder: str = "0s"
     """By how much a row may be earlier than its place says. With `lateness` of the same length no row is late."""
 
+    def __post_init__(self) -> None:
+        limits = (("rows", 0, ROWS_MAX), ("partitions", 1, PARTITIONS_MAX), ("keys", 1, KEYS_MAX))
+        for name, least, most in limits:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"generator: {name}={value} must be between {least} and {most}.")
+        if self.rate is not None and not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ConfigError(f"generator: rate={self.rate} must be more than 0 rows a second.")
+        _ = self.start_us, self.step_us, self.disorder_us  # raise if they are malformed
 
-def generator_spec(options: dict[str, Any]) -> ConnectorSpec:
-    """Check the options and make the spec."""
-    spec = ConnectorSpec(
-        kind="generator", options={name: value for name, value in options.items() if value is not None}
-    )
-    _Settings(spec)
-    return spec
+    @property
+    def start_us(self) -> int:
+        try:
+            start = datetime.fromisoformat(self.start)
+        except ValueError as error:
+            raise ConfigError(
+                f"generator: start={self.start!r} is not a time. Write it as '2026-01-01T00:00:00Z'."
+            ) from error
+        start = start.replace(tzinfo=UTC) if start.tzinfo is None else start
+        return (start - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+    @property
+    def step_us(self) -> int:
+        return positive_us(self.step, what="generator step")
+
+    @property
+    def disorder_us(self) -> int:
+        return duration_us(self.disorder, what="generator disorder")
+
+
+def generator(
+    *,
+    rows: int | None = None,
+    rate: float | None = None,
+    partitions: int = 1,
+    seed: int = 0,
+    keys: int = 1000,
+    start: str = "2026-01-01T00:00:00Z",
+    step: str = "1ms",
+    disorder: str = "0s",
+) -> ConnectorSpec:
+    """Rows made up on the spot, the same ones for the same seed. What a column holds follows from its declared type.
+
+    Each partition has `rows` rows (without end if left out) and gives `rate` a second (as many as are asked for if left
+    out). Text columns have `keys` different values, doubles are normal around 20, and times begin at `start` and advance
+    by `step` a row, each earlier by up to `disorder`: with `lateness` of that length no row is late.
+    """
+    given = {
+        "rows": rows,
+        "rate": rate,
+        "partitions": partitions,
+        "seed": seed,
+        "keys": keys,
+        "start": start,
+        "step": step,
+        "disorder": disorder,
+    }
+    return checked_spec("generator", given, GeneratorOptions)
 
 
 class GeneratorKind(ConnectorKind):
@@ -136,56 +188,16 @@ class GeneratorKind(ConnectorKind):
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Rows can be made again, so replay is exact."""
-        _Settings(spec)
+        options_of(spec, GeneratorOptions)
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        settings = _Settings(spec)
+        settings = options_of(spec, GeneratorOptions)
         if options.bounded and settings.rows is None:
             raise SourceError(
                 "generator: bounded input needs an end. Say how many rows there are: generator(rows=1000)."
             )
         return GeneratorSource(settings, options.schema, context.clock_us, bounded=options.bounded)
-
-
-class _Settings:
-    """The options, checked and in units that a machine counts in."""
-
-    def __init__(self, spec: ConnectorSpec) -> None:
-        try:
-            options = msgspec.convert(spec.options, GeneratorOptions)
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"generator: {error}. Options are: {', '.join(GeneratorOptions.__struct_fields__)}."
-            ) from error
-        limits = (
-            ("rows", options.rows, 0, ROWS_MAX),
-            ("partitions", options.partitions, 1, PARTITIONS_MAX),
-            ("keys", options.keys, 1, KEYS_MAX),
-        )
-        for name, value, least, most in limits:
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"generator: {name}={value} must be between {least} and {most}.")
-        if options.rate is not None and not (options.rate > 0 and math.isfinite(options.rate)):
-            raise ConfigError(f"generator: rate={options.rate} must be more than 0 rows a second.")
-        self.rows = options.rows
-        self.rate = options.rate
-        self.partitions = options.partitions
-        self.seed = options.seed
-        self.keys = options.keys
-        self.step_us = positive_us(options.step, what="generator step")
-        self.disorder_us = duration_us(options.disorder, what="generator disorder")
-        self.start_us = _start_us(options.start)
-
-
-def _start_us(text: str) -> int:
-    try:
-        start = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"generator: start={text!r} is not a time. Write it as '2026-01-01T00:00:00Z'.") from error
-    start = start.replace(tzinfo=UTC) if start.tzinfo is None else start
-    whole = start - datetime(1970, 1, 1, tzinfo=UTC)
-    return (whole.days * 86_400 + whole.seconds) * _SECOND_US + whole.microseconds
 
 
 def _lane_name(lane: int) -> PartitionId:
@@ -195,7 +207,7 @@ def _lane_name(lane: int) -> PartitionId:
 class GeneratorSource(Source):
     """As many partitions as were asked for, each with its own rows."""
 
-    def __init__(self, settings: _Settings, schema: Schema, clock_us: ClockUs, *, bounded: bool) -> None:
+    def __init__(self, settings: GeneratorOptions, schema: Schema, clock_us: ClockUs, *, bounded: bool) -> None:
         self._settings = settings
         self._schema = schema
         self._clock_us = clock_us
@@ -255,7 +267,7 @@ class GeneratorReader(Reader):
 
     def __init__(
         self,
-        settings: _Settings,
+        settings: GeneratorOptions,
         columns: dict[str, _Column],
         position: int,
         clock_us: ClockUs,
@@ -298,17 +310,18 @@ class GeneratorReader(Reader):
         """Nothing is held."""
 
 
-def _column(name: str, kind: DataType, lane: int, settings: _Settings) -> _Column:
+def _column(name: str, kind: DataType, lane: int, settings: GeneratorOptions) -> _Column:
     """The function that makes one column's values for `count` sequence numbers from `first` on."""
     key = stream_key(settings.seed, lane, name)
 
     def below(first: int, count: int, bound: int) -> pl.Series:
         return pl.Series(random_below(random_words(key, first, count), bound))
 
-    if kind.name == "timestamp":
-        return lambda first, count: _times_us(key, settings, first, count).cast(kind.polars)
-    if kind.name == "date":
-        return lambda first, count: (_times_us(key, settings, first, count) // _DAY_US).cast(pl.Int32).cast(pl.Date)
+    if kind.name in {"timestamp", "date"}:
+        times_us = _times_us(key, settings)
+        if kind.name == "timestamp":
+            return lambda first, count: times_us(first, count).cast(kind.polars)
+        return lambda first, count: (times_us(first, count) // _DAY_US).cast(pl.Int32).cast(pl.Date)
     if kind.name in {"string", "binary"}:
         names = _KeyNames(settings.keys)
         return lambda first, count: names.of(below(first, count, settings.keys)).cast(kind.polars)
@@ -328,11 +341,16 @@ def _column(name: str, kind: DataType, lane: int, settings: _Settings) -> _Colum
     )
 
 
-def _times_us(key: int, settings: _Settings, first: int, count: int) -> pl.Series:
-    times = settings.start_us + np.arange(first, first + count, dtype=np.int64) * settings.step_us
-    if settings.disorder_us:
-        times -= random_below(random_words(key, first, count), min(settings.disorder_us + 1, _BOUND_MAX))
-    return pl.Series(times)
+def _times_us(key: int, settings: GeneratorOptions) -> _Column:
+    start_us, step_us, disorder_us = settings.start_us, settings.step_us, settings.disorder_us
+
+    def made(first: int, count: int) -> pl.Series:
+        times = start_us + np.arange(first, first + count, dtype=np.int64) * step_us
+        if disorder_us:
+            times -= random_below(random_words(key, first, count), min(disorder_us + 1, _BOUND_MAX))
+        return pl.Series(times)
+
+    return made
 
 
 class _KeyNames:

@@ -12,8 +12,8 @@ import random
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -38,7 +38,7 @@ from fordstone.connectors.base import (
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, HubAwayError, HubError, SourceError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.client import HubClient, client_of
 from fordstone.hub.client.reader import (
     EPOCHS_PER_READ_MAX,
     LATE,
@@ -59,8 +59,7 @@ FIRST_WAIT_SECONDS: Final = 10.0
 QUIET_US: Final = 1_000_000
 """Pause after a blob could not be read."""
 STREAMS_MAX: Final = 32
-"""Maximum number of streams whose client and index a process keeps for planned reads."""
-STALE_ENTRIES_MAX: Final = 100_000
+"""Maximum number of streams whose index a process keeps for planned reads."""
 _ORDINAL_BITS: Final = 31
 
 
@@ -86,9 +85,18 @@ class HubKind(ConnectorKind):
         named = _options(spec)
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(f"stream {named.stream} of pipeline {named.pipeline} is at a hub. Say which: --hub URL.")
-        client, planned = _STREAMS.at(HubAddress.from_at(spec.at), named)
+        address = HubAddress.from_at(spec.at)
+        planned = _planned_index(address, named.pipeline, named.stream)
+        if planned.is_stale():
+            _planned_index.cache_clear()
+            planned = _planned_index(address, named.pipeline, named.stream)
         return HubSource(
-            client, named, options.schema, bounded=options.bounded, clock_us=context.clock_us, planned=planned
+            client_of(address),
+            named,
+            options.schema,
+            bounded=options.bounded,
+            clock_us=context.clock_us,
+            planned=planned,
         )
 
 
@@ -362,28 +370,7 @@ def _late_of(rows: pl.DataFrame) -> pl.Series:
     return rows.get_column(LATE).fill_null(value=False).rename("")
 
 
-class _Streams:
-    """Clients and indexes by hub and stream, for planned reads: Spark's workers open a source for each of them.
-
-    There is one per process, bounded; the least recently used stream is dropped first.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._known: OrderedDict[tuple[HubAddress, str, str], tuple[HubClient, StreamIndex]] = OrderedDict()
-
-    def at(self, address: HubAddress, options: HubOptions) -> tuple[HubClient, StreamIndex]:
-        """The client, and what is listed of the stream."""
-        key = (address, options.pipeline, options.stream)
-        with self._mutex:
-            found = self._known.pop(key) if key in self._known else None
-            client, index = (HubClient(address), StreamIndex()) if found is None else found
-            if index.first_entries is not None and index.entries > 2 * index.first_entries + STALE_ENTRIES_MAX:
-                index = StreamIndex()  # most of it is no longer at the hub
-            self._known[key] = client, index
-            if len(self._known) > STREAMS_MAX:
-                self._known.popitem(last=False)
-            return client, index
-
-
-_STREAMS: Final = _Streams()
+@lru_cache(maxsize=STREAMS_MAX)
+def _planned_index(address: HubAddress, pipeline: str, stream: str) -> StreamIndex:  # noqa: ARG001 - the key of the cache
+    """The index of planned reads, one per stream and process: Spark's workers open a source for each read."""
+    return StreamIndex()

@@ -31,7 +31,7 @@ _NO_CONTEXT: Final = OpenContext()
 _OURS: Final = {
     "center": ("fordstone.connectors.hub", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
-    "delta": ("fordstone.connectors.delta.connector", "DeltaKind"),
+    "delta": ("fordstone.connectors.delta", "DeltaKind"),
     "files": ("fordstone.connectors.files.source", "FilesKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal, TextIO, cast
+from typing import Literal, TextIO, cast
 
 import msgspec
 import polars as pl
@@ -17,7 +17,9 @@ from fordstone.connectors.base import (
     OpenContext,
     Sink,
     SinkStream,
+    checked_spec,
     live_of,
+    options_of,
 )
 from fordstone.connectors.files.rows import encoded
 from fordstone.errors import ConfigError, SinkError
@@ -30,23 +32,15 @@ class StdoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rows_max: int | None = None
     """How many rows of a batch are printed; the rest are counted only."""
 
-
-def stdout_spec(*, format: str, stream: TextIO | None, rows_max: int | None) -> ConnectorSpec:  # noqa: A002 - as in the plan
-    """Check the options and make the spec."""
-    options: dict[str, Any] = {"format": format} | ({} if rows_max is None else {"rows_max": rows_max})
-    spec = ConnectorSpec(kind="stdout", options=options)
-    _options(spec)
-    return spec if stream is None else LiveSpec.around(stream, kind="stdout", options=options)
+    def __post_init__(self) -> None:
+        if self.rows_max is not None and self.rows_max < 0:
+            raise ConfigError(f"stdout: rows_max={self.rows_max} must not be negative.")
 
 
-def _options(spec: ConnectorSpec) -> StdoutOptions:
-    try:
-        options = msgspec.convert(spec.options, StdoutOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"stdout: {error}. Options are: {', '.join(StdoutOptions.__struct_fields__)}.") from error
-    if options.rows_max is not None and options.rows_max < 0:
-        raise ConfigError(f"stdout: rows_max={options.rows_max} must not be negative.")
-    return options
+def stdout(format: str = "jsonl", *, stream: TextIO | None = None, rows_max: int | None = None) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+    """Print rows, as JSON lines (`"jsonl"`) or as a table (`"table"`); to another `stream` in this process if given."""
+    spec = checked_spec("stdout", {"format": format, "rows_max": rows_max}, StdoutOptions)
+    return spec if stream is None else LiveSpec.around(stream, kind=spec.kind, options=spec.options)
 
 
 class StdoutKind(ConnectorKind):
@@ -55,13 +49,13 @@ class StdoutKind(ConnectorKind):
     capabilities = frozenset({Capability.PRINTS})
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        _options(spec)
+        options_of(spec, StdoutOptions)
         return Delivery.AT_LEAST_ONCE
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Print to the stream that the spec carries, else to the standard output of this process."""
         del stream, context
-        return StdoutSink(_options(spec), cast("TextIO", live_of(spec) or sys.stdout))
+        return StdoutSink(options_of(spec, StdoutOptions), cast("TextIO", live_of(spec) or sys.stdout))
 
 
 class StdoutSink(Sink):

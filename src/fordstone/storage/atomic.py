@@ -1,19 +1,20 @@
 """Atomic file writes: write a temporary file, sync it, rename it, sync the directory.
 
 Readers see the old file or the new one, never a part of either. `AtomicWriter` works on any `Disk`; `write_file` is for
-callers that have only a path. Nothing else in the project renames a temporary file into place.
+callers that have only a path, `place_file` for files that were written piece by piece. Nothing else in the project renames a temporary file into place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 from pathlib import Path
 from typing import Final
 
 from fordstone.errors import StorageError
-from fordstone.storage.disk import Data, Disk, OsDisk
+from fordstone.storage.disk import Data, Disk, OsDisk, sync_dir, write_all
 from fordstone.storage.failpoint import Failpoints
 
 TEMP_PREFIX: Final = ".tmp-"
@@ -91,6 +92,31 @@ def write_file(path: str | Path, data: Data, *, mode: int = 0o644, durable: bool
             writer.replace(place.name, data, sync=False)
     finally:
         disk.close()
+
+
+def place_file(temp: str, path: str, data: Data, *, failpoints: Failpoints, kind: str) -> None:
+    """Add the last bytes to a temporary file, which may be new, and give it its name. Durable on return.
+
+    For files that come piece by piece, and many at once: unlike with a `Disk`, a failed sync fails this file alone. Raises `OSError`;
+    then neither name is there. The failpoints are `<kind>-written` and `<kind>-renamed`.
+    """
+    name = temp
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        failpoints.hit(f"{kind}-written")
+        os.rename(temp, path)  # noqa: PTH104 - called for every blob of a hub, and twice as quick
+        name = path
+        failpoints.hit(f"{kind}-renamed")
+        sync_dir(path.rpartition("/")[0])
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # noqa: PTH108 - as above
+        raise
 
 
 def remove_leftovers(disk: Disk, directory: str) -> None:

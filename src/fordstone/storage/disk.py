@@ -285,15 +285,13 @@ class OsDisk(Disk):
 
     def _write(self, path: str, data: Data, flags: int) -> None:
         self._check()
-        view = memoryview(data).cast("B")
         try:
             with self._mutex:
                 fd = self._unsynced.get(path)
                 if fd is None or flags & os.O_EXCL:
                     fd = os.open(self._at(path), flags, self._file_mode)
                     self._unsynced[path] = fd
-            while view:
-                view = view[os.write(fd, view[:_WRITE_MAX_BYTES]) :]
+            write_all(fd, data)
         except FileExistsError:
             raise
         except OSError as error:
@@ -307,11 +305,7 @@ class OsDisk(Disk):
 
     def _sync_dir(self, directory: Path, path: str) -> None:
         try:
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_dir(directory)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -337,3 +331,20 @@ class OsDisk(Disk):
         else:
             text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nCheck the disk."
         raise StorageError(text) from error
+
+
+def write_all(fd: int, data: Data) -> None:
+    """Write everything to an open file. Raises `OSError`."""
+    with memoryview(data).cast("B") as view:
+        written = 0
+        while written < len(view):
+            written += os.write(fd, view[written : written + _WRITE_MAX_BYTES])
+
+
+def sync_dir(path: str | Path) -> None:
+    """Make the names in a directory durable. Raises `OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

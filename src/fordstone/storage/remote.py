@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
 from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter, remove_leftovers
@@ -185,9 +186,10 @@ def open_filesystem(url: str, *, kind: str) -> tuple[Any, str]:
 
 def read_url(url: str, *, bytes_max: int) -> bytes:
     """Return at most `bytes_max` bytes of the file at a URL. `FileNotFoundError` if there is none, else `StorageError`."""
-    filesystem, path = open_filesystem(url, kind="file")
+    local = local_path(url)
+    filesystem, path = open_filesystem(url, kind="file") if local is None else (None, unquote(local))
     try:
-        with filesystem.open(path, "rb") as file:
+        with Path(path).open("rb") if filesystem is None else filesystem.open(path, "rb") as file:
             return bytes(file.read(bytes_max))
     except FileNotFoundError:
         raise

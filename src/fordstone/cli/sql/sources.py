@@ -20,10 +20,10 @@ import polars as pl
 from fordstone.cli import format as fmt
 from fordstone.cli.errors import UsageError
 from fordstone.connectors import files
-from fordstone.connectors.base import SourceOptions
+from fordstone.connectors.base import SourceOptions, options_of
 from fordstone.connectors.files.bytes import open_bytes
 from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
-from fordstone.connectors.files.settings import FileSettings, file_settings
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.source import FileSource
 from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
@@ -219,7 +219,7 @@ def _add(
     **file_options: Any,
 ) -> str:
     spec = files(pattern, **file_options)
-    settings = file_settings(spec)
+    settings = options_of(spec, FileSettings)
     source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not follow))
     paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:

@@ -11,70 +11,17 @@ another reason when that is not looked at). Neither memory nor the time of one r
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.base import Chunk, Reader, Rejected
 from fordstone.connectors.files.bytes import FileBytes
-from fordstone.connectors.files.cells import Cells
+from fordstone.connectors.files.formats import LineFormat, MalformedError, Offsets, newlines
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
-
-Offsets = npt.NDArray[np.int64]
-NEWLINE: Final = 10
-BOM: Final = b"\xef\xbb\xbf"
-PARSER_ERRORS: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-
-
-class MalformedError(Exception):
-    """At least one record of a block cannot be parsed; a closer look will show which. Never leaves the reader."""
-
-
-class LineFormat(ABC):
-    """Knows one file's records. What it makes of a record may not depend on the records around it."""
-
-    @abstractmethod
-    def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
-        """Where the first record starts; None if the file does not say yet. Called before each read until it answers.
-
-        `limit` is where the file ends, if it does; `complete`: it will not grow.
-        """
-
-    @property
-    @abstractmethod
-    def ends_at_every_newline(self) -> bool:
-        """Whether a newline ends a record wherever it stands, so that one can be found without what lies before it."""
-
-    @abstractmethod
-    def ends(self, data: bytes) -> Offsets:
-        """Where the records end: the offsets of those newlines that are not part of a value. `data` starts a record."""
-
-    @abstractmethod
-    def blank(self, record: bytes) -> bool:
-        """Whether to skip this record. One without bytes, or with a carriage return alone, always is."""
-
-    @abstractmethod
-    def parse(self, data: bytes, records: int) -> pl.DataFrame:
-        """Parse whole records, all at once; one row each. Raises `MalformedError` if any one is not as it should be."""
-
-    @abstractmethod
-    def judge(self, record: bytes) -> str | None:
-        """Why `parse` would surely refuse this record, if that is cheap to find out; None leaves it to `parse`."""
-
-    @abstractmethod
-    def finish(self, frame: pl.DataFrame) -> Cells:
-        """Give parsed columns their declared types."""
-
-
-def newlines(data: bytes) -> Offsets:
-    """The offset of every newline."""
-    return np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE)
-
 
 BLOCK_BYTES_MIN: Final = 1 << 12
 BLOCK_BYTES_MAX: Final = 1 << 24
@@ -82,6 +29,12 @@ CLOSE_RECORDS_MAX: Final = 4096
 """How many records one read looks at one by one."""
 CLOSE_PARSES_MAX: Final = 256
 """How often one read calls the parser to find the bad ones among them."""
+PLAN_BYTES_MIN: Final = 1 << 16
+PLAN_BYTES_MAX: Final = 1 << 20
+"""How much of a file a plan searches for newlines at a time."""
+PLAN_ROWS_MIN: Final = 1 << 4
+PLAN_ROWS_MAX: Final = 1 << 14
+"""How many rows a plan parses at a time where newlines do not end records."""
 TEXT_MAX: Final = 4096
 """How many characters of rejected input are kept."""
 _LINE_BYTES_GUESS: Final = 128
@@ -171,8 +124,48 @@ class LineReader(Reader):
         self._data.check(self._position if self._end is None else self._end)
         return None
 
+    def plan(self, rows_max: int, end: int) -> int | None:
+        """Find where reading `rows_max` records would end, of the file's first `end` bytes; None if nothing is whole yet.
+
+        Newlines are counted, and nothing is parsed, except where a record seems to span lines: only a read shows whether
+        it does, or is malformed and ends with its first line. The reader is of no use afterwards.
+        """
+        if self._bounded:
+            self._end = end
+        self._first = self._format.begin(self._data, self._end, complete=self._bounded)
+        if self._first is None:
+            return None
+        begin = place = max(self._position, self._first)
+        if self._bounded and rows_max >= end - begin:
+            return max(begin, end)  # a record has at least one byte
+        records, look_bytes, read_rows = 0, PLAN_BYTES_MIN, PLAN_ROWS_MIN
+        while records < rows_max and place < end:
+            data = self._data.at(place, min(look_bytes, end - place))
+            ends = self._whole_lines(data)[: rows_max - records]
+            if ends.size:
+                place += int(ends[-1]) + 1
+                records += ends.size
+                look_bytes, read_rows = min(look_bytes * 2, PLAN_BYTES_MAX), PLAN_ROWS_MIN
+                continue
+            self._position = place
+            chunk = self.read(min(read_rows, rows_max - records), Position(end) if self._bounded else None)
+            if chunk is None or chunk.position <= place:
+                break
+            place = chunk.position
+            records += max(1, chunk.frame.height + len(chunk.rejected))
+            look_bytes, read_rows = PLAN_BYTES_MIN, min(read_rows * 2, PLAN_ROWS_MAX)
+        return place if place > begin else None
+
     def close(self) -> None:
         self._data.close()
+
+    def _whole_lines(self, data: bytes) -> Offsets:
+        """The ends of those records, from the first on, that are one line each."""
+        ends = self._format.ends(data)
+        if not self._format.spans_lines or not ends.size:
+            return ends
+        spanning = ends != newlines(data)[: ends.size]
+        return ends[: int(np.argmax(spanning))] if spanning.any() else ends
 
     def _nothing(self) -> _Parsed:
         return _Parsed(frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(), length=0)

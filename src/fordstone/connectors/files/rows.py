@@ -20,9 +20,8 @@ import polars as pl
 from fordstone.connectors.base import SinkStream
 from fordstone.connectors.files.bytes import HeldBytes
 from fordstone.connectors.files.cells import check_flat, json_types
-from fordstone.connectors.files.csv_rows import CsvRows, record_ends
-from fordstone.connectors.files.jsonl import JsonLines
-from fordstone.connectors.files.lines import LineReader, newlines
+from fordstone.connectors.files.formats import CsvRows, JsonLines, newlines, record_ends
+from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import (
     DELETE,
     EPOCH,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from fordstone.connectors.base import ConnectorSpec, SinkStream
+from fordstone.connectors.base import ConnectorSpec, SinkStream, checked_spec
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES
 from fordstone.errors import ConfigError, SinkError
 from fordstone.lang.schema import DataType, Schema
@@ -53,6 +53,23 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sync: bool = True
     """Whether rows that a sink emits at once are on the disk before the next step; without, a power cut may lose some."""
 
+    def __post_init__(self) -> None:
+        called = f"files({self.path!r})"
+        if not self.path:
+            raise ConfigError(f"{called}: give a file, a pattern such as 'in/*.jsonl', or for a sink a directory.")
+        if "://" in self.path:
+            raise ConfigError(
+                f"{called}: only local paths can be read and written. Mount or copy it, or use another connector for the system."
+            )
+        if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n'):
+            raise ConfigError(
+                f"{called}: delimiter={self.delimiter!r} must be one character other than a quote or a newline."
+            )
+        if not 1 <= self.line_bytes_max <= LINE_BYTES_MOST:
+            raise ConfigError(
+                f"{called}: line_bytes_max={self.line_bytes_max} must be between 1 and {LINE_BYTES_MOST}."
+            )
+
     def format_of(self, path: Path) -> FileFormat | None:
         """The format of one file: as given, or by its ending."""
         plain = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
@@ -63,38 +80,16 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
-def files_spec(options: dict[str, Any]) -> ConnectorSpec:
-    """Check the options and make the spec."""
-    kept = {name: value for name, value in options.items() if value is not None}
-    if isinstance(kept.get("format"), str):
-        kept["format"] = _ALIASES.get(kept["format"].lower(), kept["format"].lower())
-    spec = ConnectorSpec(kind="files", options=kept)
-    file_settings(spec)
-    return spec
+def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+    """Files on a local disk.
 
-
-def file_settings(spec: ConnectorSpec) -> FileSettings:
-    """The options of a spec, checked."""
-    try:
-        settings = msgspec.convert(spec.options, FileSettings)
-    except msgspec.ValidationError as error:
-        names = ", ".join(FileSettings.__struct_fields__)
-        raise ConfigError(f"files({spec.options.get('path', '')!r}): {error}. Options are: {names}.") from error
-    if not settings.path:
-        raise ConfigError("files(''): give a file, a pattern such as 'in/*.jsonl', or for a sink a directory.")
-    if "://" in settings.path:
-        raise ConfigError(
-            f"files({settings.path!r}): only local paths can be read and written. Mount or copy it, or use another connector for the system."
-        )
-    if settings.delimiter is not None and (len(settings.delimiter.encode()) != 1 or settings.delimiter in '"\r\n'):
-        raise ConfigError(
-            f"files({settings.path!r}): delimiter={settings.delimiter!r} must be one character other than a quote or a newline."
-        )
-    if not 1 <= settings.line_bytes_max <= LINE_BYTES_MOST:
-        raise ConfigError(
-            f"files({settings.path!r}): line_bytes_max={settings.line_bytes_max} must be between 1 and {LINE_BYTES_MOST}."
-        )
-    return settings
+    As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format follows from each file's
+    ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
+    `parquet` and `arrow`. Options: see `fordstone.connectors.files.settings.FileSettings`.
+    """
+    if isinstance(format, str):
+        format = _ALIASES.get(format.lower(), format.lower())  # noqa: A001 - as above
+    return checked_spec("files", {"path": str(path), "format": format, **options}, FileSettings)
 
 
 OP: Final = "__op"

@@ -7,7 +7,10 @@ Names that begin with '.' or '_' are left out (unless the pattern says so itself
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from fordstone.connectors.base import (
@@ -22,13 +25,12 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    options_of,
 )
-from fordstone.connectors.files.bytes import PACKED_SUFFIXES, open_bytes
-from fordstone.connectors.files.csv_rows import CsvRows
-from fordstone.connectors.files.jsonl import JsonLines
-from fordstone.connectors.files.lines import LineFormat, LineReader
-from fordstone.connectors.files.read_plan import FileReach
-from fordstone.connectors.files.settings import FileFormat, FileSettings, file_settings
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, open_bytes, shrank, unreadable
+from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
+from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
+from fordstone.connectors.files.settings import FileFormat, FileSettings
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
@@ -44,29 +46,37 @@ class FilesKind(ConnectorKind):
     """
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        file_settings(spec)
+        options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """An epoch is a file: there or not."""
-        file_settings(spec)
+        options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         del context
-        return FileSource(file_settings(spec), options)
+        return FileSource(options_of(spec, FileSettings), options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
         from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
 
-        return open_file_sink(file_settings(spec), stream)
+        return open_file_sink(options_of(spec, FileSettings), stream)
 
     def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
         """Open a writer of parts; the sink must have made the directory."""
         from fordstone.connectors.files.sink import open_file_parts  # noqa: PLC0415 - as above
 
-        return open_file_parts(file_settings(spec), stream)
+        return open_file_parts(options_of(spec, FileSettings), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """The number of rows of a table file, and the size and time that the file had then."""
+
+    looks: tuple[int, int]
+    rows: int
 
 
 class FileSource(Source):
@@ -79,7 +89,11 @@ class FileSource(Source):
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
-        self._reach = FileReach(options.schema, bounded=options.bounded, line_bytes_max=settings.line_bytes_max)
+        self._ends: dict[Path, int] = {}
+        """Where bounded text files ended when they were first planned."""
+        self._unfinished: dict[Path, tuple[int, int]] = {}
+        """Of text files: where a line begins, and up to where it was searched for its newline in vain."""
+        self._counted: dict[Path, _Counted] = {}
 
     def partitions(self) -> Sequence[PartitionId]:
         """The files there are, by name. Bounded input is what was there at the first call."""
@@ -108,27 +122,60 @@ class FileSource(Source):
             reader = self._table(path, file_format, position, with_positions=with_positions)
             self._tables[partition] = reader
             return reader
-        return LineReader(
-            open_bytes(path),
-            self._line_format(path, file_format),
-            self._options.schema,
-            position,
-            bounded=self._options.bounded,
-            with_positions=with_positions,
-            line_bytes_max=self._settings.line_bytes_max,
-        )
+        return self._line_reader(open_bytes(path), path, file_format, position, with_positions=with_positions)
 
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
-        """From the sizes of files and a few of their bytes; but compressed files are read."""
+        """Plan from a file's number of rows, or by its newlines. An unchanged file costs one `stat`; compressed files are read."""
         path = self._root / partition
         file_format = self._format_of(path)
-        if file_format in {"parquet", "arrow"}:
-            return self._reach.of_table(
-                path, lambda: self._table(path, file_format, position, with_positions=False), position, rows_max
-            )
         if path.suffix in PACKED_SUFFIXES:
             return super().plan_read(partition, position, rows_max)
-        return self._reach.of_lines(path, lambda: self._line_format(path, file_format), position, rows_max)
+        try:
+            looks = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if file_format in {"parquet", "arrow"}:
+            return self._plan_table(path, file_format, looks, position, max(1, rows_max))
+        return self._plan_lines(path, file_format, looks.st_size, position, max(1, rows_max))
+
+    def _plan_table(
+        self, path: Path, file_format: FileFormat, looks: os.stat_result, position: Position, rows_max: int
+    ) -> ReadPlan:
+        found = self._counted.get(path)
+        if found is None or found.looks != (looks.st_size, looks.st_mtime_ns) or position > found.rows:
+            with closing(self._table(path, file_format, position, with_positions=False)) as reader:
+                rows = reader.count()
+            if rows is None:
+                return ReadPlan(position=position)
+            found = self._counted[path] = _Counted(looks=(looks.st_size, looks.st_mtime_ns), rows=rows)
+        stop = max(position, min(found.rows, position + rows_max))
+        return ReadPlan(position=Position(stop), ended=stop >= found.rows)
+
+    def _plan_lines(
+        self, path: Path, file_format: FileFormat, size: int, position: Position, rows_max: int
+    ) -> ReadPlan:
+        """A planned position is one that a reader passes that reads straight through, whatever is appended later."""
+        end = self._ends.setdefault(path, size) if self._options.bounded else size
+        if size < max(position, end):
+            raise shrank(path, size, max(position, end))
+        if position >= end:
+            return ReadPlan(position=position, ended=self._options.bounded)
+        begin, searched = self._unfinished.get(path, (-1, 0))
+        with closing(open_bytes(path)) as data:
+            if (
+                begin == position
+                and end - searched <= BLOCK_BYTES_MAX
+                and b"\n" not in data.at(searched, end - searched)
+            ):
+                found = None
+            else:
+                reader = self._line_reader(data, path, file_format, position, with_positions=False)
+                found = reader.plan(rows_max, end)
+        if found is None:
+            self._unfinished[path] = (position, end)
+            return ReadPlan(position=position)
+        self._unfinished.pop(path, None)
+        return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
 
     def size_bytes(self) -> int:
         """The bytes of all files there are now."""
@@ -145,8 +192,8 @@ class FileSource(Source):
     def _read_of(self, name: str, size: int, cut: PartitionCut) -> float:
         if cut.done:
             return size
-        counted = self._reach.rows_of(self._root / name)
-        rows = self._tables[name].rows if counted is None and name in self._tables else counted
+        counted = self._counted.get(self._root / name) or self._tables.get(name)
+        rows = None if counted is None else counted.rows
         return min(cut.position, size) if rows is None else size * min(cut.position / max(rows, 1), 1.0)
 
     def _sizes(self) -> dict[str, int]:
@@ -177,15 +224,29 @@ class FileSource(Source):
             with_positions=with_positions,
         )
 
-    def _line_format(self, path: Path, file_format: str) -> LineFormat:
-        if file_format == "jsonl":
-            return JsonLines(self._options.schema, time_unit=self._settings.time_unit)
-        return CsvRows(
-            path,
-            self._options.schema,
-            delimiter=self._settings.delimiter_of(path),
-            header=self._settings.header,
-            time_unit=self._settings.time_unit,
+    def _line_reader(
+        self, data: FileBytes, path: Path, file_format: FileFormat, position: Position, *, with_positions: bool
+    ) -> LineReader:
+        settings, schema = self._settings, self._options.schema
+        line_format: LineFormat = (
+            JsonLines(schema, time_unit=settings.time_unit)
+            if file_format == "jsonl"
+            else CsvRows(
+                path,
+                schema,
+                delimiter=settings.delimiter_of(path),
+                header=settings.header,
+                time_unit=settings.time_unit,
+            )
+        )
+        return LineReader(
+            data,
+            line_format,
+            schema,
+            position,
+            bounded=self._options.bounded,
+            with_positions=with_positions,
+            line_bytes_max=settings.line_bytes_max,
         )
 
     def _matching(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Fetch control tables from the hub into the node's own folders, beside the pipeline.
 
-A fetcher asks with a long poll and stores each version durably (`connectors.control_log`). The pipeline reads only the
+A fetcher asks with a long poll and stores each version durably (`connectors.control`). The pipeline reads only the
 folder, so it never waits for the network. If versions are missing, a snapshot of the whole table is turned into changes
 against the local copy.
 
@@ -21,8 +21,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Source
-from fordstone.connectors.control import PARTITION, ControlSource
-from fordstone.connectors.control_log import ControlLog, changes_between
+from fordstone.connectors.control import PARTITION, ControlLog, ControlSource, changes_between
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
@@ -31,8 +30,8 @@ from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
-from fordstone.protocol.backoff import Backoff
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
+from fordstone.protocol.retry import Backoff
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 

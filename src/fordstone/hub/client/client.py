@@ -15,14 +15,12 @@ import itertools
 import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
-import fsspec
 import msgspec
 import urllib3
 
@@ -53,62 +51,14 @@ from fordstone.hub.messages import (
     StreamPage,
     Streams,
 )
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
-
-URLS_MAX: Final = 64
-"""Maximum number of stores that are remembered as unreachable."""
-
-
-class DirectBlobs:
-    """Reads blobs from the hub's store directly, where it can be reached from here. Never fails: the hub is asked instead.
-
-    What it gives has the size and digest that were asked for, so the URL need not be trusted.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._unreachable: set[str] = set()
-
-    def read(self, url: str, ref: RunRef) -> bytes | None:
-        """The bytes of a blob in the store at `url`; None: ask the hub."""
-        with self._mutex:
-            if url in self._unreachable:
-                return None
-        data = self._file(url, ref) if urlsplit(url).scheme in {"", "file"} else self._elsewhere(url, ref)
-        if data is None or len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.digest:
-            return None
-        return data
-
-    def _file(self, url: str, ref: RunRef) -> bytes | None:
-        root = Path(unquote(urlsplit(url).path))
-        if not root.is_absolute() or not root.is_dir():
-            self._forget(url)
-            return None
-        try:
-            with (root / ref.digest[:2] / ref.digest).open("rb") as file:
-                return file.read(ref.size_bytes + 1)
-        except OSError:
-            return None
-
-    def _elsewhere(self, url: str, ref: RunRef) -> bytes | None:
-        try:
-            with fsspec.open(f"{url.rstrip('/')}/{ref.digest[:2]}/{ref.digest}", "rb") as file:
-                return bytes(file.read(ref.size_bytes + 1))
-        except FileNotFoundError:
-            return None
-        except Exception:  # noqa: BLE001 - each kind of store has its own errors, and the hub is the way out of all of them
-            self._forget(url)
-            return None
-
-    def _forget(self, url: str) -> None:
-        with self._mutex:
-            if len(self._unreachable) < URLS_MAX:
-                self._unreachable.add(url)
-
+from fordstone.storage.remote import read_url
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+URLS_MAX: Final = 64
+"""Maximum number of stores that are remembered as unreachable."""
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 10.0
 WAIT_MARGIN_SECONDS: Final = 10.0
@@ -116,6 +66,8 @@ WAIT_MARGIN_SECONDS: Final = 10.0
 SPEED_MIN_BYTES: Final = 4096
 """Bytes per second at which a body may take longer than its timeout."""
 CONNECTIONS_MAX: Final = 8
+CLIENTS_MAX: Final = 16
+"""Maximum number of hubs (and tokens) to which a Python process keeps connections by `client_of`."""
 CHUNK_BYTES: Final = 1 << 16
 WHOLE_BYTES_MAX: Final = 1 << 20
 """Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own timeout."""
@@ -140,7 +92,7 @@ class HubClient:
     def __init__(self, address: HubAddress, *, timeout_s: float = TIMEOUT_SECONDS) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._direct = DirectBlobs()
+        self._unreachable: set[str] = set()
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "fordstone"}
         if address.token is not None:
             self._headers["Authorization"] = f"Bearer {address.token}"
@@ -176,13 +128,27 @@ class HubClient:
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
         """A blob, checked: from the hub's store where that can be reached from here, else through the hub."""
         if direct_url is not None:
-            data = self._direct.read(direct_url, ref)
+            data = self._read_direct(direct_url, ref)
             if data is not None:
                 return data
         data = self.get_blob(ref.digest)
         if len(data) != ref.size_bytes:
             raise DamagedError(f"blob {ref.digest[:12]} has {len(data)} bytes, what names it says {ref.size_bytes}.")
         return data
+
+    def _read_direct(self, url: str, ref: RunRef) -> bytes | None:
+        """Read a blob from the hub's store. It has the size and digest asked for, so the URL need not be trusted; None: ask the hub."""
+        if url in self._unreachable:
+            return None
+        try:
+            data = read_url(f"{url.rstrip('/')}/{ref.digest[:2]}/{ref.digest}", bytes_max=ref.size_bytes + 1)
+        except FileNotFoundError:
+            return None
+        except Exception:  # noqa: BLE001 - each kind of store has its own errors, and the hub is the way out of all of them
+            if len(self._unreachable) < URLS_MAX:
+                self._unreachable.add(url)
+            return None
+        return data if len(data) == ref.size_bytes and hashlib.sha256(data).hexdigest() == ref.digest else None
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Which of these blobs the hub does not have."""
@@ -435,3 +401,9 @@ def _digest(digest: str) -> str:
     if not is_digest(digest):
         raise ValueError(f"{digest[:80]!r} is no digest")
     return digest
+
+
+@lru_cache(maxsize=CLIENTS_MAX)
+def client_of(address: HubAddress) -> HubClient:
+    """The client of this Python process; its users share it and its connections."""
+    return HubClient(address)

@@ -28,7 +28,7 @@ from fordstone.hub.client.client import HubClient, retry
 from fordstone.hub.messages import ENDED_US, ConsumerPosition, StreamEpoch, StreamPage
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ LATE: Final = "__late"
 MAX_AHEAD_US: Final = 3_600_000_000
 """Maximum by which the time of a node may be ahead of the hub's clock."""
 EPOCHS_PER_READ_MAX: Final = 1_000
+STALE_ENTRIES_MAX: Final = 100_000
 POLL_SECONDS: Final = 20.0
 """Timeout of a long poll."""
 GATHER_SECONDS: Final = 0.05
@@ -103,7 +104,6 @@ class StreamIndex:
     def __init__(self, after: int = 0) -> None:
         """`after`: the hub's number of the last commit before the index."""
         self._mutex = threading.Lock()
-        self._grown = threading.Condition(self._mutex)
         self._epochs: dict[str, list[StreamEpoch]] = {}
         self._newest: dict[str, StreamEpoch] = {}
         self._nodes: tuple[str, ...] = ()
@@ -114,12 +114,12 @@ class StreamIndex:
         self.blobs: str | None = None
         """Where the hub's blobs can be read directly, if anywhere."""
         self.entries = 0
-        self.first_entries: int | None = None
+        self._first_entries = 0
         """Number of entries when it was first complete."""
 
     def add(self, page: StreamPage) -> None:
         """Add a page. Epochs that are known already change nothing."""
-        with self._grown:
+        with self._mutex:
             for entry in page.epochs:
                 if entry.epoch > self._last(entry.node):
                     self._epochs.setdefault(entry.node, []).append(entry)
@@ -130,8 +130,7 @@ class StreamIndex:
             self.after = max(self.after, page.next)
             self.blobs = page.blobs
             if not page.more and not self.complete:
-                self.complete, self.first_entries = True, self.entries
-            self._grown.notify_all()
+                self.complete, self._first_entries = True, self.entries
 
     def nodes(self) -> tuple[str, ...]:
         """All nodes that have or had epochs, sorted; none before the index is complete."""
@@ -194,10 +193,9 @@ class StreamIndex:
                     del known[:count]
                     self.entries -= count
 
-    def wait_for(self, node: str, epoch: int, seconds: float) -> bool:
-        """Wait until an epoch is listed, or `seconds` have passed; return whether it is."""
-        with self._grown:
-            return self._grown.wait_for(lambda: self._last(node) >= epoch, seconds)
+    def is_stale(self) -> bool:
+        """Whether most of it is probably no longer at the hub, because nothing was forgotten."""
+        return self.complete and self.entries > 2 * self._first_entries + STALE_ENTRIES_MAX
 
     def _last(self, node: str) -> int:
         newest = self._newest.get(node)

@@ -8,29 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Router
 
 from fordstone.errors import StorageError
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.server.auth import Tokens
-from fordstone.hub.server.blob_handlers import BlobHandlers
+from fordstone.hub.server.handlers import SMALL_BYTES_MAX, Handlers, LongPolls
 from fordstone.hub.server.limits import DiskQuota, Limits
-from fordstone.hub.server.log_handlers import LogHandlers, LongPolls
-from fordstone.hub.server.metrics import CONTENT_TYPE, HubMetrics, LogSnapshot
+from fordstone.hub.server.metrics import HubMetrics, LogMetrics
 from fordstone.hub.server.middleware import HubMiddleware, Receive, Scope, Send
-from fordstone.hub.server.routes import Endpoint, Routes
-from fordstone.hub.store.base import LogReader
-from fordstone.hub.store.blob_index import SMALL_BYTES_MAX
+from fordstone.hub.server.routes import Routes
 from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, claim, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
@@ -40,22 +33,11 @@ from fordstone.storage.failpoint import Failpoints
 READERS: Final = 4
 BLOB_THREADS: Final = 16
 """They mostly wait for the disk."""
-SNAPSHOT_AGE_MAX_S: Final = 5.0
-"""Metrics read from the log are at most this old, however often they are scraped."""
 LOG_NAME: Final = "log.sqlite"
 BLOBS_NAME: Final = "blobs"
 INCOMING_NAME: Final = "incoming"
 """Uploads on their way to a remote blob store."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handlers:
-    """What the rows of `ROUTES` refer to."""
-
-    log: LogHandlers
-    blobs: BlobHandlers
-    metrics: Endpoint
 
 
 class HubApp:
@@ -83,11 +65,17 @@ class HubApp:
         self.retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
         metrics = HubMetrics()
         handlers = Handlers(
-            log=LogHandlers(log, self._polls, self._readers, quota, direct_url=direct_url),
-            blobs=BlobHandlers(
-                log, blobs, gate, self._blob_threads, quota, small_bytes_max=small_bytes_max, failpoints=failpoints
-            ),
-            metrics=_MetricsHandler(log, metrics).get,
+            log,
+            blobs,
+            gate,
+            self._polls,
+            quota,
+            LogMetrics(log, metrics),
+            readers=self._readers,
+            blob_threads=self._blob_threads,
+            direct_url=direct_url,
+            small_bytes_max=small_bytes_max,
+            failpoints=failpoints,
         )
         self._app = HubMiddleware(
             Routes(handlers),
@@ -136,49 +124,6 @@ class HubApp:
                     _log.exception("hub retention failed")
                 if not more:
                     await asyncio.sleep(retention.keeping.every_s)
-
-
-class _MetricsHandler:
-    """`GET /metrics`. Reads the log on a thread, at most every few seconds."""
-
-    def __init__(self, log: HubLog, metrics: HubMetrics) -> None:
-        self._log = log
-        self._metrics = metrics
-        self._snapshot: LogSnapshot | None = None
-        self._read_s = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
-        self._rows = 0
-        self._seq = log.read(lambda log: log.newest_seq())
-
-    async def get(self, request: Request) -> Response:  # noqa: ARG002 - the framework's form
-        """Render all metrics."""
-        if time.monotonic() - self._read_s >= SNAPSHOT_AGE_MAX_S:
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._read())
-            await asyncio.shield(self._reading)
-        return Response(self._metrics.render(self._snapshot), headers={"content-type": CONTENT_TYPE})
-
-    async def _read(self) -> None:
-        try:
-            self._snapshot = await asyncio.to_thread(self._log.read, self._take)
-        except Exception:  # noqa: BLE001 - a scrape without the log's gauges says so in `log_up`
-            _log.exception("hub log not read for metrics")
-            self._snapshot = None
-        finally:
-            self._read_s, self._reading = time.monotonic(), None
-
-    def _take(self, log: LogReader) -> LogSnapshot:
-        totals = log.totals(after_seq=self._seq)
-        self._rows, self._seq = self._rows + totals.rows, totals.seq
-        return LogSnapshot(
-            now_us=self._log.now_us(),
-            nodes=log.nodes(),
-            streams=log.streams(),
-            log_bytes=self._log.size_bytes(),
-            blobs=totals.blobs,
-            blob_bytes=totals.blob_bytes,
-            rows=self._rows,
-        )
 
 
 @contextlib.contextmanager

@@ -12,11 +12,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final
 
 from fordstone.errors import ConfigError
-from fordstone.hub.messages import BLOB_BYTES_MAX, BODY_BYTES_MAX
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import BLOB_BYTES_MAX, BODY_BYTES_MAX, Rejection
 
 SHARED_TIMES: Final = 20
 """Multiple of a node's rate for callers that represent many: the center, an admin, a peer address without tokens."""
@@ -133,20 +132,6 @@ class Slots:
                     del self._of_nodes[node]
 
 
-class DiskUsage(Protocol):
-    """What `shutil.disk_usage` returns."""
-
-    @property
-    def total(self) -> int:
-        """Bytes."""
-        ...
-
-    @property
-    def free(self) -> int:
-        """Bytes."""
-        ...
-
-
 class DiskQuota:
     """Reserves space on the hub's disks, so that a full hub can still remove what was read.
 
@@ -159,7 +144,7 @@ class DiskQuota:
         self,
         directories: Sequence[Path],
         *,
-        usage: Callable[[Path], DiskUsage] = shutil.disk_usage,
+        usage: Callable[[Path], Any] = shutil.disk_usage,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`directories`: one on each disk."""
@@ -195,4 +180,4 @@ class DiskQuota:
         except OSError:
             # It is unknown; a write there will fail or not.
             return float("inf")
-        return usage.free / max(1, min(RESERVED_BYTES_MAX, usage.total // RESERVED_SHARE))
+        return float(usage.free / max(1, min(RESERVED_BYTES_MAX, usage.total // RESERVED_SHARE)))

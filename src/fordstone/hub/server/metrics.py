@@ -6,6 +6,9 @@ with the largest values are listed. One registry per hub.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,13 +18,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fordstone.hub.messages import NodeInfo, StreamInfo
+from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.sqlite import LogReader
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 SERIES_MAX: Final = 2_000
 """Maximum number of nodes, streams and consumers that are listed: those with the largest values."""
+SNAPSHOT_AGE_MAX_S: Final = 5.0
+"""Metrics read from the log are at most this old, however often they are scraped."""
 _SECOND_US: Final = 1_000_000
 _PREFIX: Final = "fordstone_hub_"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,49 @@ class _SnapshotCollector(Collector):
             "Epochs that a consumer has still to read.",
             ("pipeline", "stream", "consumer"),
             backlog,
+        )
+
+
+class LogMetrics:
+    """All metrics, with what the log says: it is read on a thread, at most every few seconds."""
+
+    def __init__(self, log: HubLog, metrics: HubMetrics) -> None:
+        self._log = log
+        self._metrics = metrics
+        self._snapshot: LogSnapshot | None = None
+        self._read_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._rows = 0
+        self._seq = log.read(lambda log: log.newest_seq())
+
+    async def render(self) -> bytes:
+        """Return everything in the text format of Prometheus."""
+        if time.monotonic() - self._read_s >= SNAPSHOT_AGE_MAX_S:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)
+        return self._metrics.render(self._snapshot)
+
+    async def _read(self) -> None:
+        try:
+            self._snapshot = await asyncio.to_thread(self._log.read, self._take)
+        except Exception:  # noqa: BLE001 - a scrape without the log's gauges says so in `log_up`
+            _log.exception("hub log not read for metrics")
+            self._snapshot = None
+        finally:
+            self._read_s, self._reading = time.monotonic(), None
+
+    def _take(self, log: LogReader) -> LogSnapshot:
+        totals = log.totals(after_seq=self._seq)
+        self._rows, self._seq = self._rows + totals.rows, totals.seq
+        return LogSnapshot(
+            now_us=self._log.now_us(),
+            nodes=log.nodes(),
+            streams=log.streams(),
+            log_bytes=self._log.size_bytes(),
+            blobs=totals.blobs,
+            blob_bytes=totals.blob_bytes,
+            rows=self._rows,
         )
 
 

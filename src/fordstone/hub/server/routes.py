@@ -7,21 +7,17 @@ letters end here. No name needs an escape, so nothing is decoded. Handlers take 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from fordstone.hub.messages import API
-from fordstone.hub.rejection import Rejection
+from fordstone.hub.messages import API, Rejection
+from fordstone.hub.server.handlers import Handlers
 
-if TYPE_CHECKING:
-    from fordstone.hub.server.app import Handlers
-
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Role: TypeAlias = Literal["anyone", "node", "center"]
 """An admin may use every route; `node`: that node alone; `anyone`: even without a token."""
 METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
@@ -37,22 +33,15 @@ class HubRoute:
     method: str
     path: str
     roles: frozenset[Role]
-    handler: Callable[[Handlers], Endpoint]
+    handler: str
+    """A method of `Handlers`, which gets the names in the path as arguments."""
     blob: bool = False
     """The body or the response is a blob, with the limit of blobs; otherwise it has the limit of JSON bodies."""
     polls: bool = False
     """The request may ask to wait, and then takes a slot of the long polls."""
 
 
-def _route(
-    method: str,
-    path: str,
-    roles: str,
-    handler: Callable[[Handlers], Endpoint],
-    *,
-    blob: bool = False,
-    polls: bool = False,
-) -> HubRoute:
+def _route(method: str, path: str, roles: str, handler: str, *, blob: bool = False, polls: bool = False) -> HubRoute:
     chosen: frozenset[Any] = frozenset(roles.split())
     return HubRoute(method=method, path=path, roles=chosen, handler=handler, blob=blob, polls=polls)
 
@@ -63,27 +52,27 @@ _STREAM: Final = API + "/pipelines/{pipeline}/streams/{stream}"
 _CONSUMER: Final = API + "/pipelines/{pipeline}/consumers/{consumer}"
 _CONTROL: Final = API + "/pipelines/{pipeline}/control/{control}"
 ROUTES: Final = (
-    _route("GET", "/healthz", "anyone", lambda h: h.log.healthz),
-    _route("HEAD", "/healthz", "anyone", lambda h: h.log.healthz),
-    _route("GET", "/metrics", "center", lambda h: h.metrics),
-    _route("POST", API + "/blobs/missing", "node center", lambda h: h.blobs.missing),
-    _route("PUT", _BLOB, "node center", lambda h: h.blobs.put, blob=True),
-    _route("GET", _BLOB, "node center", lambda h: h.blobs.get, blob=True),
-    _route("HEAD", _BLOB, "node center", lambda h: h.blobs.head, blob=True),
-    _route("POST", _NODE + "/epochs/{epochs}", "node", lambda h: h.log.commit),
-    _route("POST", _NODE + "/lease", "node", lambda h: h.log.lease),
-    _route("GET", _NODE + "/head", "node center", lambda h: h.log.head),
-    _route("GET", _NODE + "/checkpoint", "node center", lambda h: h.log.checkpoint),
-    _route("GET", _STREAM + "/epochs", "center", lambda h: h.log.stream_page, polls=True),
-    _route("GET", _CONSUMER, "center", lambda h: h.log.positions),
-    _route("PUT", _CONSUMER, "center", lambda h: h.log.save_position),
-    _route("DELETE", _CONSUMER, "center", lambda h: h.log.remove_consumer),
-    _route("POST", _CONTROL, "center", lambda h: h.log.publish),
-    _route("GET", _CONTROL, "node center", lambda h: h.log.control_page, polls=True),
-    _route("PUT", API + "/nodes/{node}/health/{pipeline}", "node", lambda h: h.log.save_health),
-    _route("GET", API + "/nodes", "center", lambda h: h.log.nodes),
-    _route("GET", API + "/streams", "center", lambda h: h.log.streams),
-    _route("GET", API + "/epochs", "center", lambda h: h.log.epochs),
+    _route("GET", "/healthz", "anyone", "healthz"),
+    _route("HEAD", "/healthz", "anyone", "healthz"),
+    _route("GET", "/metrics", "center", "metrics"),
+    _route("POST", API + "/blobs/missing", "node center", "missing_blobs"),
+    _route("PUT", _BLOB, "node center", "put_blob", blob=True),
+    _route("GET", _BLOB, "node center", "get_blob", blob=True),
+    _route("HEAD", _BLOB, "node center", "head_blob", blob=True),
+    _route("POST", _NODE + "/epochs/{epochs}", "node", "commit"),
+    _route("POST", _NODE + "/lease", "node", "lease"),
+    _route("GET", _NODE + "/head", "node center", "head"),
+    _route("GET", _NODE + "/checkpoint", "node center", "checkpoint"),
+    _route("GET", _STREAM + "/epochs", "center", "stream_page", polls=True),
+    _route("GET", _CONSUMER, "center", "position"),
+    _route("PUT", _CONSUMER, "center", "save_position"),
+    _route("DELETE", _CONSUMER, "center", "remove_consumer"),
+    _route("POST", _CONTROL, "center", "publish"),
+    _route("GET", _CONTROL, "node center", "control_page", polls=True),
+    _route("PUT", API + "/nodes/{node}/health/{pipeline}", "node", "save_health"),
+    _route("GET", API + "/nodes", "center", "nodes"),
+    _route("GET", API + "/streams", "center", "streams"),
+    _route("GET", API + "/epochs", "center", "epochs"),
 )
 
 
@@ -101,7 +90,7 @@ class Routes:
 
     def __init__(self, handlers: Handlers) -> None:
         self._routes: Sequence[tuple[HubRoute, Route]] = [
-            (route, Route(route.path, route.handler(handlers), methods=[route.method])) for route in ROUTES
+            (route, Route(route.path, _endpoint(handlers, route.handler), methods=[route.method])) for route in ROUTES
         ]
 
     def match(self, scope: dict[str, Any]) -> Matched | Rejection:
@@ -130,6 +119,16 @@ class Routes:
         if wrong_digest is not None:
             raise _bad_name(wrong_digest)
         return Rejection("not_found", "the hub has no such route. Is this the hub's URL, without a path?")
+
+
+def _endpoint(handlers: Handlers, name: str) -> Any:
+    handler = getattr(handlers, name)
+
+    async def endpoint(request: Request) -> Response:
+        response: Response = await handler(request, **request.path_params)
+        return response
+
+    return endpoint
 
 
 def check_path(path: bytes) -> None:

@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -24,10 +23,11 @@ from typing import IO, Any, Final
 from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.rejection import Rejection
-from fordstone.storage.atomic import write_file
+from fordstone.hub.messages import Rejection
+from fordstone.storage.atomic import place_file, write_file
+from fordstone.storage.disk import sync_dir, write_all
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-from fordstone.storage.remote import Remote, local_path, open_filesystem, open_remote
+from fordstone.storage.remote import FsspecRemote, Remote, local_path, open_filesystem, open_remote
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
@@ -80,26 +80,11 @@ class DiskBlobs(BlobStore):
         _clear(self._incoming)
 
     def put(self, digest: str, upload: Upload) -> None:
-        """Write to `incoming`, sync, rename, sync the directory. An upload that is a file already is only synced and renamed."""
-        final, now = self._at(digest), str(upload.path or self._incoming / f"{digest}.{secrets.token_hex(8)}")
-        try:
-            with _storage("write", now):
-                fd = os.open(now, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-                try:
-                    _write_whole(fd, upload.data)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                self._settle(digest[:2])
-                self._failpoints.hit("hub.blob-written")
-                os.rename(now, final)  # noqa: PTH104 - called for every blob, and twice as quick
-                now = final
-                self._failpoints.hit("hub.blob-renamed")
-                _sync_dir(self._folder(digest[:2]))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(now)  # noqa: PTH108 - as above
-            raise
+        """An upload that is a file already is only synced and renamed."""
+        temp = str(upload.path or self._incoming / f"{digest}.{secrets.token_hex(8)}")
+        with _storage("write", temp):
+            self._settle(digest[:2])
+            place_file(temp, self._at(digest), upload.data, failpoints=self._failpoints, kind="hub.blob")
 
     def size(self, digest: str) -> int | None:
         with _storage("look at", self._at(digest)):
@@ -144,14 +129,11 @@ class DiskBlobs(BlobStore):
         """Make the names of one directory durable, once: a process that was killed may have left some that are not."""
         if prefix in self._settled:
             return
-        folder = self._folder(prefix)
-        Path(folder).mkdir(exist_ok=True)
-        _sync_dir(folder)
-        _sync_dir(str(self.root))
+        folder = self.root / prefix
+        folder.mkdir(exist_ok=True)
+        sync_dir(folder)
+        sync_dir(self.root)
         self._settled.add(prefix)
-
-    def _folder(self, prefix: str) -> str:
-        return f"{self.root}/{prefix}"
 
     def _at(self, digest: str) -> str:
         return f"{self.root}/{digest[:2]}/{digest}"
@@ -163,6 +145,7 @@ class FsspecBlobs(BlobStore):
     def __init__(self, filesystem: Any, root: str, beside: Path, *, failpoints: Failpoints | None = None) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
+        self._remote = FsspecRemote(filesystem, root)
         self._beside = beside
         _clear(beside)
         self._failpoints = failpoints or NoFailpoints()
@@ -172,12 +155,11 @@ class FsspecBlobs(BlobStore):
         path = self._at(digest)
         try:
             with _storage("write", path):
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 if upload.path is None:
-                    self._fs.pipe_file(path, bytes(upload.data))
+                    self._remote.put(f"{digest[:2]}/{digest}", bytes(upload.data))
                 else:
-                    with upload.path.open("rb") as data, self._fs.open(path, "wb") as file:
-                        shutil.copyfileobj(data, file, CHUNK_BYTES)
+                    self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                    self._fs.put_file(str(upload.path), path)
                 self._failpoints.hit("hub.blob-written")
                 self._fs.invalidate_cache()
                 arrived = int(self._fs.info(path)["size"])
@@ -205,22 +187,12 @@ class FsspecBlobs(BlobStore):
             return file
 
     def remove(self, digest: str) -> None:
-        with _storage("remove", self._at(digest)), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(digest))
+        with _storage("remove", digest):
+            self._remote.remove(f"{digest[:2]}/{digest}")
 
     def names(self, prefix: str) -> list[tuple[str, int]]:
-        """List below one prefix, past any cache of listings."""
-        with _storage("list", f"{self._root}/{prefix}"):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(f"{self._root}/{prefix}", detail=True)
-            except FileNotFoundError:
-                return []
-            return [
-                (entry["name"].rpartition("/")[2], int(entry["size"] or 0))
-                for entry in found
-                if entry["type"] == "file"
-            ]
+        with _storage("list", prefix):
+            return list(self._remote.sizes(prefix).items())
 
     def beside(self) -> Path:
         """On this machine, in a directory of this hub's own."""
@@ -255,7 +227,7 @@ class Upload:
                 continue
             with _storage("write", "an upload"):
                 self._spill()
-                _write_whole(self._fd, part)
+                write_all(self._fd, part)
 
     def store(self, blobs: BlobStore, digest: str) -> bool:
         """Verify, then put it under its name; False if it was there, with this size, already."""
@@ -289,7 +261,7 @@ class Upload:
             self.path = self._beside / f"upload.{secrets.token_hex(16)}{TEMP_SUFFIX}"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         if self.data:
-            _write_whole(self._fd, self.data)
+            write_all(self._fd, self.data)
             self.data.clear()
 
 
@@ -307,15 +279,10 @@ class Gate:
     def arrival(self, digest: str) -> Iterator[None]:
         """Hold the lock of this blob; waits for it."""
         with self._changed:
-            while digest in self._locked:
-                self._changed.wait()
+            self._changed.wait_for(lambda: digest not in self._locked)
             self._locked.add(digest)
-        try:
+        with self._released([digest]):
             yield
-        finally:
-            with self._changed:
-                self._locked.discard(digest)
-                self._changed.notify_all()
 
     @contextlib.contextmanager
     def removal(self, digests: list[str]) -> Iterator[list[str]]:
@@ -323,11 +290,16 @@ class Gate:
         with self._changed:
             free = [digest for digest in digests if digest not in self._locked]
             self._locked.update(free)
-        try:
+        with self._released(free):
             yield free
+
+    @contextlib.contextmanager
+    def _released(self, digests: list[str]) -> Iterator[None]:
+        try:
+            yield
         finally:
             with self._changed:
-                self._locked.difference_update(free)
+                self._locked.difference_update(digests)
                 self._changed.notify_all()
 
 
@@ -414,23 +386,6 @@ def _storage(what: str, where: object) -> Iterator[None]:
         raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
         ) from error
-
-
-def _write_whole(fd: int, data: bytes | bytearray) -> None:
-    left = memoryview(data)
-    try:
-        while left:
-            left = left[os.write(fd, left) :]
-    finally:
-        left.release()
-
-
-def _sync_dir(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _no_such(digest: str) -> Rejection:

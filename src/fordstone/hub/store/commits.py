@@ -1,23 +1,38 @@
-"""Leases, commits, heads and checkpoints in the log.
+"""What the hub decides within a transaction or a snapshot of its log: leases, commits, pages of streams, control tables.
 
-`protocol.lease` and `protocol.delivery` decide; this module gathers their facts and carries the decision out within one
-transaction. Bodies were checked before (`checks`).
+`protocol.lease` and `protocol.delivery` decide about leases and commits; this module gathers their facts and carries the
+decision out. Bodies were checked before (`handlers`).
 
 Invariants: an epoch's segments, its entry, the node's head and the checkpoint become visible together; the last two
-checkpoints of a node are kept whole.
+checkpoints of a node are kept whole; nothing references a blob that is not stored whole. Versions of a control table are
+numbered from 1 without gaps; one (owner, batch) is one version however often it is sent, and with whatever bytes; an owner
+that was superseded by another publishes nothing more.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Final, assert_never
 
-from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, Lease, LeaseRequest
-from fordstone.hub.rejection import Rejection
-from fordstone.hub.store.base import EpochRecord, LogReader, LogWriter
-from fordstone.hub.store.blob_index import count_references, missing_blobs
+from fordstone.hub.messages import (
+    Checkpoint,
+    Commit,
+    Committed,
+    ConsumerPosition,
+    ControlPage,
+    ControlPublish,
+    ControlVersion,
+    Generation,
+    Head,
+    Lease,
+    LeaseRequest,
+    Rejection,
+    StreamEpoch,
+    StreamPage,
+)
 from fordstone.hub.store.log import Transaction
+from fordstone.hub.store.sqlite import LogReader
 from fordstone.protocol.delivery import (
     Accept,
     AlreadyDone,
@@ -37,20 +52,8 @@ from fordstone.state.base import RunRef
 CHECKPOINTS_KEPT: Final = 2
 MISSING_NAMED_MAX: Final = 1_000
 """Maximum number of missing blobs in one response."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A checked commit with what is computed outside of the transaction."""
-
-    commit: Commit
-    digests: tuple[str, ...]
-    """Of the entries."""
-
-
-def prepare(commit: Commit) -> Prepared:
-    """Compute the digests."""
-    return Prepared(commit=commit, digests=tuple(entry.digest() for entry in commit.epochs))
+PAGE_BYTES_MAX: Final = 4 << 20
+"""Maximum encoded size of the runs on one page; a single commit may be larger."""
 
 
 def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> Lease:
@@ -83,16 +86,15 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
             assert_never(decision)
 
 
-def commit(tx: Transaction, pipeline: str, node: str, prepared: Prepared) -> Committed:
-    """Commit epochs, or reject them."""
+def commit(tx: Transaction, pipeline: str, node: str, body: Commit, digests: Sequence[str]) -> Committed:
+    """Commit epochs, or reject them. `digests`: of the entries, computed outside of the transaction."""
     known = tx.log.node(pipeline, node)
-    body = prepared.commit
     first, last = body.epochs[0].epoch, body.epochs[-1].epoch
     facts = CommitFacts(
         fence=_fence(body.generation),
         granted=None if known is None or known.generation is None else _fence(known.generation),
         head=known.head if known is not None else 0,
-        sent=tuple(Sent(entry.epoch, digest) for entry, digest in zip(body.epochs, prepared.digests, strict=True)),
+        sent=tuple(Sent(entry.epoch, digest) for entry, digest in zip(body.epochs, digests, strict=True)),
         known={} if known is None or first > known.head else tx.log.entry_digests(known.node_id, first, last),
     )
     decision = decide_order(facts)
@@ -103,8 +105,13 @@ def commit(tx: Transaction, pipeline: str, node: str, prepared: Prepared) -> Com
     match decision:
         case Accept(first_new=first_new):
             assert known is not None  # noqa: S101 - a commit without a lease is not accepted
-            _add_epochs(tx, known.node_id, pipeline, prepared, first_new)
-            _keep_checkpoint(tx.log, known.node_id, body.checkpoint, kept)
+            new = [pair for pair in zip(body.epochs, digests, strict=True) if pair[0].epoch >= first_new]
+            tx.log.add_epochs(pipeline, known.node_id, new, body.generation, now_us=tx.now_us)
+            if body.checkpoint is not None:
+                replaced = sorted(kept)[: len(kept) + 1 - CHECKPOINTS_KEPT]
+                tx.log.add_checkpoint(known.node_id, body.checkpoint, replaced=[kept[epoch] for epoch in replaced])
+            tx.changed.update(("stream", pipeline, name) for entry, _ in new for name in entry.streams)
+            tx.epochs += len(new)
             return Committed(head=last)
         case AlreadyDone():
             return Committed(head=facts.head, already=True)
@@ -127,6 +134,83 @@ def newest_checkpoint(log: LogReader, pipeline: str, node: str) -> Checkpoint:
     if not kept:
         raise Rejection("not_found", f"the hub has no checkpoint of pipeline {pipeline} on node {node}.")
     return kept[max(kept)]
+
+
+def stream_page(log: LogReader, pipeline: str, stream: str, *, after: int, limit: int) -> StreamPage:
+    """Return whole commits after `after`, about `limit` epochs, at least one commit if there is any."""
+    newest = log.newest_seq()
+    if after > newest:
+        raise Rejection(
+            "gone",
+            f"the hub's log ends at {newest}, but the request is for commits after {after}. The hub's data was set back: "
+            "read the stream from the start.",
+        )
+    epochs: list[StreamEpoch] = []
+    size_bytes, more = 0, False
+    for _, group in groupby(log.stream_epochs(pipeline, stream, after=after), key=lambda pair: pair[0].seq):
+        together = list(group)
+        size_bytes += sum(size for _, size in together)
+        if epochs and (len(epochs) + len(together) > limit or size_bytes > PAGE_BYTES_MAX):
+            more = True
+            break
+        epochs += [epoch for epoch, _ in together]
+    return StreamPage(epochs=tuple(epochs), next=epochs[-1].seq if epochs else after, more=more)
+
+
+def position(log: LogReader, pipeline: str, consumer: str) -> ConsumerPosition:
+    """Return what a consumer has passed."""
+    found = log.consumer_position(pipeline, consumer)
+    if found is None:
+        raise Rejection("not_found", f"pipeline {pipeline} has no consumer {consumer}.")
+    return found
+
+
+def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) -> tuple[ControlVersion, bool]:
+    """Number a version of a control table; return it, and whether it is new."""
+    known = tx.log.publisher(pipeline, control, body.owner, body.batch)
+    if known.generation is not None and known.generation < known.leader:
+        raise Rejection(
+            "stale_generation",
+            f"control table {control} of pipeline {pipeline}: another publisher has superseded this one. "
+            "Stop this one, or start it with a checkpoint of its own.",
+        )
+    if known.published is not None:
+        return known.published, False
+    missing = _not_stored(tx.log, [body.blob])
+    if missing:
+        raise Rejection(
+            "missing_blobs", "the blob of this version is not at the hub. Upload it first.", missing=tuple(missing)
+        )
+    version = ControlVersion(
+        version=known.newest + 1,
+        blob=body.blob,
+        snapshot=body.snapshot,
+        published_us=tx.now_us,
+        owner=body.owner,
+        batch=body.batch,
+    )
+    generation = known.leader + 1 if known.generation is None else known.generation
+    tx.log.add_control_version(pipeline, control, version, generation=generation)
+    tx.changed.add(("control", pipeline, control))
+    return version, True
+
+
+def control_page(log: LogReader, pipeline: str, control: str, *, after: int, limit: int) -> ControlPage:
+    """Return versions after one; from the newest snapshot on for a new reader, or if older versions are gone."""
+    table = log.control_table(pipeline, control)
+    newest = 0 if table is None else table.newest
+    if after > newest:
+        raise Rejection(
+            "gone",
+            f"control table {control} of pipeline {pipeline} ends at version {newest}, but the request is for versions after "
+            f"{after}. The hub's data was set back: read the table from the start.",
+        )
+    if table is None:
+        return ControlPage(versions=(), newest=0)
+    oldest, start = table.oldest or newest + 1, after + 1
+    if after == 0 or start < oldest:
+        start = max(start, table.snapshot or 0, oldest)
+    return ControlPage(versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest)
 
 
 def _refusal(
@@ -169,7 +253,7 @@ def _refusal(
 
 def _missing(log: LogReader, body: Commit, first_new: int, kept: dict[int, Checkpoint]) -> set[str]:
     """Find blobs that must be uploaded first. What a kept checkpoint references is stored, and not looked up again."""
-    stored = {run for checkpoint in kept.values() for run in runs_of(checkpoint)}
+    stored = {run for checkpoint in kept.values() for run in checkpoint.runs()}
     wanted = [
         run
         for entry in body.epochs
@@ -178,53 +262,16 @@ def _missing(log: LogReader, body: Commit, first_new: int, kept: dict[int, Check
         for run in segment.runs
     ]
     if body.checkpoint is not None:
-        wanted += runs_of(body.checkpoint)
-    return missing_blobs(log, [run for run in wanted if run not in stored])
+        wanted += body.checkpoint.runs()
+    return _not_stored(log, [run for run in wanted if run not in stored])
 
 
-def _add_epochs(tx: Transaction, node_id: int, pipeline: str, prepared: Prepared, first_new: int) -> None:
-    """Add the new epochs under the next sequence number."""
-    body, seq = prepared.commit, tx.log.next_seq()
-    references: Counter[str] = Counter()
-    last = body.epochs[-1]
-    for entry, digest in zip(body.epochs, prepared.digests, strict=True):
-        if entry.epoch < first_new:
-            continue
-        record = EpochRecord(
-            seq=seq,
-            entry=entry,
-            digest=digest,
-            first=first_new,
-            last=last.epoch,
-            generation=body.generation,
-            received_us=tx.now_us,
-        )
-        tx.log.add_epoch(pipeline, node_id, record)
-        for name, segment in entry.streams.items():
-            references.update(count_references(segment.runs))
-            tx.changed.add(("stream", pipeline, name))
-    tx.log.add_references(references)
-    tx.log.move_head(
-        node_id, epoch=last.epoch, digest=prepared.digests[-1], controls=last.controls, committed_us=tx.now_us
-    )
-    tx.epochs += last.epoch - first_new + 1
-
-
-def _keep_checkpoint(log: LogWriter, node_id: int, new: Checkpoint | None, kept: dict[int, Checkpoint]) -> None:
-    """Add a checkpoint and remove the oldest. Only the difference is counted: most of the state stays."""
-    if new is None:
-        return
-    changes = count_references(runs_of(new))
-    for epoch in sorted(kept)[: len(kept) + 1 - CHECKPOINTS_KEPT]:
-        changes.subtract(count_references(runs_of(kept[epoch])))
-        log.remove_checkpoint(node_id, epoch)
-    log.add_checkpoint(node_id, new)
-    log.add_references(changes)
-
-
-def runs_of(checkpoint: Checkpoint) -> tuple[RunRef, ...]:
-    """Return every blob that a checkpoint needs."""
-    return (checkpoint.manifest, *checkpoint.state)
+def _not_stored(log: LogReader, runs: Sequence[RunRef]) -> set[str]:
+    """Return which of these blobs are not stored with exactly this size."""
+    wanted = {run.digest: run.size_bytes for run in runs}
+    ambiguous = {run.digest for run in runs if wanted[run.digest] != run.size_bytes}
+    sizes = log.blob_sizes(wanted)
+    return ambiguous | {digest for digest, size_bytes in wanted.items() if sizes.get(digest) != size_bytes}
 
 
 def _fence(generation: Generation) -> Fence:

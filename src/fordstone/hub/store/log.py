@@ -1,6 +1,6 @@
-"""The hub's log: group commit over a `LogStore`. One thread writes, many read.
+"""The hub's log: group commit over a `SqliteStore`. One thread writes, many read.
 
-`commits`, `streams`, `control` and `retention` hand in jobs; this module makes them durable.
+The handlers and `retention` hand in jobs; this module makes them durable.
 
 Invariants: the outcome of a job is given only after the transaction that it was part of is synced. All jobs that wait
 share one transaction and one sync, each in a savepoint of its own, so that one that is rejected changes nothing. When the
@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
-from fordstone.hub.rejection import Rejection
-from fordstone.hub.store.base import LogReader, LogStore, LogWriter, StoreFailedError
+from fordstone.hub.messages import Rejection
+from fordstone.hub.store.sqlite import LogReader, LogWriter, SqliteStore, StoreFailedError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 JOBS_PER_TRANSACTION_MAX: Final = 256
@@ -59,7 +59,9 @@ class _Failed:
 class HubLog:
     """Called from any thread. `close` waits for the jobs that were handed in; none is accepted after it."""
 
-    def __init__(self, store: LogStore, *, clock_us: Callable[[], int], failpoints: Failpoints | None = None) -> None:
+    def __init__(
+        self, store: SqliteStore, *, clock_us: Callable[[], int], failpoints: Failpoints | None = None
+    ) -> None:
         """Take the store over: `close` closes it."""
         self._store = store
         self._clock_us = clock_us

@@ -11,13 +11,10 @@ stay. Its record is removed first, durably, then its bytes: `sweep` finds what a
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from fordstone.hub.store.base import LogReader
-from fordstone.hub.store.blob_index import count_references
 from fordstone.hub.store.blobs import BlobStore, Gate
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
@@ -76,7 +73,7 @@ class Retention:
         """Remove a bounded number of rows of each kind."""
         self._failpoints.hit("hub.gc-before")
         segments = self._remove_segments()
-        entries = self._log.write(lambda tx: tx.log.remove_entries(kept=ENTRIES_KEPT, limit=PIECE)).result()
+        entries = self._write(lambda tx: tx.log.remove_entries(kept=ENTRIES_KEPT, limit=PIECE))
         versions = self._remove_versions()
         return Removed(segments=segments, entries=entries, versions=versions, blobs=self._remove_blobs())
 
@@ -96,52 +93,25 @@ class Retention:
         return self._log.write(adopt).result() if stored else 0
 
     def _remove_segments(self) -> int:
-        removed = 0
-        for stream_id, node_id, until in self._log.read(self._passed_segments):
-            removed += self._log.write(
-                partial(_remove_segments, stream_id=stream_id, node_id=node_id, until=until)
-            ).result()
+        unread_us, removed = self.keeping.unread_us, 0
+        before_us = None if unread_us is None else self._log.now_us() - unread_us
+        # Positions never go back, so what was found stays true.
+        for passed in self._log.read(lambda log: log.passed_segments(unread_before_us=before_us)):
+            removed += self._write(lambda tx, passed=passed: tx.log.remove_segments(*passed, limit=PIECE))
             if removed >= PIECE:
                 break
         return removed
 
-    def _passed_segments(self, log: LogReader) -> list[tuple[int, int, int]]:
-        """Find stream, node and epoch up to which segments may be removed. Positions never go back, so this stays true."""
-        found = []
-        for share in log.stream_shares():
-            until = share.passed
-            if self.keeping.unread_us is not None:
-                before_us = self._log.now_us() - self.keeping.unread_us
-                until = max(until, log.newest_epoch_received_before(share.stream_id, share.node_id, before_us))
-            if until >= share.first:
-                found.append((share.stream_id, share.node_id, until))
-        return found
-
     def _remove_versions(self) -> int:
-        removed = 0
-        for table_id, snapshot in self._log.read(self._passed_versions):
-            removed += self._log.write(partial(_remove_versions, table_id=table_id, before=snapshot)).result()
-        return removed
-
-    def _passed_versions(self, log: LogReader) -> list[tuple[int, int]]:
-        """Find, for each control table, the newest snapshot that every node has passed that reads it and was seen lately."""
-        read: dict[tuple[str, str], int] = {}
-        for pipeline, controls in log.controls_read_since(self._log.now_us() - self.keeping.offline_us):
-            for control, version in controls.items():
-                read[pipeline, control] = min(version, read.get((pipeline, control), version))
-        found = []
-        for table in log.control_tables():
-            until = read.get((table.pipeline, table.control), table.newest)
-            oldest, snapshot = log.control_range(table.table_id, snapshot_until=until)
-            if oldest is not None and snapshot is not None and snapshot > oldest:
-                found.append((table.table_id, snapshot))
-        return found
+        since_us = self._log.now_us() - self.keeping.offline_us
+        passed = self._log.read(lambda log: log.passed_versions(seen_since_us=since_us))
+        return sum(self._write(lambda tx, one=one: tx.log.remove_control_versions(*one, limit=PIECE)) for one in passed)
 
     def _remove_blobs(self) -> int:
         before_us = self._log.now_us() - self.keeping.grace_us
         digests = self._log.read(lambda log: log.unreferenced_blobs(before_us=before_us, limit=PIECE))
         with self._gate.removal(digests) as free:
-            removed = self._log.write(partial(_forget_blobs, digests=free, before_us=before_us)).result()
+            removed = self._log.write(lambda tx: tx.log.remove_blobs(free, before_us=before_us)).result()
             self._failpoints.hit("hub.gc-forgotten")
             for digest, small in removed:
                 if not small:
@@ -149,25 +119,5 @@ class Retention:
                 self._failpoints.hit("hub.gc-removed")
         return len(removed)
 
-
-def _remove_segments(tx: Transaction, stream_id: int, node_id: int, until: int) -> int:
-    removed = tx.log.remove_segments(stream_id, node_id, until=until, limit=PIECE)
-    references: Counter[str] = Counter()
-    for runs in removed:
-        references.subtract(count_references(runs))
-    tx.log.add_references(references)
-    return len(removed)
-
-
-def _remove_versions(tx: Transaction, table_id: int, before: int) -> int:
-    digests = tx.log.remove_control_versions(table_id, before=before, limit=PIECE)
-    references: Counter[str] = Counter()
-    references.subtract(digests)
-    tx.log.add_references(references)
-    return len(digests)
-
-
-def _forget_blobs(tx: Transaction, digests: list[str], before_us: int) -> list[tuple[str, bool]]:
-    """Remove the records of those that are still unreferenced and old; return them, and whether each was small."""
-    small = {digest: tx.log.remove_blob_if_unreferenced(digest, before_us=before_us) for digest in digests}
-    return [(digest, was_small) for digest, was_small in small.items() if was_small is not None]
+    def _write(self, job: Callable[..., int]) -> int:
+        return self._log.write(job).result()

@@ -1,8 +1,11 @@
-"""The hub's log in one SQLite file: the schema and all SQL of the hub.
+"""The storage of the hub's log, in one SQLite file. The schema and all SQL of the hub are in this module alone.
 
-Invariants: every transaction is synced before its context ends. A file of a newer version is rejected, never changed.
-`blobs.refs` is the number of references that rows of other tables hold; `LogWriter.add_references` changes it in the same
-transaction as those rows. `blobs.small`: the content is in `small_blobs` rather than in the blob store.
+`commits` and `retention` work with the `LogReader` or `LogWriter` that they are given, and see no database. Methods return
+facts and carry out changes; they reject no request. Ids (`node_id`, `stream_id`, `table_id`) mean nothing outside of it.
+
+Invariants: a transaction becomes visible and durable as a whole or not at all; a snapshot shows whole transactions only. A file
+of a newer version is rejected, never changed. `blobs.refs` is the number of references that rows of other tables hold.
+`blobs.small`: the content is in `small_blobs` rather than in the blob store.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,24 +26,14 @@ from fordstone.hub.messages import (
     Checkpoint,
     ConsumerPosition,
     ControlVersion,
+    EpochEntry,
     EpochInfo,
     Generation,
     Health,
     NodeInfo,
     StreamEpoch,
     StreamInfo,
-)
-from fordstone.hub.store.base import (
-    ControlTable,
-    EpochRecord,
-    LogReader,
-    LogStore,
-    LogTotals,
-    LogWriter,
-    NodeRecord,
-    Publisher,
-    StoreFailedError,
-    StreamShare,
+    StreamSegment,
 )
 from fordstone.state.base import RunRef
 
@@ -198,13 +193,68 @@ CREATE TABLE small_blobs (
 """
 
 
-class SqliteReader(LogReader):
-    """Queries on one connection."""
+class StoreFailedError(Exception):
+    """The database failed (a full disk, a damaged file). Nothing of the open transaction is kept. The text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One pipeline on one node."""
+
+    node_id: int
+    holder: str | None
+    """The holder of the lease; None: it was never granted."""
+    generation: Generation | None
+    head: int
+    """The newest epoch; 0: none."""
+    head_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlTable:
+    """What is kept of one control table."""
+
+    table_id: int
+    newest: int
+    """The version published last."""
+    oldest: int | None
+    snapshot: int | None
+    """The newest snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publisher:
+    """An owner of a control table, and the state of the table. The owner with the highest generation may publish."""
+
+    newest: int = 0
+    """The version published last, by any owner."""
+    leader: int = 0
+    """The highest generation of any owner; 0: nothing was published."""
+    generation: int | None = None
+    """None: this owner has published nothing."""
+    published: ControlVersion | None = None
+    """What the batch became, if it or a later one was published; the owner's last version if that is no longer kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTotals:
+    """Sizes for metrics."""
+
+    blobs: int
+    blob_bytes: int
+    rows: int
+    """In epochs with a sequence number above the one asked for."""
+    seq: int
+
+
+class LogReader:
+    """One consistent view. Used by one thread, and only within the context that gave it."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def newest_seq(self) -> int:
+        """Return the sequence number of the newest commit; 0: there is none."""
         return int(self._db.execute("SELECT seq FROM counter").fetchone()[0])
 
     def node(self, pipeline: str, node: str) -> NodeRecord | None:
@@ -219,18 +269,19 @@ class SqliteReader(LogReader):
         )
 
     def entry_digests(self, node_id: int, first: int, last: int) -> dict[int, str]:
-        """Read a range of the primary key of `entries`."""
+        """Return the digests of the epochs from `first` to `last` that are kept."""
         rows = self._db.execute(
             "SELECT epoch, digest FROM entries WHERE node_id = ? AND epoch BETWEEN ? AND ?", (node_id, first, last)
         )
         return dict(rows.fetchall())
 
     def checkpoints(self, node_id: int) -> dict[int, Checkpoint]:
-        """Read and decode the rows of a node."""
+        """Return the checkpoints that are kept, by epoch."""
         rows = self._db.execute("SELECT epoch, content FROM checkpoints WHERE node_id = ?", (node_id,))
         return {epoch: msgspec.json.decode(content, type=Checkpoint) for epoch, content in rows}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
+        """List every pipeline on every node, by pipeline, then node."""
         return tuple(
             NodeInfo(
                 node=node, pipeline=pipeline, head=head, seen_us=seen_us, committed_us=committed_us,
@@ -244,7 +295,7 @@ class SqliteReader(LogReader):
         )  # fmt: skip
 
     def epochs(self, *, pipeline: str | None, node: str | None, limit: int) -> tuple[EpochInfo, ...]:
-        """Read `entries` by node if both names are given, else by sequence number."""
+        """List epochs, newest first; of one pipeline or node if given."""
         if pipeline is not None and node is not None:
             # One node's rows are contiguous, in this order.
             chosen = "e.node_id = (SELECT id FROM nodes WHERE pipeline = :pipeline AND node = :node) ORDER BY e.node_id DESC, e.epoch DESC"
@@ -268,6 +319,7 @@ class SqliteReader(LogReader):
         )  # fmt: skip
 
     def stream_epochs(self, pipeline: str, stream: str, *, after: int) -> Iterator[tuple[StreamEpoch, int]]:
+        """Yield the epochs of commits later than `after` in order of `seq`, each with the encoded size of its runs."""
         rows = self._db.execute(
             "SELECT s.seq, n.node, s.epoch, s.runs, s.watermark_us, s.received_us, s.ended FROM segments s "
             "JOIN nodes n ON n.id = s.node_id "
@@ -285,7 +337,7 @@ class SqliteReader(LogReader):
             )  # fmt: skip
 
     def streams(self) -> tuple[StreamInfo, ...]:
-        """Sum `stream_nodes`, and the backlog of each consumer."""
+        """List every stream, by pipeline, then name."""
         backlog: dict[int, dict[str, int]] = {}
         rows = self._db.execute(
             "SELECT sn.stream_id, c.consumer, sum(max(sn.last - max(coalesce(p.epoch, 0), sn.first - 1), 0)) "  # noqa: S608 - a constant
@@ -308,6 +360,7 @@ class SqliteReader(LogReader):
         )  # fmt: skip
 
     def consumer_position(self, pipeline: str, consumer: str) -> ConsumerPosition | None:
+        """Return what a consumer has passed; None: it is not registered."""
         row = self._db.execute(
             "SELECT id FROM consumers WHERE pipeline = ? AND consumer = ?", (pipeline, consumer)
         ).fetchone()
@@ -323,79 +376,66 @@ class SqliteReader(LogReader):
             found[stream][node] = epoch
         return ConsumerPosition(streams=found)
 
-    def stream_shares(self) -> list[StreamShare]:
-        rows = self._db.execute(
-            "SELECT sn.stream_id, sn.node_id, sn.first, (SELECT min(coalesce(p.epoch, 0)) FROM consumers c "  # noqa: S608 - a constant
+    def passed_segments(self, *, unread_before_us: int | None) -> list[tuple[int, int, int]]:
+        """List stream, node and the epoch up to which every consumer of the stream has passed the node's segments.
+
+        There is none while no consumer is registered. Segments received before `unread_before_us` count as passed.
+        """
+        return self._db.execute(
+            "SELECT stream_id, node_id, passed FROM (SELECT sn.stream_id, sn.node_id, sn.first, max(coalesce("  # noqa: S608 - a constant
+            "(SELECT min(coalesce(p.epoch, 0)) FROM consumers c "
             "LEFT JOIN passed p ON p.consumer_id = c.id AND p.stream = s.stream AND p.node = n.node "
-            f"WHERE c.pipeline = s.pipeline AND {_CONSUMER_READS_STREAM}) "
-            "FROM stream_nodes sn JOIN streams s ON s.id = sn.stream_id JOIN nodes n ON n.id = sn.node_id WHERE sn.epochs > 0"
-        )
-        return [
-            StreamShare(stream_id=stream_id, node_id=node_id, first=first, passed=passed or 0)
-            for stream_id, node_id, first, passed in rows
-        ]
-
-    def newest_epoch_received_before(self, stream_id: int, node_id: int, before_us: int) -> int:
-        row = self._db.execute(
-            "SELECT max(epoch) FROM segments WHERE stream_id = ? AND node_id = ? AND received_us < ?",
-            (stream_id, node_id, before_us),
-        ).fetchone()
-        return row[0] or 0
-
-    def control_tables(self) -> list[ControlTable]:
-        return [
-            ControlTable(table_id=table_id, pipeline=pipeline, control=control, newest=newest)
-            for table_id, pipeline, control, newest in self._db.execute(
-                "SELECT id, pipeline, control, newest FROM controls"
-            )
-        ]
+            f"WHERE c.pipeline = s.pipeline AND {_CONSUMER_READS_STREAM}), 0), CASE WHEN :before IS NULL THEN 0 ELSE coalesce("
+            "(SELECT max(epoch) FROM segments g WHERE g.stream_id = s.id AND g.node_id = n.id AND g.received_us < :before), 0) "
+            "END) AS passed FROM stream_nodes sn JOIN streams s ON s.id = sn.stream_id JOIN nodes n ON n.id = sn.node_id "
+            "WHERE sn.epochs > 0) WHERE passed >= first",
+            {"before": unread_before_us},
+        ).fetchall()
 
     def control_table(self, pipeline: str, control: str) -> ControlTable | None:
         row = self._db.execute(
-            "SELECT id, newest FROM controls WHERE pipeline = ? AND control = ?", (pipeline, control)
+            "SELECT c.id, c.newest, (SELECT min(version) FROM versions WHERE control_id = c.id), "
+            "(SELECT max(version) FROM versions WHERE control_id = c.id AND snapshot) "
+            "FROM controls c WHERE c.pipeline = ? AND c.control = ?",
+            (pipeline, control),
         ).fetchone()
-        return None if row is None else ControlTable(table_id=row[0], pipeline=pipeline, control=control, newest=row[1])
-
-    def control_range(self, table_id: int, *, snapshot_until: int) -> tuple[int | None, int | None]:
-        row: tuple[int | None, int | None] = self._db.execute(
-            "SELECT min(version), max(CASE WHEN snapshot AND version <= ? THEN version END) FROM versions WHERE control_id = ?",
-            (snapshot_until, table_id),
-        ).fetchone()
-        return row
+        return None if row is None else ControlTable(table_id=row[0], newest=row[1], oldest=row[2], snapshot=row[3])
 
     def control_versions(self, table_id: int, *, start: int, limit: int) -> tuple[ControlVersion, ...]:
+        """Return versions from `start` on, in order."""
         rows = self._db.execute(
             "SELECT content FROM versions WHERE control_id = ? AND version >= ? ORDER BY version LIMIT ?",
             (table_id, start, limit),
         )
         return tuple(_decode_version(content) for (content,) in rows)
 
-    def control_version_of_batch(self, table_id: int, owner: str, batch: int) -> ControlVersion | None:
+    def publisher(self, pipeline: str, control: str, owner: str, batch: int) -> Publisher:
+        """Return what an owner has published of a control table, and whether it became a batch already."""
         row = self._db.execute(
-            "SELECT content FROM versions WHERE control_id = ? AND owner = ? AND batch = ?", (table_id, owner, batch)
+            "SELECT c.newest, coalesce((SELECT max(generation) FROM publishers WHERE control_id = c.id), 0), p.generation, "
+            "p.batch, coalesce(v.content, p.content) FROM controls c "
+            "LEFT JOIN publishers p ON p.control_id = c.id AND p.owner = :owner "
+            "LEFT JOIN versions v ON v.control_id = c.id AND v.owner = :owner AND v.batch = :batch "
+            "WHERE c.pipeline = :pipeline AND c.control = :control",
+            {"pipeline": pipeline, "control": control, "owner": owner, "batch": batch},
         ).fetchone()
-        return None if row is None else _decode_version(row[0])
+        if row is None:
+            return Publisher()
+        published = None if row[3] is None or row[3] < batch else _decode_version(row[4])
+        return Publisher(newest=row[0], leader=row[1], generation=row[2], published=published)
 
-    def publisher(self, table_id: int, owner: str) -> Publisher | None:
-        row = self._db.execute(
-            "SELECT generation, batch, content FROM publishers WHERE control_id = ? AND owner = ?", (table_id, owner)
-        ).fetchone()
-        return None if row is None else Publisher(generation=row[0], batch=row[1], last=_decode_version(row[2]))
-
-    def newest_publisher_generation(self, table_id: int) -> int:
-        row = self._db.execute("SELECT max(generation) FROM publishers WHERE control_id = ?", (table_id,)).fetchone()
-        return row[0] or 0
-
-    def controls_read_since(self, since_us: int) -> list[tuple[str, dict[str, int]]]:
-        return [
-            (pipeline, msgspec.json.decode(controls, type=dict[str, int]))
-            for pipeline, controls in self._db.execute(
-                "SELECT pipeline, controls FROM nodes WHERE seen_us >= ?", (since_us,)
-            )
-        ]
+    def passed_versions(self, *, seen_since_us: int) -> list[tuple[int, int]]:
+        """List control tables with their newest snapshot that every node seen since a time has read, if older versions exist."""
+        return self._db.execute(
+            "SELECT id, passed FROM (SELECT c.id, (SELECT max(v.version) FROM versions v WHERE v.control_id = c.id AND v.snapshot "
+            "AND v.version <= coalesce((SELECT min(r.value) FROM nodes n, json_each(CAST(n.controls AS TEXT)) r "
+            "WHERE n.pipeline = c.pipeline AND n.seen_us >= ? AND r.key = c.control), c.newest)) AS passed FROM controls c) t "
+            "WHERE EXISTS (SELECT 1 FROM versions v WHERE v.control_id = t.id AND v.version < t.passed)",
+            (seen_since_us,),
+        ).fetchall()
 
     def blob_sizes(self, digests: Iterable[str]) -> dict[str, int]:
-        """Ask for a bounded number of digests at a time."""
+        """Return the sizes of those blobs that are recorded."""
         wanted = list(digests)
         sizes: dict[str, int] = {}
         for start in range(0, len(wanted), PARAMETERS_MAX):
@@ -405,17 +445,19 @@ class SqliteReader(LogReader):
         return sizes
 
     def small_blob(self, digest: str) -> bytes | None:
+        """Return the content of a small blob; None: it is not small, or not recorded."""
         row = self._db.execute("SELECT data FROM small_blobs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else row[0]
 
     def unreferenced_blobs(self, *, before_us: int, limit: int) -> list[str]:
-        """Read the partial index of blobs without references."""
+        """List blobs without references that were stored before a time, oldest first."""
         rows = self._db.execute(
             "SELECT digest FROM blobs WHERE refs = 0 AND stored_us < ? ORDER BY stored_us LIMIT ?", (before_us, limit)
         )
         return [digest for (digest,) in rows]
 
     def totals(self, *, after_seq: int) -> LogTotals:
+        """Return counts for metrics."""
         rows, seq = self._db.execute(
             "SELECT coalesce(sum(rows), 0), coalesce(max(seq), :seq) FROM entries WHERE seq > :seq", {"seq": after_seq}
         ).fetchone()
@@ -423,12 +465,18 @@ class SqliteReader(LogReader):
         return LogTotals(blobs=blobs, blob_bytes=blob_bytes, rows=rows, seq=seq)
 
 
-class SqliteWriter(SqliteReader, LogWriter):
-    """The writing connection, within a transaction."""
+class LogWriter(LogReader):
+    """An open transaction, which sees its own changes. Used by the writing thread only.
+
+    Each method keeps the references of the blobs right that its rows name.
+    """
 
     @contextlib.contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Use SQLite's savepoints. An error of the file, other than a broken constraint, ends the transaction."""
+        """Undo what is done within if it raises, and raise on.
+
+        `StoreFailedError`: the file failed, other than by a broken constraint, and the whole transaction with it.
+        """
         try:
             self._db.execute("SAVEPOINT job")
             try:
@@ -445,7 +493,7 @@ class SqliteWriter(SqliteReader, LogWriter):
             raise StoreFailedError(_describe(error)) from error
 
     def grant_lease(self, pipeline: str, node: str, *, holder: str, generation: Generation, now_us: int) -> None:
-        """Insert or update the row of the node."""
+        """Record the holder of a lease; the node is added if it is new."""
         self._db.execute(
             "INSERT INTO nodes (pipeline, node, holder, hub_generation, local_generation, seen_us) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (pipeline, node) DO UPDATE SET holder = excluded.holder, hub_generation = excluded.hub_generation, "
@@ -453,51 +501,47 @@ class SqliteWriter(SqliteReader, LogWriter):
             (pipeline, node, holder, generation.hub, generation.local, now_us),
         )
 
-    def next_seq(self) -> int:
-        return int(self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0])
-
-    def add_epoch(self, pipeline: str, node_id: int, record: EpochRecord) -> None:
-        """Insert the entry and its segments, and update the sums of each stream."""
-        entry = record.entry
-        rows, size_bytes = _sums([run for segment in entry.streams.values() for run in segment.runs])
-        self._db.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (node_id, entry.epoch, record.seq, record.first, record.last, record.digest, record.generation.hub,
-             record.generation.local, entry.created_us, record.received_us, rows, size_bytes, len(entry.streams)),
-        )  # fmt: skip
-        for name, segment in entry.streams.items():
-            stream_id = self._stream_id(pipeline, name)
-            rows, size_bytes = _sums(segment.runs)
-            self._db.execute(
-                "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (stream_id, record.seq, entry.epoch, node_id, msgspec.json.encode(segment.runs), rows, size_bytes,
-                 segment.watermark_us, record.received_us, entry.ended),
-            )  # fmt: skip
-            self._db.execute(
-                "INSERT INTO stream_nodes VALUES (?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT (stream_id, node_id) DO UPDATE SET "
-                "first = CASE epochs WHEN 0 THEN excluded.first ELSE first END, last = excluded.last, epochs = epochs + 1, "
-                "rows = rows + excluded.rows, size_bytes = size_bytes + excluded.size_bytes, "
-                "watermark_us = max(watermark_us, excluded.watermark_us)",
-                (stream_id, node_id, entry.epoch, entry.epoch, rows, size_bytes, segment.watermark_us),
-            )
-
-    def move_head(
-        self, node_id: int, *, epoch: int, digest: str, controls: Mapping[str, int], committed_us: int
+    def add_epochs(
+        self,
+        pipeline: str,
+        node_id: int,
+        epochs: Sequence[tuple[EpochEntry, str]],
+        generation: Generation,
+        *,
+        now_us: int,
     ) -> None:
+        """Add epochs, each with its digest, under the next sequence number; the last one becomes the node's newest."""
+        seq = self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0]
+        first, (newest, head_digest) = epochs[0][0].epoch, epochs[-1]
+        references: Counter[str] = Counter()
+        for entry, digest in epochs:
+            runs = [run for segment in entry.streams.values() for run in segment.runs]
+            references.update(run.digest for run in runs)
+            self._db.execute(
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (node_id, entry.epoch, seq, first, newest.epoch, digest, generation.hub, generation.local, entry.created_us,
+                 now_us, *_sums(runs), len(entry.streams)),
+            )  # fmt: skip
+            for name, segment in entry.streams.items():
+                self._add_segment(self._stream_id(pipeline, name), node_id, seq, entry, segment, now_us)
+        self._add_references(references)
         self._db.execute(
             "UPDATE nodes SET head = ?, head_digest = ?, seen_us = ?, committed_us = ?, controls = ? WHERE id = ?",
-            (epoch, digest, committed_us, committed_us, msgspec.json.encode(controls), node_id),
+            (newest.epoch, head_digest, now_us, now_us, msgspec.json.encode(newest.controls), node_id),
         )
 
-    def add_checkpoint(self, node_id: int, checkpoint: Checkpoint) -> None:
+    def add_checkpoint(self, node_id: int, checkpoint: Checkpoint, *, replaced: Iterable[Checkpoint]) -> None:
+        """Keep a checkpoint in place of others. Only the difference is counted: most of the state stays."""
+        references = Counter(run.digest for run in checkpoint.runs())
+        for old in replaced:
+            references.subtract(run.digest for run in old.runs())
+            self._db.execute("DELETE FROM checkpoints WHERE node_id = ? AND epoch = ?", (node_id, old.epoch))
         content = msgspec.json.encode(checkpoint)
         self._db.execute("INSERT INTO checkpoints VALUES (?, ?, ?)", (node_id, checkpoint.epoch, content))
-
-    def remove_checkpoint(self, node_id: int, epoch: int) -> None:
-        self._db.execute("DELETE FROM checkpoints WHERE node_id = ? AND epoch = ?", (node_id, epoch))
+        self._add_references(references)
 
     def save_health(self, pipeline: str, node: str, health: Health, *, now_us: int) -> None:
-        """Insert or update the row of the node."""
+        """Keep a node's newest report; the node is added if it is new."""
         self._db.execute(
             "INSERT INTO nodes (pipeline, node, seen_us, health) VALUES (?, ?, ?, ?) ON CONFLICT (pipeline, node) DO UPDATE SET "
             "seen_us = excluded.seen_us, health = excluded.health",
@@ -505,7 +549,7 @@ class SqliteWriter(SqliteReader, LogWriter):
         )
 
     def save_position(self, pipeline: str, consumer: str, position: ConsumerPosition, *, now_us: int) -> None:
-        """Insert or update the consumer, its streams and its positions."""
+        """Register a consumer, add the streams that it names, and advance its positions. They never go back."""
         consumer_id = self._db.execute(
             "INSERT INTO consumers (pipeline, consumer, seen_us) VALUES (?, ?, ?) "
             "ON CONFLICT (pipeline, consumer) DO UPDATE SET seen_us = excluded.seen_us RETURNING id",
@@ -526,89 +570,79 @@ class SqliteWriter(SqliteReader, LogWriter):
         )
 
     def remove_consumer(self, pipeline: str, consumer: str) -> None:
-        """Delete the row; its streams and positions follow by the foreign keys."""
+        """Remove a consumer and its positions (by the foreign keys); it may be gone already."""
         self._db.execute("DELETE FROM consumers WHERE pipeline = ? AND consumer = ?", (pipeline, consumer))
 
-    def ensure_control_table(self, pipeline: str, control: str) -> ControlTable:
-        table_id, newest = self._db.execute(
-            "INSERT INTO controls (pipeline, control) VALUES (?, ?) "
-            "ON CONFLICT (pipeline, control) DO UPDATE SET newest = newest RETURNING id, newest",
-            (pipeline, control),
+    def add_control_version(self, pipeline: str, control: str, version: ControlVersion, *, generation: int) -> None:
+        """Add a version as the newest one. `generation` is the owner's if it has published before, else a new one."""
+        (table_id,) = self._db.execute(
+            "INSERT INTO controls (pipeline, control, newest) VALUES (?, ?, ?) "
+            "ON CONFLICT (pipeline, control) DO UPDATE SET newest = excluded.newest RETURNING id",
+            (pipeline, control, version.version),
         ).fetchone()
-        return ControlTable(table_id=table_id, pipeline=pipeline, control=control, newest=newest)
-
-    def add_control_version(self, table_id: int, version: ControlVersion, *, generation: int) -> None:
-        """Insert the version, and update its table and its publisher."""
         content = msgspec.json.encode(version)
         self._db.execute(
             "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",
             (table_id, version.version, version.owner, version.batch, version.snapshot, version.blob.digest, content),
         )
-        self._db.execute("UPDATE controls SET newest = ? WHERE id = ?", (version.version, table_id))
         self._db.execute(
             "INSERT INTO publishers VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (control_id, owner) DO UPDATE SET batch = excluded.batch, content = excluded.content",
             (table_id, version.owner, generation, version.batch, content),
         )
+        self._add_references({version.blob.digest: 1})
 
     def record_blobs(self, blobs: Mapping[str, tuple[int, int]]) -> None:
+        """Record sizes and times of stored blobs; what is recorded already is replaced, with its references kept."""
         self._db.executemany(
             "INSERT INTO blobs (digest, size_bytes, stored_us) VALUES (?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET size_bytes = excluded.size_bytes, stored_us = excluded.stored_us",
             [(digest, size_bytes, stored_us) for digest, (size_bytes, stored_us) in blobs.items()],
         )
 
-    def save_small_blob(self, digest: str, data: bytes, *, now_us: int) -> None:
+    def save_small_blob(self, digest: str, data: bytes, *, now_us: int) -> bool:
+        """Record a verified blob with its content; False if it was stored already. Its grace time begins again."""
+        if self.blob_sizes((digest,)).get(digest) == len(data):
+            self._db.execute("UPDATE blobs SET stored_us = ? WHERE digest = ?", (now_us, digest))
+            return False
         self._db.execute(
             "INSERT INTO blobs (digest, size_bytes, stored_us, small) VALUES (?, ?, ?, 1) "
             "ON CONFLICT (digest) DO UPDATE SET size_bytes = excluded.size_bytes, stored_us = excluded.stored_us, small = 1",
             (digest, len(data), now_us),
         )
         self._db.execute("INSERT OR REPLACE INTO small_blobs VALUES (?, ?)", (digest, data))
+        return True
 
-    def touch_blob(self, digest: str, *, now_us: int) -> None:
-        self._db.execute("UPDATE blobs SET stored_us = ? WHERE digest = ?", (now_us, digest))
+    # Retention. Each call removes at most `limit` rows, and returns how many.
 
-    def add_references(self, changes: Mapping[str, int]) -> None:
-        """Update `refs`, which a constraint keeps from going below zero."""
-        self._db.executemany(
-            "UPDATE blobs SET refs = refs + ? WHERE digest = ?",
-            [(change, digest) for digest, change in changes.items() if change],
-        )
-
-    def remove_segments(self, stream_id: int, node_id: int, *, until: int, limit: int) -> list[Sequence[RunRef]]:
-        """Delete segments, and update their entries and the sums of the stream."""
+    def remove_segments(self, stream_id: int, node_id: int, until: int, *, limit: int) -> int:
+        """Remove a node's oldest segments up to an epoch."""
         rows = self._db.execute(
             "SELECT seq, epoch, runs, rows, size_bytes FROM segments WHERE stream_id = ? AND node_id = ? AND epoch <= ? "
             "ORDER BY epoch LIMIT ?",
             (stream_id, node_id, until, limit),
         ).fetchall()
         if not rows:
-            return []
+            return 0
+        seqs, epochs, runs, counts, sizes = zip(*rows, strict=True)
         self._db.executemany(
             "DELETE FROM segments WHERE stream_id = ? AND seq = ? AND epoch = ?",
-            [(stream_id, row[0], row[1]) for row in rows],
+            [(stream_id, seq, epoch) for seq, epoch in zip(seqs, epochs, strict=True)],
         )
         self._db.executemany(
             "UPDATE entries SET segments = segments - 1 WHERE node_id = ? AND epoch = ?",
-            [(node_id, row[1]) for row in rows],
+            [(node_id, epoch) for epoch in epochs],
         )
         self._db.execute(
             "UPDATE stream_nodes SET first = ?, epochs = epochs - ?, rows = rows - ?, size_bytes = size_bytes - ? "
             "WHERE stream_id = ? AND node_id = ?",
-            (
-                rows[-1][1] + 1,
-                len(rows),
-                sum(row[3] for row in rows),
-                sum(row[4] for row in rows),
-                stream_id,
-                node_id,
-            ),
+            (epochs[-1] + 1, len(rows), sum(counts), sum(sizes), stream_id, node_id),
         )
-        return [_decode_runs(row[2]) for row in rows]
+        self._drop_references(run.digest for encoded in runs for run in _decode_runs(encoded))
+        return len(rows)
 
     def remove_entries(self, *, kept: int, limit: int) -> int:
-        """Delete by the partial index of entries without segments."""
+        """Remove epochs without segments, but none of the newest `kept` of a node."""
         rows = self._db.execute(
             "SELECT e.node_id, e.epoch FROM nodes n CROSS JOIN entries e ON e.node_id = n.id AND e.epoch <= n.head - ? "
             "WHERE e.segments = 0 LIMIT ?",
@@ -617,7 +651,8 @@ class SqliteWriter(SqliteReader, LogWriter):
         self._db.executemany("DELETE FROM entries WHERE node_id = ? AND epoch = ?", rows)
         return len(rows)
 
-    def remove_control_versions(self, table_id: int, *, before: int, limit: int) -> list[str]:
+    def remove_control_versions(self, table_id: int, before: int, *, limit: int) -> int:
+        """Remove the oldest versions before one."""
         rows = self._db.execute(
             "SELECT version, digest FROM versions WHERE control_id = ? AND version < ? ORDER BY version LIMIT ?",
             (table_id, before, limit),
@@ -625,14 +660,49 @@ class SqliteWriter(SqliteReader, LogWriter):
         self._db.executemany(
             "DELETE FROM versions WHERE control_id = ? AND version = ?", [(table_id, version) for version, _ in rows]
         )
-        return [digest for _, digest in rows]
+        self._drop_references(digest for _, digest in rows)
+        return len(rows)
 
-    def remove_blob_if_unreferenced(self, digest: str, *, before_us: int) -> bool | None:
-        """Delete the row; small content follows by the foreign key."""
-        row = self._db.execute(
-            "DELETE FROM blobs WHERE digest = ? AND refs = 0 AND stored_us < ? RETURNING small", (digest, before_us)
-        ).fetchone()
-        return None if row is None else bool(row[0])
+    def remove_blobs(self, digests: Iterable[str], *, before_us: int) -> list[tuple[str, bool]]:
+        """Remove the records of those that are unreferenced and were stored before a time; return each, and whether it was small.
+
+        The content of small ones is removed too, by the foreign key.
+        """
+        removed: list[tuple[str, bool]] = []
+        for digest in digests:
+            removed += self._db.execute(
+                "DELETE FROM blobs WHERE digest = ? AND refs = 0 AND stored_us < ? RETURNING digest, small",
+                (digest, before_us),
+            ).fetchall()
+        return removed
+
+    def _add_segment(
+        self, stream_id: int, node_id: int, seq: int, entry: EpochEntry, segment: StreamSegment, now_us: int
+    ) -> None:
+        """Insert a segment, and update the sums of its stream."""
+        rows, size_bytes = _sums(segment.runs)
+        self._db.execute(
+            "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (stream_id, seq, entry.epoch, node_id, msgspec.json.encode(segment.runs), rows, size_bytes,
+             segment.watermark_us, now_us, entry.ended),
+        )  # fmt: skip
+        self._db.execute(
+            "INSERT INTO stream_nodes VALUES (?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT (stream_id, node_id) DO UPDATE SET "
+            "first = CASE epochs WHEN 0 THEN excluded.first ELSE first END, last = excluded.last, epochs = epochs + 1, "
+            "rows = rows + excluded.rows, size_bytes = size_bytes + excluded.size_bytes, "
+            "watermark_us = max(watermark_us, excluded.watermark_us)",
+            (stream_id, node_id, entry.epoch, entry.epoch, rows, size_bytes, segment.watermark_us),
+        )
+
+    def _add_references(self, changes: Mapping[str, int]) -> None:
+        """Update `refs`, which a constraint keeps from going below zero."""
+        self._db.executemany(
+            "UPDATE blobs SET refs = refs + ? WHERE digest = ?",
+            [(change, digest) for digest, change in changes.items() if change],
+        )
+
+    def _drop_references(self, digests: Iterable[str]) -> None:
+        self._add_references({digest: -count for digest, count in Counter(digests).items()})
 
     def _stream_id(self, pipeline: str, name: str) -> int:
         row = self._db.execute("SELECT id FROM streams WHERE pipeline = ? AND stream = ?", (pipeline, name)).fetchone()
@@ -643,8 +713,8 @@ class SqliteWriter(SqliteReader, LogWriter):
         return int(row[0])
 
 
-class SqliteStore(LogStore):
-    """One file: one connection writes, a pool of connections reads."""
+class SqliteStore:
+    """One file: one connection writes, a pool of connections reads. The lock of the hub's directory keeps other hubs away."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or make it. `StorageError` if that fails, `ConfigError` if a newer version has written it."""
@@ -656,10 +726,13 @@ class SqliteStore(LogStore):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[LogWriter]:
-        """Take SQLite's write lock, and commit with a sync."""
+        """Open a transaction, which is synced when the context ends. If it raises, nothing of it is kept.
+
+        Called by one thread, one transaction at a time. `StoreFailedError` if the database fails.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            yield SqliteWriter(self._db)
+            yield LogWriter(self._db)
             self._db.execute("COMMIT")
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
@@ -670,7 +743,7 @@ class SqliteStore(LogStore):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[LogReader]:
-        """Read on a connection that no other thread has."""
+        """Open a consistent view, on a connection that no other thread has. Called by any thread; blocks."""
         with self._mutex:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -678,7 +751,7 @@ class SqliteStore(LogStore):
         try:
             connection.execute("BEGIN")
             try:
-                yield SqliteReader(connection)
+                yield LogReader(connection)
             finally:
                 connection.execute("ROLLBACK")
         finally:
@@ -690,7 +763,7 @@ class SqliteStore(LogStore):
                 connection.close()
 
     def size_bytes(self) -> int:
-        """Add up the file and its write-ahead log."""
+        """Return the size of the file and its write-ahead log."""
         return _file_size(self.path) + _file_size(self.path.with_name(f"{self.path.name}-wal"))
 
     def close(self) -> None:

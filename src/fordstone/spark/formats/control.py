@@ -27,13 +27,13 @@ from pyspark.sql.types import StructType
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import ConfigError, SchemaError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import retry
+from fordstone.hub.client.client import client_of, retry
 from fordstone.hub.client.publisher import ControlPublisher
 from fordstone.hub.messages import ControlVersion
 from fordstone.lang.schema import DataType
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan.ids import checked_name
-from fordstone.spark.formats.options import Options, address_of, client_of, columns, count, named
+from fordstone.spark.formats.options import Options, address_of, columns, count, named
 from fordstone.spark.formats.rows import arrow_columns
 from fordstone.state.base import RunRef
 

@@ -1,4 +1,4 @@
-"""The options of Fordstone's data sources, and the client of the hub that they name.
+"""The options of Fordstone's data sources.
 
 The options are read on the driver's machine: tasks get the address with the token in it, and not the file of the token.
 """
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from fordstone.errors import ConfigError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import HubClient
 from fordstone.plan.ids import checked_name
 
-CLIENTS_MAX: Final = 16
-"""Maximum number of hubs (and tokens) to which a Python process keeps connections."""
 TOKEN_VARIABLE: Final = "FORDSTONE_HUB_TOKEN"  # noqa: S105 - the name of it, not a secret
 HUB_VARIABLE: Final = "FORDSTONE_HUB"
 _TRUE: Final = frozenset({"true", "yes", "1", "on"})
@@ -88,9 +84,3 @@ def count(options: Options, name: str) -> int | None:
     if not (value.isascii() and value.isdigit()) or int(value) < 1:
         raise ConfigError(f"option {name!r} is {value!r}; it has to be a whole number of at least 1.")
     return int(value)
-
-
-@lru_cache(maxsize=CLIENTS_MAX)
-def client_of(address: HubAddress) -> HubClient:
-    """The client of this Python process; tasks share it and its connections."""
-    return HubClient(address)

@@ -29,12 +29,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from fordstone.errors import ConfigError, HubAwayError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.client import client_of
 from fordstone.hub.client.reader import Gap, StreamIndex, StreamReader, declared_us, find_gaps, is_finished
 from fordstone.hub.messages import StreamEpoch
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.runtime.assignment import balance
-from fordstone.spark.formats.options import Options, address_of, client_of, count, flag, named
+from fordstone.spark.formats.options import Options, address_of, count, flag, named
 from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
 from fordstone.state.base import RunRef
 

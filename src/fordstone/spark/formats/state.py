@@ -16,20 +16,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from fordstone.epochs.compaction import Combine
-from fordstone.epochs.manifest import Manifest, StateRuns
+from fordstone.epochs.manifest import Manifest, StateRuns, decode_manifest
 from fordstone.epochs.run_file import decode_run, encode_run
-from fordstone.epochs.sealed import decode_manifest
+from fordstone.epochs.store import Combine
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import HubClient, retry
+from fordstone.hub.client.client import HubClient, client_of, retry
 from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan.ids import checked_name
 from fordstone.plan.plan import Plan, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
-from fordstone.spark.formats.options import Options, address_of, client_of, columns, flag, named
+from fordstone.spark.formats.options import Options, address_of, columns, flag, named
 from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
 from fordstone.state.base import RunRef
 from fordstone.state.table import DELETED

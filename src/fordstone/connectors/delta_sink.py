@@ -32,7 +32,7 @@ from deltalake import Schema as TableSchema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fordstone.connectors.base import Sink, SinkStream
-from fordstone.connectors.delta.connector import DeltaSettings
+from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.files.settings import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
 from fordstone.lang.schema import DataType, Schema

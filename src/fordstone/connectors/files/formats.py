@@ -1,24 +1,155 @@
-"""CSV: a header, then one record a line; a quoted field may hold delimiters and newlines.
+"""The text formats of input files: where records begin and end, and what their columns hold.
 
-Quotes are `"`, doubled inside a quoted field. An empty field is null; `""` is the empty text. Each record has as many
-fields as the header. A record that is not as it should be is rejected up to its first newline only, so that one quote
-too many does not swallow the rest of the file. Blank lines are skipped.
+Polars parses. The formats only say which records it would refuse and why, so that one bad record does not take others with it.
 """
 
 from __future__ import annotations
 
 import csv
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.files.bytes import FileBytes
-from fordstone.connectors.files.cells import Cells, check_flat, from_text
-from fordstone.connectors.files.lines import BOM, PARSER_ERRORS, LineFormat, MalformedError, Offsets, newlines
+from fordstone.connectors.files.cells import Cells, check_flat, from_json, from_text, json_types, reason
 from fordstone.errors import SourceError
-from fordstone.lang.schema import Schema
+from fordstone.lang.schema import DataType, Schema
+
+Offsets = npt.NDArray[np.int64]
+NEWLINE: Final = 10
+BOM: Final = b"\xef\xbb\xbf"
+PARSER_ERRORS: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
+class MalformedError(Exception):
+    """At least one record of a block cannot be parsed; a closer look will show which. Never leaves the reader."""
+
+
+class LineFormat(ABC):
+    """The records of one file. What becomes of a record may not depend on the records around it."""
+
+    spans_lines: ClassVar[bool]
+    """Whether a record may hold newlines."""
+
+    @abstractmethod
+    def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
+        """Where the first record starts; None if the file does not say yet. Called before each read until it answers.
+
+        `limit` is where the file ends, if it does; `complete`: it will not grow.
+        """
+
+    @abstractmethod
+    def ends(self, data: bytes) -> Offsets:
+        """Where the records end: the offsets of those newlines that are not part of a value. `data` starts a record."""
+
+    @abstractmethod
+    def blank(self, record: bytes) -> bool:
+        """Whether to skip this record. One without bytes, or with a carriage return alone, always is."""
+
+    @abstractmethod
+    def parse(self, data: bytes, records: int) -> pl.DataFrame:
+        """Parse whole records, all at once; one row each. Raises `MalformedError` if any one is not as it should be."""
+
+    @abstractmethod
+    def judge(self, record: bytes) -> str | None:
+        """Why `parse` would surely refuse this record, if that is cheap to find out; None leaves it to `parse`."""
+
+    @abstractmethod
+    def finish(self, frame: pl.DataFrame) -> Cells:
+        """Give parsed columns their declared types."""
+
+
+def newlines(data: bytes) -> Offsets:
+    """The offset of every newline."""
+    return np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE)
+
+
+_WHITE: Final = b" \t\r"
+_INTEGER_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+class JsonLines(LineFormat):
+    """The format `jsonl`: one object per line.
+
+    Missing columns are null, others are ignored, of a repeated name the first counts. Whatever stands in a string column is
+    taken as its text.
+    """
+
+    spans_lines = False
+
+    def __init__(self, schema: Schema, *, time_unit: str) -> None:
+        self._schema = schema
+        self._types = json_types(schema)
+        self._time_unit = time_unit
+        self._typed = {
+            name: kind for name, kind in schema.items() if kind.name in {*_INTEGER_BITS, "boolean", "float", "double"}
+        }
+
+    def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
+        """At the start, after the byte-order mark that some editors write."""
+        if limit is not None and limit < len(BOM):
+            return 0
+        head = data.at(0, len(BOM))
+        if len(head) < len(BOM) and BOM.startswith(head) and not complete:
+            return None
+        return len(BOM) if head == BOM else 0
+
+    def ends(self, data: bytes) -> Offsets:
+        return newlines(data)
+
+    def blank(self, record: bytes) -> bool:
+        return not record.strip(_WHITE)
+
+    def parse(self, data: bytes, records: int) -> pl.DataFrame:
+        try:
+            frame = pl.read_ndjson(data, schema=self._types)
+        except PARSER_ERRORS as error:
+            raise MalformedError(str(error).partition("\n")[0]) from error
+        if frame.height != records:
+            raise MalformedError("not one JSON object")
+        return frame
+
+    def judge(self, record: bytes) -> str | None:
+        """Find what is surely wrong. Where decoders may disagree (surrogates, huge numbers, deep nesting), say nothing."""
+        try:
+            decoded = msgspec.json.decode(record)
+        except UnicodeDecodeError as error:
+            return f"invalid UTF-8 at byte {error.start} of a text"
+        except msgspec.ValidationError:
+            return None
+        except msgspec.DecodeError as error:
+            return None if b"\\ud" in record.lower() else str(error)  # halves of surrogate pairs
+        except RecursionError:
+            return None
+        if not isinstance(decoded, dict):
+            return "not a JSON object"
+        for name, kind in self._typed.items():
+            value = decoded.get(name)
+            if value is None or _fits(value, kind):
+                continue
+            if record.count(msgspec.json.encode(name)) == 1:  # of a repeated name another value may count
+                return reason(name, value, kind)
+        return None
+
+    def finish(self, frame: pl.DataFrame) -> Cells:
+        return from_json(frame, self._schema, time_unit=self._time_unit)
+
+
+def _fits(value: object, kind: DataType) -> bool:
+    if kind.name == "boolean":
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if kind.is_float:
+        return isinstance(value, int | float)
+    bits = _INTEGER_BITS[kind.name]
+    return isinstance(value, int) and -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+
 
 HEADER_BYTES_MAX: Final = 1 << 20
 _HEADER_BLOCK_BYTES: Final = 1 << 14
@@ -26,7 +157,14 @@ _QUOTE: Final = b'"'
 
 
 class CsvRows(LineFormat):
-    """The format `csv`."""
+    """The format `csv`: a header, then one record per line; a quoted field may hold delimiters and newlines.
+
+    Quotes are `"`, doubled inside a quoted field. An empty field is null; `""` is the empty text. Each record has as many
+    fields as the header. A record that is malformed is rejected up to its first newline only, so that one quote
+    too many does not swallow the rest of the file. Blank lines are skipped.
+    """
+
+    spans_lines = True
 
     def __init__(self, path: Path, schema: Schema, *, delimiter: str, header: bool, time_unit: str) -> None:
         check_flat(schema, where=str(path))
@@ -65,10 +203,6 @@ class CsvRows(LineFormat):
         if head[skipped:]:
             self._learn(head[skipped:])
         return len(head)
-
-    @property
-    def ends_at_every_newline(self) -> bool:
-        return False
 
     def ends(self, data: bytes) -> Offsets:
         """The newlines after an even number of quotes."""

@@ -1,0 +1,72 @@
+"""Delta tables: the kind `delta`, a sink only.
+
+The work is done by the package `deltalake`, without a JVM and without pyarrow. It comes with an extra, and is
+imported where the sink is opened (`delta_sink`), so that plans with Delta sinks can be built anywhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fordstone.connectors.base import (
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    OpenContext,
+    Sink,
+    SinkStream,
+    checked_spec,
+    options_of,
+)
+from fordstone.errors import ConfigError
+
+
+class DeltaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in the plan."""
+
+    path: str
+    """The table's directory, or its address in a store that `deltalake` knows (`s3://bucket/table`)."""
+    app: str | None = None
+    """Who writes: under this name the table remembers which epochs it has. `fordstone/<step>` if left out."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("delta(''): give the table's directory, or its address.")
+        if self.path.startswith("file:"):
+            raise ConfigError(f"delta({self.path!r}): give the directory as a plain path.")
+        if self.app is not None and not self.app.strip():
+            raise ConfigError(f"delta({self.path!r}): app={self.app!r} must name who writes, or be left out.")
+
+
+def delta(path: str, *, app: str | None = None) -> ConnectorSpec:
+    """A Delta table, as a sink: rows are appended, upserts merged by their key. Needs `pip install 'fordstone[delta]'`.
+
+    `path` is a directory, or an address that the package `deltalake` knows. The table is made if missing. Under the name
+    `app` (by default `fordstone/<step>`) it remembers which epochs it has: pipelines that share a table and name their
+    sinks alike need different ones.
+    """
+    return checked_spec("delta", {"path": str(path), "app": app}, DeltaSettings)
+
+
+class DeltaKind(ConnectorKind):
+    """The kind `delta`."""
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """A commit holds the rows and the number of their epoch."""
+        options_of(spec, DeltaSettings)
+        return Delivery.EXACTLY_ONCE
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
+        """Open the table, and create it if it is missing."""
+        del context
+        settings = options_of(spec, DeltaSettings)
+        try:
+            from fordstone.connectors.delta_sink import DeltaSink  # noqa: PLC0415 - comes with an extra
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in {"deltalake", "arro3"}:
+                raise
+            raise ConfigError(
+                f"sink {stream.step}: delta({settings.path!r}) needs the package deltalake.\n"
+                f"Install it with: pip install 'fordstone[delta]'"
+            ) from error
+        return DeltaSink(settings, stream)

@@ -1,0 +1,502 @@
+"""Handlers of the routes, which `routes` lists: they read and write the log, upload and download blobs.
+
+The event loop is never blocked: the log is read and blobs are touched on small pools of threads, the log is written on its own.
+A long poll registers before it reads, so that it misses no change. A request that ends early leaves nothing stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from fordstone.epochs.run_file import is_digest
+from fordstone.errors import PipelineError
+from fordstone.hub.messages import (
+    BLOB_BYTES_MAX,
+    EPOCHS_PER_COMMIT_MAX,
+    NUMBER_MAX,
+    PAGE_ENTRIES_MAX,
+    RUNS_PER_COMMIT_MAX,
+    WAIT_SECONDS_MAX,
+    Commit,
+    ConsumerPosition,
+    ControlPublish,
+    Digests,
+    Epochs,
+    Health,
+    LeaseRequest,
+    Message,
+    Nodes,
+    Rejection,
+    Streams,
+)
+from fordstone.hub.server.limits import DiskQuota
+from fordstone.hub.server.metrics import CONTENT_TYPE, LogMetrics
+from fordstone.hub.store import commits
+from fordstone.hub.store.blobs import CHUNK_BYTES, BlobStore, Gate, Upload
+from fordstone.hub.store.log import HubLog, Key, Transaction
+from fordstone.hub.store.sqlite import LogReader
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.plan.ids import checked_name
+from fordstone.state.base import RunRef
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
+
+INLINE_BYTES_MAX: Final = 32 << 10
+"""Bodies up to this size are decoded on the event loop, which is quicker than handing them to a thread."""
+SMALL_BYTES_MAX: Final = 16 << 10
+"""Blobs up to this size are kept in the log, and not in the blob store.
+
+A file costs two syncs, an object in a store a round trip; a row costs a share of a sync that happens anyway. Most blobs that
+nodes send are small, so this decides how many nodes a hub can serve. Readers that access the blob store directly do not find
+them there, and ask the hub.
+"""
+PAGE_ENTRIES: Final = 1_000
+VERSIONS_PER_PAGE: Final = 1_000
+TEXT_CHARS_MAX: Final = 2_000
+SEGMENTS_PER_COMMIT_MAX: Final = 20_000
+"""Each costs the one writing thread some rows, even if it has no run."""
+_DIGITS_MAX: Final = 19
+_RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
+BLOB_TYPE: Final = "application/octet-stream"
+
+T = TypeVar("T")
+
+
+class LongPolls:
+    """Wakes handlers when the log changes. Everything but `notify` and `end` is called on the event loop."""
+
+    def __init__(self) -> None:
+        self._events: dict[Key, set[asyncio.Event]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.ended = False
+
+    def begin(self) -> None:
+        """Called once, on the event loop, before the first request."""
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def on(self, key: Key) -> Iterator[asyncio.Event]:
+        """Give an event that is set when `key` changes, or at the end."""
+        event = asyncio.Event()
+        if self.ended:
+            event.set()
+        self._events.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            events = self._events[key]
+            events.discard(event)
+            if not events:
+                del self._events[key]
+
+    def notify(self, keys: frozenset[Key]) -> None:
+        """Wake those that wait for one of these. Called from any thread."""
+        self._call(lambda: self._wake(keys))
+
+    def end(self) -> None:
+        """Wake all, for good. Called from any thread when the hub stops, so that no poll delays it."""
+        self.ended = True
+        self._call(lambda: self._wake(None))
+
+    def _call(self, wake: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake)
+
+    def _wake(self, keys: frozenset[Key] | None) -> None:
+        for key in list(self._events) if keys is None else keys:
+            for event in self._events.get(key, ()):
+                event.set()
+
+
+class Handlers:
+    """Called on the event loop, with the names in the path as arguments."""
+
+    def __init__(
+        self,
+        log: HubLog,
+        blobs: BlobStore,
+        gate: Gate,
+        polls: LongPolls,
+        quota: DiskQuota,
+        metrics: LogMetrics,
+        *,
+        readers: Executor,
+        blob_threads: Executor,
+        direct_url: str | None,
+        small_bytes_max: int,
+        failpoints: Failpoints | None,
+    ) -> None:
+        self._log = log
+        self._blobs = blobs
+        self._gate = gate
+        self._polls = polls
+        self._quota = quota
+        self._metrics = metrics
+        self._readers = readers
+        self._blob_threads = blob_threads
+        self._direct_url = direct_url
+        self._small_bytes_max = small_bytes_max
+        self._failpoints = failpoints or NoFailpoints()
+
+    # The log.
+
+    async def commit(self, request: Request, pipeline: str, node: str, epochs: str) -> Response:
+        first, last = range_in(epochs)
+        self._quota.check_epochs()
+        body = await request.body()
+
+        def prepared() -> tuple[Commit, list[str]]:
+            commit = decoded(body, Commit)
+            check_commit(commit, first, last)
+            return commit, [entry.digest() for entry in commit.epochs]
+
+        commit, digests = prepared() if len(body) <= INLINE_BYTES_MAX else await self._on_reader(prepared)
+        committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, commit, digests))
+        return json_response(committed, 200 if committed.already else 201)
+
+    async def lease(self, request: Request, pipeline: str, node: str) -> Response:
+        asked = decoded(await request.body(), LeaseRequest)
+        return json_response(await self._write(lambda tx: commits.lease(tx, pipeline, node, asked)))
+
+    async def head(self, _: Request, pipeline: str, node: str) -> Response:
+        return json_response(await self._read(lambda log: commits.head(log, pipeline, node)))
+
+    async def checkpoint(self, _: Request, pipeline: str, node: str) -> Response:
+        return json_response(await self._read(lambda log: commits.newest_checkpoint(log, pipeline, node)))
+
+    async def stream_page(self, request: Request, pipeline: str, stream: str) -> Response:
+        after = integer_in_query(request, "after", 0)
+        limit = max(integer_in_query(request, "limit", PAGE_ENTRIES, most=PAGE_ENTRIES_MAX), 1)
+        page = await self._poll(
+            request,
+            ("stream", pipeline, stream),
+            lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=limit),
+            lambda page: bool(page.epochs),
+        )
+        return await self._encode(msgspec.structs.replace(page, blobs=self._direct_url))
+
+    async def control_page(self, request: Request, pipeline: str, control: str) -> Response:
+        after = integer_in_query(request, "after", 0)
+        page = await self._poll(
+            request,
+            ("control", pipeline, control),
+            lambda log: commits.control_page(log, pipeline, control, after=after, limit=VERSIONS_PER_PAGE),
+            lambda page: bool(page.versions),
+        )
+        return await self._encode(msgspec.structs.replace(page, blobs=self._direct_url))
+
+    async def publish(self, request: Request, pipeline: str, control: str) -> Response:
+        body = decoded(await request.body(), ControlPublish)
+        check_runs((body.blob,))
+        version, new = await self._write(lambda tx: commits.publish(tx, pipeline, control, body))
+        return json_response(version, 201 if new else 200)
+
+    async def save_position(self, request: Request, pipeline: str, consumer: str) -> Response:
+        position = decoded(await request.body(), ConsumerPosition)
+        await self._write(lambda tx: tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us))
+        return Response(status_code=204)
+
+    async def position(self, _: Request, pipeline: str, consumer: str) -> Response:
+        return json_response(await self._read(lambda log: commits.position(log, pipeline, consumer)))
+
+    async def remove_consumer(self, _: Request, pipeline: str, consumer: str) -> Response:
+        """Its positions no longer hold segments."""
+        await self._write(lambda tx: tx.log.remove_consumer(pipeline, consumer))
+        return Response(status_code=204)
+
+    async def save_health(self, request: Request, pipeline: str, node: str) -> Response:
+        health = decoded(await request.body(), Health)
+        for what, number in msgspec.structs.asdict(health.progress).items():
+            if number is not None and not (TIME_MIN_US if what == "watermark_us" else 0) <= number <= NUMBER_MAX:
+                raise Rejection("bad_request", f"{what} is {number}, which the log cannot hold.")
+        kept = msgspec.structs.replace(health, problem=_printable(health.problem), version=_printable(health.version))
+        await self._write(lambda tx: tx.log.save_health(pipeline, node, kept, now_us=tx.now_us))
+        return Response(status_code=204)
+
+    async def nodes(self, _: Request) -> Response:
+        return await self._encode(Nodes(nodes=await self._read(lambda log: log.nodes())))
+
+    async def streams(self, _: Request) -> Response:
+        return await self._encode(Streams(streams=await self._read(lambda log: log.streams())))
+
+    async def epochs(self, request: Request) -> Response:
+        pipeline, node = request.query_params.get("pipeline"), request.query_params.get("node")
+        for name in (pipeline, node):
+            if name is not None:
+                check_name(name)
+        limit = integer_in_query(request, "limit", 100, most=PAGE_ENTRIES_MAX)
+        found = await self._read(lambda log: log.epochs(pipeline=pipeline, node=node, limit=limit))
+        return await self._encode(Epochs(epochs=found))
+
+    async def healthz(self, _: Request) -> Response:
+        """Answer if the log can be read."""
+        await self._read(lambda log: log.newest_seq())
+        return json_response({"ok": True})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(await self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def _poll(self, request: Request, key: Key, query: Callable[[LogReader], T], found: Callable[[T], bool]) -> T:
+        """Read until there is something, the time is over, the client has disconnected, or the hub stops."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_in_query(request)
+        with self._polls.on(key) as event:
+            leaving: asyncio.Task[None] | None = None
+            try:
+                while True:
+                    event.clear()
+                    answer = await self._read(query)
+                    if found(answer) or loop.time() >= until or self._polls.ended:
+                        return answer
+                    leaving = leaving or asyncio.create_task(_disconnected(request))
+                    change = asyncio.create_task(event.wait())
+                    await asyncio.wait(
+                        {change, leaving}, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    change.cancel()
+                    if leaving.done():
+                        return answer
+            finally:
+                if leaving is not None:
+                    leaving.cancel()
+
+    async def _encode(self, message: Message) -> Response:
+        """Encode on a thread what may be long."""
+        return await self._on_reader(lambda: json_response(message))
+
+    async def _write(self, job: Callable[[Transaction], T]) -> T:
+        return await asyncio.wrap_future(self._log.write(job))
+
+    async def _read(self, query: Callable[[LogReader], T]) -> T:
+        return await self._on_reader(lambda: self._log.read(query))
+
+    async def _on_reader(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    # Blobs.
+
+    async def put_blob(self, request: Request, digest: str) -> Response:
+        """201: stored; 200: it was there already (what came is checked all the same)."""
+        self._quota.check_blob()
+        upload = Upload(self._blobs.beside())
+        writing: asyncio.Future[None] | None = None
+        try:
+            parts, held_bytes, size_bytes = list[bytes](), 0, 0
+            async for part in request.stream():
+                size_bytes += len(part)
+                parts.append(part)
+                held_bytes += len(part)
+                if held_bytes >= CHUNK_BYTES:
+                    if writing is not None:
+                        await asyncio.shield(writing)
+                    # The next piece comes while this one is hashed and written.
+                    writing = self._start(partial(upload.write, *parts))
+                    parts, held_bytes = [], 0
+            if writing is not None:
+                await asyncio.shield(writing)
+            if size_bytes <= self._small_bytes_max:
+                upload.write(*parts)
+                new = await self._keep_small(upload, digest)
+            else:
+                new = await self._on_thread(lambda: self._store(upload, digest, parts))
+        finally:
+            if writing is not None:
+                await _finish(writing)
+            upload.close()
+        return Response(status_code=201 if new else 200)
+
+    async def head_blob(self, _: Request, digest: str) -> Response:
+        """Answer whether a commit may name it."""
+        sizes = await self._on_thread(lambda: self._log.blob_sizes((digest,)))
+        if digest not in sizes:
+            raise Rejection("not_found", f"the hub has no blob {digest}.")
+        return Response(headers={"content-length": str(sizes[digest])}, media_type=BLOB_TYPE)
+
+    async def get_blob(self, _: Request, digest: str) -> Response:
+        def begin() -> tuple[IO[bytes], bytes, int]:
+            small = self._log.read(lambda log: log.small_blob(digest))
+            file = self._blobs.open(digest) if small is None else io.BytesIO(small)
+            first = file.read(CHUNK_BYTES)
+            size_bytes = len(first)
+            if size_bytes == CHUNK_BYTES:
+                size_bytes = file.seek(0, 2)
+                file.seek(len(first))
+            else:
+                file.close()
+            return file, first, size_bytes
+
+        file, first, size_bytes = await self._on_thread(begin)
+        if file.closed:
+            return Response(first, media_type=BLOB_TYPE)
+        return StreamingResponse(
+            self._rest(file, first), headers={"content-length": str(size_bytes)}, media_type=BLOB_TYPE
+        )
+
+    async def missing_blobs(self, request: Request) -> Response:
+        body = await request.body()
+
+        def answer() -> Response:
+            asked = decoded(body, Digests)
+            sizes = self._log.blob_sizes(asked.digests)
+            return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
+
+        return await self._on_thread(answer)
+
+    async def _keep_small(self, upload: Upload, digest: str) -> bool:
+        """Keep it in the log, in the same transaction as everything else that is written now."""
+        upload.verify(digest)
+        self._failpoints.hit("hub.blob-written")
+        data = bytes(upload.data)
+        new = await self._write(lambda tx: tx.log.save_small_blob(digest, data, now_us=tx.now_us))
+        self._failpoints.hit("hub.blob-renamed")
+        return new
+
+    def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> bool:
+        upload.write(*rest)
+        with self._gate.arrival(digest):
+            new = upload.store(self._blobs, digest)
+            self._log.record_blob(digest, upload.size_bytes)
+        return new
+
+    async def _rest(self, file: IO[bytes], first: bytes) -> AsyncIterator[bytes]:
+        try:
+            data = first
+            while data:
+                yield data
+                data = await self._on_thread(lambda: file.read(CHUNK_BYTES))
+        finally:
+            file.close()
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        """Run work to its end even if the request is cancelled, because the work uses the upload."""
+        working = self._start(work)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait({working})
+            raise
+
+    def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._blob_threads, work)
+
+
+async def _finish(writing: asyncio.Future[None]) -> None:
+    """Wait until a thread is done. Whether it failed was raised before, or does not matter any more."""
+    await asyncio.wait({writing})
+    if not writing.cancelled():
+        writing.exception()
+
+
+async def _disconnected(request: Request) -> None:
+    """End when the client has closed the connection, or sends what it may not."""
+    with contextlib.suppress(Rejection):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+
+def _printable(text: str) -> str:
+    """Bound a text that a node sent, and remove what would control the terminal in which it is listed."""
+    return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
+
+
+# What requests have beyond their types. Names in the path are checked by `routes`, sizes of bodies by `middleware`.
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Decode a JSON body."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Rejection("bad_request", f"the body is no {kind.__name__}: {error}.") from error
+
+
+def check_name(value: str) -> None:
+    """Check a name in the query."""
+    try:
+        checked_name(value, "name")
+    except PipelineError as error:
+        raise Rejection("bad_name", str(error)) from error
+
+
+def range_in(value: str) -> tuple[int, int]:
+    """Parse `a-b`."""
+    match = _RANGE.fullmatch(value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise Rejection("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
+    return int(match[1]), int(match[2])
+
+
+def integer_in_query(request: Request, what: str, default: int, *, most: int = NUMBER_MAX) -> int:
+    """Read a whole number from the query, or reject it."""
+    text = request.query_params.get(what)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX and int(text) <= most):
+        raise Rejection("bad_request", f"{what} must be a whole number from 0 to {most}, not {text[:40]!r}.")
+    return int(text)
+
+
+def wait_in_query(request: Request) -> float:
+    """Read the seconds that a long poll waits; more than the maximum counts as the maximum."""
+    text = request.query_params.get("wait", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
+    return min(seconds, WAIT_SECONDS_MAX)
+
+
+def check_commit(commit: Commit, first: int, last: int) -> None:
+    """Check that a commit has the epochs of its path, a checkpoint of the last one, and segments and runs within bounds."""
+    if [entry.epoch for entry in commit.epochs] != [*range(first, min(last, first + EPOCHS_PER_COMMIT_MAX) + 1)]:
+        raise Rejection(
+            "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
+        )
+    checkpoint = commit.checkpoint
+    if checkpoint is not None and checkpoint.epoch != last:
+        raise Rejection(
+            "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
+        )
+    segments = [segment for entry in commit.epochs for segment in entry.streams.values()]
+    runs = [*(run for segment in segments for run in segment.runs), *(checkpoint.runs() if checkpoint else ())]
+    for what, count, count_max in (
+        ("segments", len(segments), SEGMENTS_PER_COMMIT_MAX),
+        ("runs", len(runs), RUNS_PER_COMMIT_MAX),
+    ):
+        if count > count_max:
+            raise Rejection(
+                "bad_request", f"a commit has at most {count_max} {what}, this one {count}: commit fewer epochs."
+            )
+    check_runs(runs)
+
+
+def check_runs(runs: Iterable[RunRef]) -> None:
+    """Check references to blobs."""
+    for run in runs:
+        if not is_digest(run.digest):
+            raise Rejection("bad_name", f"a digest is 64 hex digits in lower case, not {run.digest[:80]!r}.")
+        if not (0 <= run.size_bytes <= BLOB_BYTES_MAX and 0 <= run.rows <= NUMBER_MAX):
+            raise Rejection(
+                "bad_request",
+                f"run {run.digest} has {run.size_bytes} bytes and {run.rows} rows; a blob has 0 to {BLOB_BYTES_MAX} bytes.",
+            )
+
+
+def json_response(message: Any, status: int = 200) -> Response:
+    """Encode a message as the body of a response."""
+    return Response(msgspec.json.encode(message), status, media_type="application/json")
