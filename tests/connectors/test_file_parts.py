@@ -13,8 +13,8 @@ import pytest
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream, options_of
-from fordstone.connectors.files.rows import SinkRows, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, FileSettings
+from fordstone.connectors.files.rows import MARK_NAME, SinkRows, rows_of
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.sink import FilePartWriter, FileSink
 from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import SinkError, StorageError

@@ -12,8 +12,8 @@ from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Sink, SinkStream, options_of
-from fordstone.connectors.files.rows import latest_of, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, FileSettings
+from fordstone.connectors.files.rows import MARK_NAME, latest_of, rows_of
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.sink import FileSink
 from fordstone.connectors.registry import open_sink
 from fordstone.errors import ConfigError, FordstoneError, SchemaError, SinkError, StorageError

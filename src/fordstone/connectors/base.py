@@ -263,7 +263,6 @@ class SourceOptions:
     schema: Schema
     bounded: bool
     """Stop at the end of the present input instead of waiting for more."""
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class LiveSpec(ConnectorSpec, frozen=True, dict=True):

@@ -1,20 +1,13 @@
 """Rows into a Delta table: appended, or merged by their key.
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
-that the table has is never written again. Beside it stands a digest of the rows, so that another writer's epoch is noticed
-from one that comes again. Two writers under one name cannot both commit: Delta refuses the later.
+that the table has is never written again. A digest of the rows in the commit tells an epoch that comes again from another
+writer's. Two writers under one name cannot both commit: Delta refuses the later.
 
 Invariants: the transaction is looked up in the very version that the commit builds on; keys match as they do in
 pipelines (null is null, NaN is NaN, -0.0 is 0.0); a conflict with another writer is tried again a bounded number of times,
-from the look-up on.
-
-Our column types as Delta's, in the JSON form that stands in a table's log.
-
-Making the commits of a Delta table on a local disk durable.
-
-The package that writes them does not sync. So `release` syncs what a commit is made of before it returns: data files, the
-commit itself and its checkpoint, and the directories. What is left is the moment between the two: power that goes just
-then may leave a commit whose data file is short, which is noticed when the epoch comes again.
+from the look-up on. On a local disk, `release` syncs what a commit is made of, because the package does not: power that is
+cut between the two may leave a commit whose data file is short, which is noticed when the epoch comes again.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fordstone.connectors.base import Sink, SinkStream
 from fordstone.connectors.delta import DeltaSettings
-from fordstone.connectors.files.settings import DELETE, OP, UPSERT
+from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
 from fordstone.lang.schema import DataType, Schema
 from fordstone.state.key_group import row_hashes
@@ -343,7 +336,7 @@ class DeltaSink(Sink):
             if found is None or (found.app, found.epoch) != (mark.app, mark.epoch):
                 continue
             if found == mark:
-                self._sync(commit["version"])
+                self._sync_version(commit["version"])
                 return
             raise SinkError(
                 f"{self._where} already has epoch {mark.epoch} of {self._app!r}, with other rows ({found.rows}) than are "
@@ -357,17 +350,15 @@ class DeltaSink(Sink):
                 f"Another run or pipeline writes under that name. Choose another table, or another name with app=..."
             )
 
-    def _sync(self, version: int | None = None) -> None:
-        """Make what was committed since the last time durable, or one version."""
-        if self._disk is None:
-            return
-        if version is not None:
+    def _sync(self) -> None:
+        """Make durable what was committed since the last time, by others too: the log has no holes."""
+        for version in range(self._synced + 1, self._table.version() + 1):
+            self._sync_version(version)
+            self._synced = version
+
+    def _sync_version(self, version: int) -> None:
+        if self._disk is not None:
             sync_commit(self._disk, version, where=self._where)
-            return
-        # Those of others too: the log has no holes.
-        for new in range(self._synced + 1, self._table.version() + 1):
-            sync_commit(self._disk, new, where=self._where)
-            self._synced = new
 
     @contextmanager
     def _errors_as(self, what: str) -> Iterator[None]:

@@ -76,9 +76,7 @@ class ConnectorOpener:
 
     def source(self, step: p.Source) -> Source:
         """The live source of a step."""
-        options = SourceOptions(
-            schema=Schema.stored(step.schema), bounded=self._bounded, options=step.connector.options
-        )
+        options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._bounded)
         return open_source(step.connector, options, self._context(step.connector))
 
     def sink(self, step: p.Sink) -> Sink:
