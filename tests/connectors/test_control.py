@@ -6,8 +6,7 @@ import pytest
 from tests.connectors.control_hub import KEYS, SCHEMA, control_rows
 
 from fordstone.connectors.base import Chunk, ConnectorSpec, Delivery, Home, OpenContext, SourceOptions
-from fordstone.connectors.control import PARTITION, ControlSource
-from fordstone.connectors.control_log import COMPACT_FILES_MIN, ControlLog
+from fordstone.connectors.control import COMPACT_FILES_MIN, PARTITION, ControlLog, ControlSource
 from fordstone.connectors.registry import open_source, source_delivery
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, Table, applied, as_table, control_rows
 
-from fordstone.connectors.control_log import COMPACT_FILES_MAX, COMPACT_FILES_MIN, ControlLog, changes_between
+from fordstone.connectors.control import COMPACT_FILES_MAX, COMPACT_FILES_MIN, ControlLog, changes_between
 from fordstone.errors import SourceError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import OP

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
-from fordstone.connectors.control_log import ControlLog
+from fordstone.connectors.control import ControlLog
 from fordstone.edge.link.control import FETCH_BACKOFF, WAIT_SECONDS, ControlFetcher, ControlFetching
 from fordstone.hub.messages import ControlPage
 from fordstone.operators.base import OP

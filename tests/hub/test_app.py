@@ -23,6 +23,7 @@ from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     BODY_BYTES_MAX,
+    NAMES_MAX,
     ConsumerPosition,
     EpochEntry,
     Generation,
@@ -203,6 +204,11 @@ BAD_COMMITS = {
     "none": commit_of(),
     "a checkpoint of another epoch": commit_of(entry(1), checkpoint=checkpoint(2)),
     "a stream that is a path": commit_of(entry(1, stream="../x")),
+    "a stream with a line break": commit_of(entry(1, stream="s\n")),
+    "a stream with two dots": commit_of(entry(1, stream="s..s")),
+    "more streams than an epoch may have": commit_of(
+        entry_with(streams={f"s{number}": StreamSegment(runs=()) for number in range(NAMES_MAX + 1)})
+    ),
     "a control that is a path": commit_of(entry_with(controls={"/etc": 1})),
     "a version beyond the log": commit_of(entry_with(controls={"c": BIG})),
     "a time beyond the log": commit_of(entry_with(created_us=BIG)),

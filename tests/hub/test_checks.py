@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.hub.sending import commit_of
 
-from fordstone.hub.messages import Commit, EpochEntry, Rejection, StreamSegment
-from fordstone.hub.server.checks import NAMES_MAX, SEGMENTS_PER_COMMIT_MAX, check_commit
+from fordstone.hub.messages import NAMES_MAX, Commit, EpochEntry, Rejection, StreamSegment
+from fordstone.hub.server.handlers import SEGMENTS_PER_COMMIT_MAX, check_commit
 from fordstone.protocol.sending import COMMIT_RUNS_MAX
 
 

@@ -33,8 +33,7 @@ from fordstone.hub.messages import (
     StreamSegment,
 )  # fmt: skip
 from fordstone.hub.server.auth import TokenFile
-from fordstone.hub.server.connection import Connection
-from fordstone.hub.server.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
+from fordstone.hub.server.serve import Connection, HubOptions, bound, check_exposure, parse_listen, tls_context
 from fordstone.state.base import RunRef
 
 HTTP = urllib3.PoolManager(retries=False, timeout=SECONDS_MAX)

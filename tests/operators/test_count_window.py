@@ -300,6 +300,7 @@ def test_windows_at_every_row_are_sums_of_slices_however_many_levels_they_have(s
     assert found == [int(values[at : at + size].sum()) for at in range(values.size - size + 1)]
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 60), slide=st.integers(1, 60))
 def test_a_window_is_a_whole_number_of_panes(size, slide):
     panes = Panes(size=size, slide=slide)

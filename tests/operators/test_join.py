@@ -27,7 +27,7 @@ from fordstone.operators.base import LATE, MAIN, ROW_ID, Emits, Moment, Operator
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
-from fordstone.state import search as join_rows
+from fordstone.state import timeline
 from fordstone.state.key_group import split_by_owner
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -193,9 +193,9 @@ def test_nan_is_equal_to_nan_and_the_zeros_to_each_other(how, happens):
 @given(how=st.sampled_from(HOWS), happens=events_of(rows_with(few_keys), most=8), shift=st.sampled_from([31, 32]))
 def test_keys_that_share_a_hash_are_still_told_apart(how, happens, shift):
     case = Case(how, -3, 3)
-    plain = join_rows._hashes
+    plain = timeline._hashes
     with patch.object(
-        join_rows, "_hashes", lambda keys: plain(keys) >> np.uint32(shift) if shift < 32 else plain(keys) * np.uint32(0)
+        timeline, "_hashes", lambda keys: plain(keys) >> np.uint32(shift) if shift < 32 else plain(keys) * np.uint32(0)
     ):
         subtasks = sides(case)
         happened = subtasks.live_through(happens)

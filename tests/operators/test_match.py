@@ -19,7 +19,7 @@ from fordstone.operators.base import Moment
 from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import TIMEOUT, MatchRows
 from fordstone.plan import plan as p
-from fordstone.state.backend import Table
+from fordstone.state.base import Table
 from fordstone.state.memory import IN_MEMORY
 
 MEASURES = (

@@ -34,7 +34,7 @@ from fordstone.hub.messages import (
     Rejection,
     StreamPage,
 )
-from fordstone.hub.server import checks
+from fordstone.hub.server.handlers import check_commit, decoded
 from fordstone.hub.store import commits
 from fordstone.hub.store.blobs import BlobStore, Gate, Upload
 from fordstone.hub.store.log import HubLog
@@ -175,13 +175,13 @@ class FleetHub:
         """Store a blob as `Handlers.put_blob` does."""
         upload = Upload(self.blobs.beside())
         upload.write(data)
-        with self._gate.arrival(checks.digest_in(digest)):
+        with self._gate.arrival(digest):
             upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
 
     def get_blob(self, digest: str) -> bytes:
         """The bytes."""
-        with self.blobs.open(checks.digest_in(digest)) as file:
+        with self.blobs.open(digest) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != digest:
             raise SimulationError(f"blob {digest} at the hub has other bytes than its name says")
@@ -213,8 +213,8 @@ class FleetHub:
 
     def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
         """Take epochs in."""
-        body = checks.decoded(msgspec.json.encode(commit), Commit)
-        checks.check_commit(body, body.epochs[0].epoch, body.epochs[-1].epoch)
+        body = decoded(msgspec.json.encode(commit), Commit)
+        check_commit(body, body.epochs[0].epoch, body.epochs[-1].epoch)
         return self.log.write(
             lambda tx: commits.commit(tx, pipeline, node, body, [one.digest() for one in body.epochs])
         ).result()

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.state.base import RunRef, State
+from fordstone.state.base import RunRef, SearchBuffer, State
+from fordstone.state.memory import IN_MEMORY
 from fordstone.state.timeline import MemoryBuffer
-from fordstone.testing.contracts.state import Shelf, StateContract
+from fordstone.testing.contracts.state import SearchBufferContract, Shelf, StateContract
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA: dict[str, pl.DataType] = {
@@ -28,7 +29,7 @@ Row = tuple[str, int, float | None, int]
 
 
 def buffer() -> MemoryBuffer:
-    return MemoryBuffer(["k"], time_column="ts", order_columns=["v"])
+    return MemoryBuffer(["k"], time_column="ts")
 
 
 def frame(items: list[Row]) -> pl.DataFrame:
@@ -40,8 +41,8 @@ def frame(items: list[Row]) -> pl.DataFrame:
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """Time, then the order column with nulls first, then arrival."""
-    return (row[1], row[2] is not None, row[2] or 0.0, row[3])
+    """Time, then arrival."""
+    return (row[1], row[3])
 
 
 class TestBuffer(StateContract):
@@ -65,6 +66,11 @@ class TestBuffer(StateContract):
         assert isinstance(state, MemoryBuffer)
         assert state.release(30).height
         return 30
+
+
+class TestSearchBuffer(SearchBufferContract):
+    def make(self) -> SearchBuffer:
+        return IN_MEMORY.search_buffer(["a", "b"], time_column="until")
 
 
 class Model:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.state.backend import FOUND
-from fordstone.state.base import Piece, RunRef, State
+from fordstone.state.base import FOUND, Piece, RunRef, State
 from fordstone.state.table import DELETED, MemoryTable
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fordstone.errors import ConfigError, PipelineError
 from fordstone.lang.duration import positive_us
-from fordstone.operators.process.context import Context
+from fordstone.operators.process.step import Context
 from fordstone.operators.process.store import Timer
 from fordstone.plan import plan as p
 

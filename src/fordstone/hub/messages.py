@@ -1,7 +1,8 @@
 """The messages between nodes, hub and center: JSON bodies over HTTP, frozen and strict.
 
 Blobs (runs, segments, manifests) are sent apart, named by their digest, and the hub never reads their content. Every name
-and number has a bound, which the hub's `checks` enforce; `protocol.delivery` and `protocol.lease` decide what follows.
+and number has a bound: in its type, or in the hub's `handlers`. `protocol.delivery` and `protocol.lease` decide what follows.
+Nothing within these bounds can leave a directory, overflow a column of the log or make a page of it unreadable.
 
 Times are microseconds, UTC.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.protocol.progress import Counters
@@ -28,6 +30,18 @@ BODY_BYTES_MAX: Final = 16 << 20
 WAIT_SECONDS_MAX: Final = 60.0
 """Maximum wait of a long poll."""
 PAGE_ENTRIES_MAX: Final = 10_000
+NAMES_MAX: Final = 1_000
+"""Maximum number of streams, or of control tables, in one epoch."""
+DIGESTS_MAX: Final = 100_000
+NUMBER_MAX: Final = 2**63 - 1
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+TimeUs: TypeAlias = Annotated[int, Meta(ge=TIME_MIN_US, le=TIME_MAX_US)]
+Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.-]{0,99}\Z")]
+"""As `plan.ids.checked_name`: it may stand in a path and a log line."""
+Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[!-~]{1,200}\Z")]
+"""A random word that identifies an owner."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,15 +51,15 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, order=True):
     """The fencing number of the owner of a pipeline on a node: the hub's, then the local incarnation (rule 18)."""
 
-    hub: int
-    local: int
+    hub: Number
+    local: Number
 
 
 class StreamSegment(Message, frozen=True):
     """The rows of one stream in one epoch, and the watermark after them."""
 
     runs: tuple[RunRef, ...]
-    watermark_us: int = TIME_MIN_US
+    watermark_us: TimeUs = TIME_MIN_US
     """`TIME_MAX_US`: the stream has ended."""
 
 
@@ -53,11 +67,11 @@ class EpochEntry(Message, frozen=True):
     """One sealed epoch of a node, as it is sent."""
 
     epoch: int
-    streams: dict[str, StreamSegment]
-    created_us: int
+    streams: Annotated[dict[Name, StreamSegment], Meta(max_length=NAMES_MAX)]
+    created_us: TimeUs
     """By the node's clock."""
     ended: bool = False
-    controls: dict[str, int] = {}
+    controls: Annotated[dict[Name, Number], Meta(max_length=NAMES_MAX)] = {}
     """The version of each control table that the node had taken when this epoch ended."""
 
     def digest(self) -> str:
@@ -82,7 +96,7 @@ class Commit(Message, frozen=True):
     """`POST /pipelines/{p}/nodes/{node}/epochs/{a}-{b}`: epochs a to b, visible together. Only the last may have a checkpoint."""
 
     generation: Generation
-    epochs: tuple[EpochEntry, ...]
+    epochs: Annotated[tuple[EpochEntry, ...], Meta(max_length=EPOCHS_PER_COMMIT_MAX)]
     checkpoint: Checkpoint | None = None
 
 
@@ -158,9 +172,9 @@ class Rejection(Exception):  # noqa: N818 - it is a response rather than an erro
 class LeaseRequest(Message, frozen=True):
     """`POST /pipelines/{p}/nodes/{node}/lease`: take or renew the right to commit."""
 
-    holder: str
+    holder: Word
     """Random, kept in the state directory: the same directory is the same holder."""
-    local: int
+    local: Number
     """The incarnation: one more with every start, fsynced."""
     take_over: bool = False
     """Fence the previous holder. Otherwise another holder's lease is respected (`held`); it never expires."""
@@ -212,7 +226,9 @@ class StreamPage(Message, frozen=True):
 class ConsumerPosition(Message, frozen=True):
     """`PUT /pipelines/{p}/consumers/{c}`: this consumer will never ask for these epochs again: stream to node to epoch."""
 
-    streams: dict[str, dict[str, int]]
+    streams: Annotated[
+        dict[Name, Annotated[dict[Name, Number], Meta(max_length=PAGE_ENTRIES_MAX)]], Meta(max_length=NAMES_MAX)
+    ]
 
 
 class ControlPublish(Message, frozen=True):
@@ -221,9 +237,9 @@ class ControlPublish(Message, frozen=True):
     The hub gives each owner a generation when it first publishes; an older owner is fenced (`stale_generation`).
     """
 
-    owner: str
+    owner: Word
     """Random, kept with the publisher's checkpoint: a new checkpoint is another owner."""
-    batch: int
+    batch: Number
     blob: RunRef
     """Its rows have the table's columns and `__op` ('upsert' or 'delete')."""
     snapshot: bool = False
@@ -259,7 +275,7 @@ class Health(Message, frozen=True):
     """`PUT /nodes/{node}/health/{pipeline}`: the state that a node reports, about every ten seconds and when it changes."""
 
     state: HealthState
-    sent_us: int
+    sent_us: TimeUs
     progress: Counters = Counters()
     problem: str = ""
     version: str = ""
@@ -332,7 +348,7 @@ class Epochs(Message, frozen=True):
 class Digests(Message, frozen=True):
     """`POST /blobs/missing`: which of these does the hub not have? The response is the same message."""
 
-    digests: tuple[str, ...]
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=DIGESTS_MAX)]
 
 
 ENDED_US: Final = TIME_MAX_US

@@ -64,13 +64,6 @@ class AggregateFunction:
     """The same rows give the same result however they were batched, floats within rounding; else within a stated error."""
 
 
-def inverts(function: AggregateFunction, kind: DataType | None) -> bool:
-    """Whether an aggregate over an argument of this type can give rows back. None: there is no argument."""
-    if function.invertible == "exact":
-        return kind is not None and (kind.is_integer or kind.name == "decimal")
-    return function.invertible == "always"
-
-
 def _count(argument: Term) -> tuple[Term, DataType]:
     return argument, BIGINT
 

@@ -1,32 +1,16 @@
 """EWMA: every row with exponentially weighted means of its key's rows up to it, in order of time.
 
-Rows wait in a buffer until the watermark passes them; then each gets, for every column that is smoothed, the mean of the
-values of its key so far, with weights that shrink by count of values (alpha) or by time (half-life). The first value is
-the first mean. A null value leaves the mean as it is, and its row carries that; NaN stays NaN.
+    by count of values:  s = alpha * x + (1 - alpha) * s
+    by time:             w = 2 ** (-elapsed / half_life) * w + 1;  s = x / w + (1 - 1 / w) * s
 
-The order of rows is that of `row_order`; the recursion itself is in `recurrence`.
+By time, `w` is the weight of all values so far, the newest counting 1, so that values of one time count alike. The first value is the
+first mean. A null value leaves the mean as it is, and its row carries that; NaN stays NaN.
 
-Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks
-and restores; a row is given out once, or leaves on the late port.
+Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks and restores:
+each product and sum is rounded row after row (a scan that regroups sums would round differently for every cut), and powers are
+made of sums and products, because libraries round theirs differently. A row is given out once, or leaves on the late port.
 
-The recursions of exponentially weighted means, for many keys at a time:
-
-By count of values:  s = alpha * x + (1 - alpha) * s
-By time:             w = 2 ** (-elapsed / half_life) * w + 1;  s = x / w + (1 - 1 / w) * s
-
-By time, `w` is the weight of all values so far, the newest counting 1: the mean of values that all count by their age
-alone, so that those of one time count alike. (With `1 - 2 ** ...` as the weight of the newest, in the manner of the first
-line, a value would count the less the sooner it follows another, and nothing at the same time.)
-
-Rounded after each product and after the sum, row after row: so what comes out does not depend on where the rows of a
-key were cut, and a mean may be kept as one number and gone on from. A scan that regroups sums would be quicker on one
-long key, but would round differently for every cut. Powers are made of sums and products too, which are the same on every
-processor; libraries round theirs differently.
-
-While many keys have rows left, the next row of each is done in one go: as many passes as the longest key has rows. When
-few keys have (`NARROW_KEYS`), their rest is done key by key.
-
-What an ewma step gives: its input's rows with means beside them.
+While many keys have rows left, the next row of each is done in one go. When few keys have (`NARROW_KEYS`), their rest is done key by key.
 """
 
 from __future__ import annotations
@@ -45,8 +29,16 @@ from fordstone.lang.duration import human_us
 from fordstone.lang.expression import Expression, parse_double
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import (
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    keys_text,
+    stream_details,
+)
 from fordstone.operators.row_order import KeyedRows, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -59,8 +51,7 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 
 def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
@@ -192,7 +183,6 @@ def halved(times: Doubles) -> Doubles:
 
 
 def _without_nulls(rows: Values, counts: Rows) -> tuple[Doubles, Rows]:
-    """The values that are there, and how many each key has."""
     if rows.valid is None:
         return rows.values, counts
     return rows.values[rows.valid], np.add.reduceat(rows.valid, _starts(counts), dtype=np.int64)
@@ -254,7 +244,6 @@ def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Row
 
 
 def _longest_first(left: Rows, longest: int) -> Rows:
-    """The keys in order of how many rows they have, most first."""
     fewer = longest - left
     return (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
 
@@ -268,9 +257,9 @@ class EwmaFamily(Family[p.Ewma]):
     """Rows with exponentially weighted means beside them."""
 
     steps = (p.Ewma,)
+    stays = "{step} takes rows in order of time, over all nodes"
 
     def check(self, step: p.Ewma, types: Types) -> Derived:
-        """The input's columns and the means, and the late rows."""
         stream = types[step.input]
         return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
 
@@ -295,9 +284,6 @@ class EwmaFamily(Family[p.Ewma]):
         yield from stream_details(step, types)
         each = "one number" if step.half_life_us is None else "three numbers"
         yield "keeps", f"the rows that wait for time, and {each} per key and column"
-
-    def push_down(self, step: p.Ewma, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} takes rows in order of time, over all nodes")
 
 
 class Ewma(Operator):
@@ -331,7 +317,6 @@ class Ewma(Operator):
         return self._waiting.take(frame, late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Give out the rows below it, by time."""
         rows = self._waiting.release(watermark_us)
         return [Emit(self._with_means(rows))] if rows.height else []
 
@@ -339,11 +324,9 @@ class Ewma(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and the means of each key."""
         return {"waiting": self._waiting.state, "means": self._table}
 
     def _with_means(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows, ordered by time, with the new columns."""
         found = self._waiting.by_key(rows)
         values, before = found.rows.select(self._columns), self._table.get(found.keys)
         times_us = self._waiting.times(found.rows)
@@ -372,7 +355,6 @@ class _ByCount:
         found: KeyedRows,
         before: pl.DataFrame,
     ) -> tuple[Values, list[pl.Series]]:
-        """The means at each row, and what is then kept of each key."""
         out, then = smooth(values, found.counts, _means(before.get_column(self._mean)), self._alpha)
         return out, [_series(self._mean, then.values, then.known)]
 
@@ -392,7 +374,6 @@ class _ByTime:
     def smooth(
         self, values: Values, times_us: Rows, found: KeyedRows, before: pl.DataFrame
     ) -> tuple[Values, list[pl.Series]]:
-        """The means at each row, and what is then kept of each key."""
         so_far = Decaying(
             means=_means(before.get_column(self._mean)),
             weights=before.get_column(self._weight).to_numpy(),
@@ -413,13 +394,11 @@ def _means(series: pl.Series) -> Means:
 
 
 def _by_key(series: pl.Series, by_key: Rows) -> Values:
-    """The values of rows, those of one key together."""
     valid = series.is_not_null().to_numpy().take(by_key) if series.null_count() else None
     return Values(values=series.to_numpy().take(by_key), valid=valid)
 
 
 def _by_row(name: str, found: Values, by_key: Rows) -> pl.Series:
-    """Values by key, put where their rows stand."""
     values = np.empty_like(found.values)
     values[by_key] = found.values
     if found.valid is None:

@@ -468,6 +468,8 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     input: Input
     connector: ConnectorSpec
     release: Release = "commit"
+    tier: Literal["center", "edges"] | None = None
+    """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, late ones marked."""
 
 
 KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process

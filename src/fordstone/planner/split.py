@@ -357,7 +357,8 @@ class _Cut:
     def sink(self) -> p.Sink:
         """The end of the stream at the edge."""
         end = p.Input(self.below[-1].name) if self.below else self.step.input
-        return p.Sink(name=self.step.name, input=end, connector=p.ConnectorSpec("center", {"stream": self.step.name}))
+        connector = p.ConnectorSpec("center", {"stream": self.step.name})
+        return p.Sink(name=self.step.name, input=end, connector=connector, tier="center")
 
     def source(self, pipeline: str) -> p.Source:
         """Its beginning at the center."""
@@ -446,7 +447,8 @@ def _center(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan | No
         elif isinstance(step, p.ToEdges):
             options = {"pipeline": plan.pipeline, "control": step.control, "keys": list(keys[step.control])}
             at = _read_from(step.input, moved)
-            steps.append(p.Sink(name=step.name, input=at, connector=p.ConnectorSpec("control", options)))
+            connector = p.ConnectorSpec("control", options)
+            steps.append(p.Sink(name=step.name, input=at, connector=connector, tier="edges"))
         else:
             steps.append(merging[step.name] if step.name in merging else _rewired(step, moved))
     return msgspec.structs.replace(plan, steps=tuple(steps)) if steps else None

@@ -199,7 +199,6 @@ class LogColumn(Column):
         return Cells(series)
 
     def grow(self, capacity: int) -> None:
-        """Only the row numbers; the log grows as it is written."""
         self._rows = _grown(self._rows, capacity, fill=-1)
 
     def put(self, slots: Slots, cells: Cells) -> None:
@@ -251,7 +250,6 @@ class LogColumn(Column):
 
 
 def _gathered(log: pl.Series, rows: Slots) -> pl.Series:
-    """The rows of a log, null where the number is negative."""
     known = rows >= 0
     if known.all():
         return log.gather(rows)

@@ -35,7 +35,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import MAIN, OP, Functions, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
-from fordstone.operators.rowwise import TagBranch
+from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
 from fordstone.plan.ids import TaskId
 from fordstone.plan.stream_type import StreamType
@@ -394,7 +394,7 @@ def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Ou
                 branch = edge.number - parts.graph.into(edge.target)[0].number
                 tag = f"{edge.target}/branch{branch}"
                 inside[edge.port].append(tag)
-                feeders.append(Link(tag, TagBranch(branch), outputs={MAIN: [outputs[edge.number]]}))
+                feeders.append(Link(tag, tag_branch(branch), outputs={MAIN: [outputs[edge.number]]}))
                 continue
             target = parts.plan.step(edge.target)
             feeder = make_feeder(target, edge.index, parts.job.setting) if isinstance(target, p.KeyedStep) else None

@@ -1,6 +1,6 @@
 """Fetch control tables from the hub into the node's own folders, beside the pipeline.
 
-A fetcher asks with a long poll and stores each version durably (`connectors.control_log`). The pipeline reads only the
+A fetcher asks with a long poll and stores each version durably (`connectors.control`). The pipeline reads only the
 folder, so it never waits for the network. If versions are missing, a snapshot of the whole table is turned into changes
 against the local copy.
 
@@ -21,8 +21,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Source
-from fordstone.connectors.control import PARTITION, ControlSource
-from fordstone.connectors.control_log import ControlLog, changes_between
+from fordstone.connectors.control import PARTITION, ControlLog, ControlSource, changes_between
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable, Iterator
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 from typing import IO, Any, Final, TypeVar
@@ -18,8 +20,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from fordstone.epochs.run_file import is_digest
+from fordstone.errors import PipelineError
 from fordstone.hub.messages import (
+    BLOB_BYTES_MAX,
+    EPOCHS_PER_COMMIT_MAX,
+    NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    RUNS_PER_COMMIT_MAX,
+    WAIT_SECONDS_MAX,
     Commit,
     ConsumerPosition,
     ControlPublish,
@@ -32,25 +41,15 @@ from fordstone.hub.messages import (
     Rejection,
     Streams,
 )
-from fordstone.hub.server.checks import (
-    check_commit,
-    check_names,
-    check_run,
-    check_time,
-    decoded,
-    digest_in,
-    holder_in,
-    integer_in_query,
-    number_in,
-    range_in,
-    wait_in_query,
-)
 from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.server.metrics import CONTENT_TYPE, LogMetrics
 from fordstone.hub.store import commits
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobStore, Gate, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
 from fordstone.hub.store.sqlite import LogReader
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.plan.ids import checked_name
+from fordstone.state.base import RunRef
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 INLINE_BYTES_MAX: Final = 32 << 10
@@ -65,7 +64,10 @@ them there, and ask the hub.
 PAGE_ENTRIES: Final = 1_000
 VERSIONS_PER_PAGE: Final = 1_000
 TEXT_CHARS_MAX: Final = 2_000
-DIGESTS_MAX: Final = 100_000
+SEGMENTS_PER_COMMIT_MAX: Final = 20_000
+"""Each costs the one writing thread some rows, even if it has no run."""
+_DIGITS_MAX: Final = 19
+_RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 BLOB_TYPE: Final = "application/octet-stream"
 
 T = TypeVar("T")
@@ -167,8 +169,6 @@ class Handlers:
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), LeaseRequest)
-        holder_in(asked.holder, "holder")
-        number_in(asked.local, "local")
         return json_response(await self._write(lambda tx: commits.lease(tx, pipeline, node, asked)))
 
     async def head(self, _: Request, pipeline: str, node: str) -> Response:
@@ -200,23 +200,12 @@ class Handlers:
 
     async def publish(self, request: Request, pipeline: str, control: str) -> Response:
         body = decoded(await request.body(), ControlPublish)
-        holder_in(body.owner, "owner")
-        number_in(body.batch, "batch")
-        check_run(body.blob)
+        check_runs((body.blob,))
         version, new = await self._write(lambda tx: commits.publish(tx, pipeline, control, body))
         return json_response(version, 201 if new else 200)
 
     async def save_position(self, request: Request, pipeline: str, consumer: str) -> Response:
         position = decoded(await request.body(), ConsumerPosition)
-        check_names(position.streams, "stream")
-        for nodes in position.streams.values():
-            if len(nodes) > PAGE_ENTRIES_MAX:
-                raise Rejection(
-                    "bad_request", f"more than {PAGE_ENTRIES_MAX} nodes of one stream: send them in several calls."
-                )
-            for node, epoch in nodes.items():
-                check_names((node,), "node")
-                number_in(epoch, "epoch")
         await self._write(lambda tx: tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us))
         return Response(status_code=204)
 
@@ -230,10 +219,9 @@ class Handlers:
 
     async def save_health(self, request: Request, pipeline: str, node: str) -> Response:
         health = decoded(await request.body(), Health)
-        check_time(health.sent_us, "sent_us")
         for what, number in msgspec.structs.asdict(health.progress).items():
-            if number is not None:
-                (check_time if what == "watermark_us" else number_in)(number, what)
+            if number is not None and not (TIME_MIN_US if what == "watermark_us" else 0) <= number <= NUMBER_MAX:
+                raise Rejection("bad_request", f"{what} is {number}, which the log cannot hold.")
         kept = msgspec.structs.replace(health, problem=_printable(health.problem), version=_printable(health.version))
         await self._write(lambda tx: tx.log.save_health(pipeline, node, kept, now_us=tx.now_us))
         return Response(status_code=204)
@@ -246,7 +234,9 @@ class Handlers:
 
     async def epochs(self, request: Request) -> Response:
         pipeline, node = request.query_params.get("pipeline"), request.query_params.get("node")
-        check_names([name for name in (pipeline, node) if name is not None], "name")
+        for name in (pipeline, node):
+            if name is not None:
+                check_name(name)
         limit = integer_in_query(request, "limit", 100, most=PAGE_ENTRIES_MAX)
         found = await self._read(lambda log: log.epochs(pipeline=pipeline, node=node, limit=limit))
         return await self._encode(Epochs(epochs=found))
@@ -360,10 +350,6 @@ class Handlers:
 
         def answer() -> Response:
             asked = decoded(body, Digests)
-            if len(asked.digests) > DIGESTS_MAX:
-                raise Rejection("bad_request", f"more than {DIGESTS_MAX} digests: ask in several requests.")
-            for digest in asked.digests:
-                digest_in(digest)
             sizes = self._log.blob_sizes(asked.digests)
             return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
 
@@ -424,6 +410,91 @@ async def _disconnected(request: Request) -> None:
 def _printable(text: str) -> str:
     """Bound a text that a node sent, and remove what would control the terminal in which it is listed."""
     return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
+
+
+# What requests have beyond their types. Names in the path are checked by `routes`, sizes of bodies by `middleware`.
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Decode a JSON body."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Rejection("bad_request", f"the body is no {kind.__name__}: {error}.") from error
+
+
+def check_name(value: str) -> None:
+    """Check a name in the query."""
+    try:
+        checked_name(value, "name")
+    except PipelineError as error:
+        raise Rejection("bad_name", str(error)) from error
+
+
+def range_in(value: str) -> tuple[int, int]:
+    """Parse `a-b`."""
+    match = _RANGE.fullmatch(value)
+    if match is None or int(match[1]) > int(match[2]):
+        raise Rejection("bad_request", f"a range of epochs is A-B with 1 <= A <= B, not {value[:80]!r}.")
+    return int(match[1]), int(match[2])
+
+
+def integer_in_query(request: Request, what: str, default: int, *, most: int = NUMBER_MAX) -> int:
+    """Read a whole number from the query, or reject it."""
+    text = request.query_params.get(what)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX and int(text) <= most):
+        raise Rejection("bad_request", f"{what} must be a whole number from 0 to {most}, not {text[:40]!r}.")
+    return int(text)
+
+
+def wait_in_query(request: Request) -> float:
+    """Read the seconds that a long poll waits; more than the maximum counts as the maximum."""
+    text = request.query_params.get("wait", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
+    return min(seconds, WAIT_SECONDS_MAX)
+
+
+def check_commit(commit: Commit, first: int, last: int) -> None:
+    """Check that a commit has the epochs of its path, a checkpoint of the last one, and segments and runs within bounds."""
+    if [entry.epoch for entry in commit.epochs] != [*range(first, min(last, first + EPOCHS_PER_COMMIT_MAX) + 1)]:
+        raise Rejection(
+            "bad_request", f"the address says epochs {first} to {last}; the body must have exactly these, in order."
+        )
+    checkpoint = commit.checkpoint
+    if checkpoint is not None and checkpoint.epoch != last:
+        raise Rejection(
+            "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
+        )
+    segments = [segment for entry in commit.epochs for segment in entry.streams.values()]
+    runs = [*(run for segment in segments for run in segment.runs), *(checkpoint.runs() if checkpoint else ())]
+    for what, count, count_max in (
+        ("segments", len(segments), SEGMENTS_PER_COMMIT_MAX),
+        ("runs", len(runs), RUNS_PER_COMMIT_MAX),
+    ):
+        if count > count_max:
+            raise Rejection(
+                "bad_request", f"a commit has at most {count_max} {what}, this one {count}: commit fewer epochs."
+            )
+    check_runs(runs)
+
+
+def check_runs(runs: Iterable[RunRef]) -> None:
+    """Check references to blobs."""
+    for run in runs:
+        if not is_digest(run.digest):
+            raise Rejection("bad_name", f"a digest is 64 hex digits in lower case, not {run.digest[:80]!r}.")
+        if not (0 <= run.size_bytes <= BLOB_BYTES_MAX and 0 <= run.rows <= NUMBER_MAX):
+            raise Rejection(
+                "bad_request",
+                f"run {run.digest} has {run.size_bytes} bytes and {run.rows} rows; a blob has 0 to {BLOB_BYTES_MAX} bytes.",
+            )
 
 
 def json_response(message: Any, status: int = 200) -> Response:

@@ -17,8 +17,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl
 
+from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 
 from fordstone.hub.messages import Rejection
@@ -106,7 +106,6 @@ class HubMiddleware:
         metrics.polls_waiting.set_function(lambda: self._polls.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
             return
@@ -121,7 +120,8 @@ class HubMiddleware:
             headers=_headers(scope["headers"]),
             caller=f"peer {peer[0] if peer else 'unknown'}",
         )
-        response = _Response(exchange, self._limits, send, abort=_abort_of(scope))
+        abort = scope.get("extensions", {}).get(ABORT, {}).get("now", lambda: None)
+        response = _Response(exchange, self._limits, send, abort=abort)
         try:
             await self._handle(exchange, scope, receive, response)
         except Rejection as rejection:
@@ -149,7 +149,8 @@ class HubMiddleware:
                 "forbidden", f"{why}. Use a token that has access, or make one with `fordstone hub token add`."
             )
         self._check_head(exchange)
-        exchange.polls = found.route.polls and _asks_to_wait(scope.get("query_string", b""))
+        # Read as the handler reads it: escapes hide nothing.
+        exchange.polls = found.route.polls and "wait" in QueryParams(scope.get("query_string", b""))
         slots = self._polls if exchange.polls else self._slots
         with slots.one(exchange.node) as given:
             if not given:
@@ -252,16 +253,19 @@ class HubMiddleware:
             first, _, last = params["epochs"].partition("-")
             self._metrics.commits.inc()
             self._metrics.epochs.inc(int(last) - int(first) + 1)
-        rejection = exchange.rejection
-        level = (
-            logging.ERROR if exchange.status >= SERVER_ERROR else logging.DEBUG if rejection is None else logging.INFO
-        )
-        if log.isEnabledFor(level):
-            fields: dict[str, object] = {"request": exchange.id, "method": method, "route": exchange.label}
-            fields |= {"status": status, **params, "caller": exchange.caller, "ms": round(seconds * 1000, 1)}
-            if rejection is not None:
-                fields |= {"error": rejection.refusal.error, "reason": str(rejection)}
-            log.log(level, "request" if rejection is None else "request rejected", extra=fields)
+        fields: dict[str, object] = {
+            "request": exchange.id,
+            "method": method,
+            "route": exchange.label,
+            "status": status,
+        }
+        fields |= {**params, "caller": exchange.caller, "ms": round(seconds * 1000, 1)}
+        if exchange.rejection is None:
+            log.debug("request", extra=fields)
+        else:
+            fields |= {"error": exchange.rejection.refusal.error, "reason": str(exchange.rejection)}
+            level = logging.ERROR if exchange.status >= SERVER_ERROR else logging.INFO
+            log.log(level, "request rejected", extra=fields)
 
 
 class _Body:
@@ -380,12 +384,14 @@ def _unauthorised(why: str) -> Rejection:
 
 def _busy(greedy: str | None) -> Rejection:
     """`greedy`: the caller that has as many slots as one node may have; None: all slots are taken."""
-    headers = {"retry-after": str(BUSY_RETRY_S)}
     if greedy is not None:
-        message = f"{greedy} has as many requests in progress as one node may have. Try again when one is answered."
-        return Rejection("too_many_requests", message, headers=headers)
-    message = "the hub has as many requests in progress as it can serve. Try again in a moment."
-    return Rejection("too_many_requests", message, status=503, headers=headers)
+        status, message = (
+            429,
+            f"{greedy} has as many requests in progress as one node may have. Try again when one is answered.",
+        )
+    else:
+        status, message = 503, "the hub has as many requests in progress as it can serve. Try again in a moment."
+    return Rejection("too_many_requests", message, status=status, headers={"retry-after": str(BUSY_RETRY_S)})
 
 
 def _too_large(exchange: Exchange, limits: Limits) -> Rejection:
@@ -393,16 +399,6 @@ def _too_large(exchange: Exchange, limits: Limits) -> Rejection:
     return Rejection(
         "too_large", f"{what} may have {limits.bytes_max(blob=exchange.blob)} bytes at most. Send less at a time."
     )
-
-
-def _asks_to_wait(query: bytes) -> bool:
-    """Whether the query has a `wait`, read as the handler reads it: escapes hide nothing."""
-    return any(name == "wait" for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-
-
-def _abort_of(scope: Scope) -> Callable[[], None]:
-    abort: Callable[[], None] = scope.get("extensions", {}).get(ABORT, {}).get("now", lambda: None)
-    return abort
 
 
 def _headers(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

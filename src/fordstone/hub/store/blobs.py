@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -28,7 +27,7 @@ from fordstone.hub.messages import Rejection
 from fordstone.storage.atomic import place_file, write_file
 from fordstone.storage.disk import sync_dir, write_all
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-from fordstone.storage.remote import Remote, local_path, open_filesystem, open_remote
+from fordstone.storage.remote import FsspecRemote, Remote, local_path, open_filesystem, open_remote
 
 CHUNK_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 1 << 20
@@ -146,6 +145,7 @@ class FsspecBlobs(BlobStore):
     def __init__(self, filesystem: Any, root: str, beside: Path, *, failpoints: Failpoints | None = None) -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
+        self._remote = FsspecRemote(filesystem, root)
         self._beside = beside
         _clear(beside)
         self._failpoints = failpoints or NoFailpoints()
@@ -155,12 +155,11 @@ class FsspecBlobs(BlobStore):
         path = self._at(digest)
         try:
             with _storage("write", path):
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 if upload.path is None:
-                    self._fs.pipe_file(path, bytes(upload.data))
+                    self._remote.put(f"{digest[:2]}/{digest}", bytes(upload.data))
                 else:
-                    with upload.path.open("rb") as data, self._fs.open(path, "wb") as file:
-                        shutil.copyfileobj(data, file, CHUNK_BYTES)
+                    self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                    self._fs.put_file(str(upload.path), path)
                 self._failpoints.hit("hub.blob-written")
                 self._fs.invalidate_cache()
                 arrived = int(self._fs.info(path)["size"])
@@ -188,22 +187,12 @@ class FsspecBlobs(BlobStore):
             return file
 
     def remove(self, digest: str) -> None:
-        with _storage("remove", self._at(digest)), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(digest))
+        with _storage("remove", digest):
+            self._remote.remove(f"{digest[:2]}/{digest}")
 
     def names(self, prefix: str) -> list[tuple[str, int]]:
-        """List below one prefix, past any cache of listings."""
-        with _storage("list", f"{self._root}/{prefix}"):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(f"{self._root}/{prefix}", detail=True)
-            except FileNotFoundError:
-                return []
-            return [
-                (entry["name"].rpartition("/")[2], int(entry["size"] or 0))
-                for entry in found
-                if entry["type"] == "file"
-            ]
+        with _storage("list", prefix):
+            return list(self._remote.sizes(prefix).items())
 
     def beside(self) -> Path:
         """On this machine, in a directory of this hub's own."""

@@ -107,7 +107,6 @@ class _Beta:
         return cls(a=a, b=b, summit=summit, log_top=top + _stirling(a + b) - _stirling(a) - _stirling(b))
 
     def at(self, rows: npt.NDArray[np.int64]) -> _Beta:
-        """Some of them."""
         return _Beta(a=self.a[rows], b=self.b[rows], summit=self.summit[rows], log_top=self.log_top[rows])
 
     def log_density(self, t: Doubles) -> Doubles:
@@ -221,7 +220,6 @@ def _first_guess(beta: _Beta, probability: float) -> Doubles:
 
 
 def _rate(t: Doubles) -> Doubles:
-    """The rate x at a point t = log(x / (1 - x))."""
     return 1.0 / (1.0 + np.exp(-t))
 
 

@@ -14,14 +14,13 @@ import msgspec
 import polars as pl
 
 from fordstone.errors import PipelineError, PlanError, SchemaError
-from fordstone.lang.aggregates import Aggregate, AggregateCall, inverts, parse_aggregate, user_aggregate
+from fordstone.lang.aggregates import Aggregate, parse_aggregate, user_aggregate
 from fordstone.lang.duration import human_us
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.fragment import Fragments
 from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging, RunningAggregate, crossing_schema
-from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
@@ -220,7 +219,6 @@ class AggregateFamily(Family[p.Aggregate]):
         return made if step.merges is None else Merging(made, partials_of(step, context))
 
     def has_feeder(self, step: p.Aggregate, plan: p.Plan) -> bool:
-        """Partial rows are made before the shuffle where they may be."""
         return combines(step, plan)
 
     def make_feeder(self, step: p.Aggregate, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - one input
@@ -247,7 +245,6 @@ class AggregateFamily(Family[p.Aggregate]):
         return meaning if step.early_us is None else [*meaning, "early"]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
-        """Partial rows of aggregates that merge may be made below the cut."""
         if isinstance(step.window, p.Session):
             return Stays(
                 reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
@@ -271,6 +268,7 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
         return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
@@ -294,9 +292,6 @@ class CombineFamily(Family[p.Combine]):
     def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
         return None
 
-    def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
-        return Stays(reason=f"{step.name} is below the cut")
-
 
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     """Whether partial rows may be made before the shuffle (rule 9).
@@ -310,17 +305,27 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
 
 
 def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
+    # Whether partial rows come: of a combiner before the shuffle, or of nodes.
+    combined, state = step.merges is not None or combines(step, context.plan), context.state
     match step.window:
         case None:
-            return _running(step, context)
+            at_barriers = context.plan.guarantee == "exactly_once"
+            return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
         case p.Tumbling():
-            return _tumbling(step, context)
+            return WindowAggregate(partials_of(step, context), combined=combined, early_us=step.early_us, state=state)
         case p.Sliding():
-            return _sliding(step, step.window, context)
+            return SlidingAggregate(
+                partials_of(step, context),
+                PaneGrid(step.window),
+                combined=combined,
+                early_us=step.early_us,
+                counted=_counted(step, rows_of(step, context.types)),
+                state=state,
+            )
         case p.Session():
-            return _session(step, step.window, context)
+            return SessionAggregate(_fragments(step, context), gap_us=step.window.gap_us, state=state)
         case p.Count():
-            return _count(step, step.window, context)
+            return CountAggregate(_fragments(step, context), step.window, state=state)
         case _:
             assert_never(step.window)
 
@@ -376,60 +381,12 @@ def _cut(window: p.Window | None) -> p.Tumbling | None:
             assert_never(window)
 
 
-def _takes_partials(step: p.Aggregate, context: OperatorContext) -> bool:
-    """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
-    return step.merges is not None or combines(step, context.plan)
-
-
-def _running(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return RunningAggregate(
-        partials_of(step, context),
-        combined=_takes_partials(step, context),
-        at_barriers=context.plan.guarantee == "exactly_once",
-        state=context.state,
-    )
-
-
-def _tumbling(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return WindowAggregate(
-        partials_of(step, context), combined=_takes_partials(step, context), early_us=step.early_us, state=context.state
-    )
-
-
-def _sliding(step: p.Aggregate, window: p.Sliding, context: OperatorContext) -> Operator:
-    stream = rows_of(step, context.types)
-    calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
-    return SlidingAggregate(
-        partials_of(step, context),
-        PaneGrid(window),
-        combined=_takes_partials(step, context),
-        inverts=all(_gives_back(call) for call in calls),
-        early_us=step.early_us,
-        counted=_counted(step, stream),
-        state=context.state,
-    )
-
-
-def _gives_back(call: AggregateCall) -> bool:
-    """Whether rows can be taken out of an aggregate again, exactly. Users' own are not asked to."""
-    kind = None if call.argument is None else call.argument.type
-    return call.declared is not None and inverts(call.declared, kind)
-
-
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
     """Which rows count at all; None: all do, because windows leave no gaps."""
     if not isinstance(step.window, p.Sliding):
         return None
     time = _time(step, stream)
     return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
-
-
-def _session(step: p.Aggregate, window: p.Session, context: OperatorContext) -> Operator:
-    return SessionAggregate(_fragments(step, context), gap_us=window.gap_us, state=context.state)
-
-
-def _count(step: p.Aggregate, window: p.Count, context: OperatorContext) -> Operator:
-    return CountAggregate(_fragments(step, context), window, state=context.state)
 
 
 def _fragments(step: p.Aggregate, context: OperatorContext) -> Fragments:
@@ -481,7 +438,6 @@ def _shifted(offset_us: int) -> str:
 
 
 def _kept(step: p.Aggregate) -> str:
-    """What is in a checkpoint."""
     match step.window:
         case None:
             return "one row per key" if step.keys else "one row"

@@ -1,22 +1,14 @@
-"""Quantiles: the values themselves while they are few, then a KLL sketch of them.
+"""Sketches: quantiles (KLL) and the number of different values (HyperLogLog).
 
-A sketch is a list of values with levels: one at level h stands for 2^h values. When a sketch holds more than its levels
-have room for, the lowest crowded level is halved: sorted, every second value goes up a level. Which of two goes is decided
-by the values, not by chance, so that the same parts merged in any order give the same sketch, and the same batches the same
-results. Other batches give other sketches: results are the same within the rank error (rule 10; about 1.3 % of the number of
-values for k = 200, and as 1/k). Levels and their room are those of Apache DataSketches, and `kll_bytes` writes its format,
-which Spark reads too.
+Quantiles keep the values themselves while they are few, then a list of values with levels: one at level h stands for 2^h values. When
+a sketch holds more than its levels have room for, the lowest crowded level is halved: sorted, every second value goes up a level,
+chosen by the values and not by chance, so that the same parts merged in any order give the same sketch. Other batches give other
+sketches: results are the same within the rank error (rule 10; about 1.3 % of the number of values for k = 200, and as 1/k). Levels
+are those of Apache DataSketches, and `kll_bytes` writes its format, which Spark reads too. Nulls and NaN are left out, -0.0 is 0.0.
 
-Values are doubles; nulls and NaN are left out, and -0.0 is 0.0. The least and the greatest are kept beside, exactly.
-
-How many different values: a HyperLogLog sketch of Apache DataSketches, as the bytes that its readers everywhere take.
-
-What is one value: text by its UTF-8 bytes, whole numbers, dates and timestamps by 64 bits, floats by their value with one
-zero and one NaN, decimals by their digits, bytes by their hex digits after an x. Null is no value. The empty text is one, which the package
-would pass over: another text stands for it.
-
-The package is imported where the first sketch is made. Invariant: an estimate is a function of the set of values, not of how
-they came: once a sketch is full it is taken as a union's, whose estimate does not look at the order of updates (rule 10).
+Different values are counted by a sketch of Apache DataSketches. One value is: text by its UTF-8 bytes, whole numbers, dates and timestamps
+by 64 bits, floats with one zero and one NaN, decimals by their digits, bytes by their hex digits after an x. Null is no value.
+Invariant: an estimate is a function of the set of values: a full sketch is taken as a union's, which ignores the order of updates.
 """
 
 from __future__ import annotations
@@ -167,12 +159,10 @@ class Quantiles(Part):
         return [each.alias(name) for each, name in zip(made, self.columns(values), strict=True)]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """The values of all, each at its level."""
         items, levels, least, greatest = map(pl.col, self.columns(values))
         return [items.explode().drop_nulls(), levels.explode().drop_nulls(), least.min(), greatest.max()]
 
     def settle(self, values: Values, made: pl.DataFrame) -> list[pl.Series]:
-        """Make room in the sketches that hold too much."""
         items, levels = (made.get_column(name) for name in self.columns(values)[:2])
         crowded = np.flatnonzero((items.list.len() > self.k).to_numpy())
         if not crowded.size:

@@ -1,9 +1,4 @@
-"""The part that a user's own aggregate keeps: its state columns.
-
-The class is looked up when the first rows come, not before: where Spark plans, states are asked for and the user's modules
-may not be found. So the plan says what the state is.
-
-The seam of users' own aggregates: state columns, and four columnar functions of them.
+"""The seam of users' own aggregates: state columns, and columnar functions of them.
 
     class WeightedMean(Aggregator):
         state = {"total": "double", "weight": "double"}
@@ -18,7 +13,8 @@ The seam of users' own aggregates: state columns, and four columnar functions of
         def finish(self, total, weight):
             return total / weight
 
-`agg(mean=WeightedMean.of("temp", "area"))` uses it. The state is of plan types, so it is snapshot and shuffled as any other.
+`agg(mean=WeightedMean.of("temp", "area"))` uses it. The plan says what the state is, and the class is looked up when the first rows
+come: where Spark plans, the user's modules may not be found.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import polars as pl
 from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.duration import UNIT_US
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Stateless
 from fordstone.plan import plan as p
 from fordstone.plan.plan import join_keys
 from fordstone.plan.stream_type import EventTime, StreamType, plain_keys
@@ -76,7 +75,6 @@ def join_columns(
 
 
 def _common(left: str, one: DataType, right: str, other: DataType) -> DataType:
-    """The type in which two keys are compared."""
     if one == other:
         return one
     if one.is_integer and other.is_integer:
@@ -196,17 +194,6 @@ class Side:
     def columns(self) -> tuple[str, ...]:
         """The columns of the result that this side has."""
         return tuple(self._shown)
-
-
-class Carry(Stateless):
-    """Brings the rows of one side into the form in which they travel: the feeder of a join and of a lookup."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows; ids that they carry are dropped."""
-        return self._side.carried(frame)
 
 
 def compared(kind: DataType) -> pl.DataType:

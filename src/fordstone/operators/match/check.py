@@ -199,7 +199,6 @@ class PatternChecker(Checker):
         return self.stages[name]
 
     def _result(self, function: SlotFunction, argument: Term, node: exp.Expr) -> tuple[Term, DataType]:
-        """The argument as it is kept, and the type of the result."""
         kind = argument.type
         if kind.name.startswith("interval"):
             raise self.fail("an interval is not a value of its own; add it to a timestamp or a date.", node)
@@ -383,7 +382,6 @@ def decided_at_once(step: p.Match) -> bool:
 
 
 def _time(step: p.Match, found: Pattern) -> EventTime | None:
-    """The time of matches: when they were decided, if a measure says it and nothing can wait for ever."""
     if step.within_us is None and not decided_at_once(step):
         return None
     for column in found.measures:

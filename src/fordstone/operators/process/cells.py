@@ -316,7 +316,6 @@ class _Chunked:
             self.stored = len(self.chunks)
 
     def clear(self) -> None:
-        """Forget all of it."""
         self._open()
         if self.chunks:
             self.dirty.update(range(len(self.chunks)))
@@ -327,7 +326,6 @@ class _Chunked:
         return ttl_us is None or self._kind.scene.now_us < item[1] + ttl_us
 
     def _room(self, empty: Any) -> Any:
-        """The chunk that takes the next item."""
         if not self.chunks or len(self.chunks[-1]) >= CHUNK_ITEMS:
             self.chunks.append(empty)
         self.dirty.add(len(self.chunks) - 1)

@@ -3,33 +3,26 @@
 Rows that are ordered wait for the watermark; then each key's rows and event timers are taken in order of time, a timer
 after the rows of its time. Otherwise rows are taken as they come, and event timers when the watermark has passed them. Timers
 by the clock are looked at when a barrier says what the clock is. Keys know nothing of each other, so they are taken one
-after the other, each with its state at hand.
-
-Leaves to others: where state lies (`keyed_store`), what the function sees of it (`state_cells`).
+after the other, each with its state at hand. `store` keeps the state, `cells` is what the function sees of it.
 
 Invariants: if ordered, what a function sees and gives for a key is a function of the key's rows, whatever the batches,
 watermarks, barriers and restores; rows that it gives are not late for the next step.
-
-Rows as a keyed function sees them, and the rows that it gives: from columns to records and back.
-
-A row at a time is slow enough; so columns are taken apart and put together whole, and a row costs one dict.
-
-What a keyed function gives, and what it may remember.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
-from fordstone.errors import FordstoneError, PipelineError, PlanError, SchemaError, TaskError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
+from fordstone.errors import ConfigError, FordstoneError, PipelineError, PlanError, SchemaError, TaskError
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, UNIT_US, duration_us, human_us
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
@@ -41,14 +34,24 @@ from fordstone.operators.base import (
     Moment,
     Operator,
     OperatorContext,
-    Stays,
+    function_text,
+    keys_text,
     resolve_function,
+    stream_details,
 )
-from fordstone.operators.describe import function_text, keys_text, stream_details
-from fordstone.operators.process.cells import LEAST_US, MOST_US, NOT_YET_US, UTC, CellKind, coercion, time_of
-from fordstone.operators.process.context import Context, Stage
+from fordstone.operators.process.cells import (
+    LEAST_US,
+    MOST_US,
+    NOT_YET_US,
+    UTC,
+    CellKind,
+    Scene,
+    coercion,
+    microseconds_of,
+    time_of,
+)
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
-from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
 from fordstone.operators.rowwise import frame_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
@@ -62,8 +65,129 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
+
+AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
+"""Timers are set so far ahead at most, about 2,700 years: there must be a time for when they run out."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """Where an operator is at the moment."""
+
+    step: str
+    shift_us: int | None
+    """What to add to a time as users see it; None: the stream has no event time."""
+    scene: Scene = field(default_factory=Scene)
+    entry: Entry | None = None
+    floor_us: int = TIME_MIN_US
+    """No event timer can run out before."""
+    firing_us: int | None = None
+    """The event timer that is running out."""
+    input_ended: bool = False
+    input_over: bool = False
+    """The input has ended, and all rows of the key have been seen."""
+
+    def here(self) -> str:
+        """Step and key, for errors."""
+        return f"step {self.step}, key {self.scene.key!r}"
+
+
+class Context:
+    """Handed to `process` and `on_timer`; good only until they return (a generator: until it is exhausted)."""
+
+    __slots__ = ("_stage",)
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    @property
+    def key(self) -> Any:
+        """The key: of one column its value, of several a tuple."""
+        return self._stage.scene.key
+
+    @property
+    def time(self) -> dt.datetime | None:
+        """The event time of the row or timer; for timers by the clock, how far event time has come. None on streams without."""
+        stage = self._stage
+        if stage.shift_us is None or stage.scene.now_us <= TIME_MIN_US + 1:
+            return None
+        return time_of(stage.scene.now_us - stage.shift_us)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the input has ended and all rows of this key have been seen: only timers are left."""
+        return self._stage.input_over
+
+    def set_timer(
+        self,
+        name: str = "",
+        *,
+        at: dt.datetime | None = None,
+        after: str | dt.timedelta | None = None,
+        clock: bool = False,
+    ) -> None:
+        """Have `on_timer` called at a time, or after a duration. Replaces the key's timer of that name and kind."""
+        stage = self._stage
+        if not isinstance(name, str):
+            raise TaskError(f"{stage.here()}: set_timer({name!r}): a timer's name is a string.")
+        if (at is None) == (after is None):
+            raise TaskError(f"{stage.here()}: set_timer({name!r}): give either at= or after=.")
+        try:
+            at_us = None if at is None else microseconds_of(at)
+            after_us = 0 if after is None else _span_us(after)
+        except (TypeError, ConfigError) as error:
+            raise TaskError(f"{stage.here()}: set_timer({name!r}): {error}") from None
+        if clock:
+            timers, now_us = self._timers(clock=True), stage.scene.now_us
+            if at_us is None:
+                timers.set_after(name, after_us, now_us)
+            else:
+                timers.set(name, at_us, now_us)
+            return
+        if stage.shift_us is None:
+            raise TaskError(
+                f"{stage.here()}: set_timer({name!r}): the stream has no event time. Set it by the clock (clock=True), or "
+                "declare event time at the source."
+            )
+        due_us = stage.scene.now_us + after_us if at_us is None else at_us + stage.shift_us
+        if due_us - stage.shift_us > MOST_US:
+            raise TaskError(
+                f"{stage.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
+            )
+        if stage.firing_us is not None and due_us <= stage.firing_us:
+            raise TaskError(
+                f"{stage.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
+                "never end."
+            )
+        self._timers(clock=False).set(name, max(due_us, stage.floor_us), stage.scene.now_us)
+
+    def delete_timer(self, name: str = "", *, clock: bool = False) -> None:
+        """Take the key's timer of that name and kind back, if there is one."""
+        self._timers(clock=clock).delete(name)
+
+    def _timers(self, *, clock: bool) -> Timers:
+        entry = self._stage.entry
+        if entry is None:
+            raise AssertionError("timers are set while a function works on a key")
+        if clock:
+            if entry.clocks is None:
+                entry.clocks = Timers()
+            return entry.clocks
+        if entry.timers is None:
+            entry.timers = Timers()
+        return entry.timers
+
+
+@lru_cache(maxsize=1024)
+def _span_us(span: str | dt.timedelta) -> int:
+    found = duration_us(span, what="after")
+    if found < 0:
+        raise ConfigError(f"after={span!r} must not be negative.")
+    if found > AFTER_MAX_US:
+        raise ConfigError(f"after={span!r} is longer than {human_us(AFTER_MAX_US)}, further than times go. Use less.")
+    return found
+
 
 METHODS: Final = frozenset({"process", "on_timer"})
 """What a keyed function's class defines itself: no state can be called so."""
@@ -209,7 +333,6 @@ class Given:
         return frame_of(records, self._schema, self._step)
 
     def _check_times(self, frame: pl.DataFrame, time: EventTime, floors_us: Any) -> None:
-        """Reject rows that would be late for the next step."""
         times = microseconds(frame.get_column(time.column))
         early = (times + time.shift_us < pl.Series(floors_us)).fill_null(value=True)
         if early.any():
@@ -241,7 +364,6 @@ def _without_zone(value: Any) -> dt.datetime:
 
 END_TIMERS_MAX: Final = 10_000
 """Maximum number of timers of one key that run out after the input has ended; more means that it never stops."""
-_ROW: Final = "__row"
 _PLACE: Final = "in step "
 
 
@@ -298,12 +420,10 @@ class Process(Operator):
         self._watermark_us = TIME_MIN_US
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, if they do; each state of the function; the timers."""
         waiting: dict[str, State] = {} if self._waiting is None else {"waiting": self._waiting.state}
         return waiting | self._store.states()
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Let rows wait, or take them as they come."""
         if self._waiting is not None:
             return self._waiting.take(frame, late=late)
         rows = frame.select(list(self._setting.schema))
@@ -339,7 +459,6 @@ class Process(Operator):
         return emits
 
     def on_barrier(self, moment: Moment) -> Emits:
-        """Take the timers by the clock, and bring the state to where it is frozen."""
         emits: Emits = []
         if self._watermark_us < TIME_MAX_US:
             due = self._store.due(moment.now_us, by_clock=True)
@@ -486,22 +605,11 @@ class Process(Operator):
         return Given(setting.step, setting.out, setting.out_time)
 
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        """Rows as they came, and where those of each key stand."""
-        keys = list(self._setting.keys)
-        columns: Sequence[pl.Expr] = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
-        names = keys or [ONE]
-        groups = rows.with_row_index(_ROW).select(_ROW, *columns).group_by(names, maintain_order=True).agg(_ROW)
-        found = groups.get_column(_ROW)
-        return KeyedRows(
-            rows=rows,
-            keys=groups.select(names),
-            counts=found.list.len().cast(pl.Int64).to_numpy(),
-            by_key=found.explode().cast(pl.Int64).to_numpy(),
-        )
+        at = keyed(rows, key_expressions(self._setting.keys), in_order=True)
+        return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
 
 
 def _is_placed(error: Exception) -> bool:
-    """Whether it has been noted already where an error comes from."""
     return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
 
 
@@ -509,9 +617,9 @@ class ProcessFamily(Family[p.Process]):
     """A user's function of the rows of a key, with state and timers."""
 
     steps = (p.Process,)
+    stays = "{step} is a function of yours with state by key, over the rows of all nodes"
 
     def check(self, step: p.Process, types: Types) -> Derived:
-        """The declared columns. Without event time no row is late."""
         stream = types[step.input]
         append_only(step, stream, "process")
         if stream.looped:
@@ -553,9 +661,6 @@ class ProcessFamily(Family[p.Process]):
         yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
         yield from stream_details(step, types)
         yield "keeps", _remembered(step)
-
-    def push_down(self, step: p.Process, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} is a function of yours with state by key, over the rows of all nodes")
 
 
 def _remembered(step: p.Process) -> str:

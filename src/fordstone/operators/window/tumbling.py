@@ -21,8 +21,7 @@ import polars as pl
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.partial import END, Partials
 from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 
 class WindowOperator(Operator):
@@ -92,7 +91,6 @@ class WindowOperator(Operator):
         return self._judge_rows(frame)
 
     def on_barrier(self, moment: Moment) -> Emits:
-        """Provisional results, when it is time for them."""
         if self._early_us is None or not moment.passes(self._early_us):
             return []
         changed = self._changed.drain()
@@ -101,7 +99,6 @@ class WindowOperator(Operator):
         return [Emit(_upserts(self._finish(self._provisional(pl.concat(named)))))] if named else []
 
     def states(self) -> Mapping[str, State]:
-        """The open windows; with early results, in two parts."""
         return {"windows": self._open} if self._early_us is None else {"windows": self._open, "changed": self._changed}
 
     def _hold(self, partials: pl.DataFrame) -> None:
@@ -130,7 +127,6 @@ class WindowOperator(Operator):
         return [Emit(_upserts(results)), Emit(results, port=FINAL)]
 
     def _judge(self, partials: pl.DataFrame) -> Emits:
-        """Take partial rows in, or let them leave as late."""
         due = self._due(partials.get_column(END))
         if due.min() > self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
             self._add(partials)
@@ -141,7 +137,6 @@ class WindowOperator(Operator):
         return [Emit(partials.filter(~is_open), port=LATE)]
 
     def _judge_rows(self, frame: pl.DataFrame) -> Emits:
-        """Take rows in, or let them leave as they came."""
         if self._counted is not None:
             frame = frame.filter(self._counted)
             if not frame.height:
@@ -160,7 +155,6 @@ class WindowAggregate(WindowOperator):
     """Tumbling windows: one row per key and window, when the window closes."""
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Close the windows that end at or before it."""
         self._watermark_us = watermark_us
         return self._results(self._closed(watermark_us))
 

@@ -1,4 +1,4 @@
-"""The contract of `state.State`, to be run on every shape and every backend.
+"""The contracts of `state.State`, `SearchBuffer` and `KeyIndex`, to be run on every shape and every backend.
 
 Derive a class whose name begins with `Test`, say how the state is made, changed and looked at, and pytest runs the
 promises of the seam on it. A `Shelf` stands in for the disk: it writes pieces as the checkpoint writer does.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import polars as pl
 from polars.testing import assert_frame_equal
 
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.state.base import Piece, RunRef, State
+from fordstone.state.base import Asked, KeyIndex, Piece, RunRef, SearchBuffer, State
 from fordstone.state.key_group import key_groups, owners
 
 STEPS = 9
@@ -312,3 +312,98 @@ class StateContract(ABC):
             most = max(most, len(state.freeze()))
         check(most <= PIECES_MAX, f"there were {most} pieces")
         check(state.size_bytes() > 0, "a state with rows takes no memory")
+
+
+class SearchBufferContract(StateContract):
+    """What every searchable buffer promises beside. The column `n` numbers rows, `until` is the time."""
+
+    @abstractmethod
+    def make(self) -> SearchBuffer:
+        """A fresh buffer by the key `a`, `b`."""
+
+    def change(self, state: State, step: int) -> None:
+        """Add rows of keys that come again with other times, some with a null in the key."""
+        numbers = range(40 * step, 40 * step + 40)
+        rows = [(f"key {n % 11}", None if n % 7 == 0 else n % 2, 10 + n * 13 % 50, n) for n in numbers]
+        schema = {"a": pl.String(), "b": pl.Int64(), "until": pl.Int64(), "n": pl.Int64()}
+        _buffer(state).add(pl.DataFrame(rows, schema=schema, orient="row"))
+
+    def rows(self, state: State) -> pl.DataFrame:
+        """All rows."""
+        return _buffer(state).scan()
+
+    def close(self, state: State) -> int:
+        """Release some."""
+        _buffer(state).drop(30)
+        return 30
+
+    def found(self, state: State, asked: pl.DataFrame) -> set[tuple[int, int]]:
+        """Pairs of what is asked and of rows that are alive."""
+        keys, bounds = asked.select("a", "b"), (asked["from"].to_numpy(), asked["to"].to_numpy())
+        found = _buffer(state).search(Asked(keys=keys, from_us=bounds[0], to_us=bounds[1]))
+        if found is None:
+            return set()
+        pairs = list(zip(found.asked.tolist(), found.rows["n"].to_list(), strict=True))
+        check(len(pairs) == len(set(pairs)), "a pair was found twice")
+        alive = set(self.rows(state)["n"])
+        return {pair for pair in pairs if pair[1] in alive}
+
+    def test_a_search_finds_the_rows_of_equal_key_in_the_range_and_no_others(self) -> None:
+        """Both ends included, null equal to nothing; after freezes, closing and a restore as before."""
+        shelf = Shelf()
+        asked = pl.DataFrame(
+            [(f"key {n % 12}", None if n % 5 == 0 else n % 2, 5 * n % 70, 5 * n % 70 + n % 4 * 6) for n in range(60)],
+            schema={"a": pl.String(), "b": pl.Int64(), "from": pl.Int64(), "to": pl.Int64()},
+            orient="row",
+        ).with_row_index("asked")
+        for freeze in (False, True):
+            state = self.changed(STEPS, freeze=freeze, shelf=shelf if freeze else None)
+            for closed in (False, True):
+                watermark_us = self.close(state) if closed else TIME_MIN_US
+                pairs = asked.join(self.rows(state), on=["a", "b"]).filter(pl.col("until").is_between("from", "to"))
+                check(pairs.height, "nothing is to be found: the suite checks nothing")
+                again = self.loaded(shelf.pieces(shelf.write(state.freeze())), watermark_us=watermark_us)
+                for one in (state, again):
+                    check(self.found(one, asked) == set(pairs.select("asked", "n").rows()), "a search found other rows")
+
+    def test_dropping_rows_is_releasing_them_unseen(self) -> None:
+        """What stays is the same."""
+        dropped, released = self.changed(STEPS), self.changed(STEPS)
+        _buffer(dropped).drop(30)
+        check(_buffer(released).release(30).height, "nothing was released: the suite checks nothing")
+        same_rows(self.rows(dropped), self.rows(released))
+
+
+def _buffer(state: State) -> SearchBuffer:
+    if not isinstance(state, SearchBuffer):
+        raise TypeError(f"{type(state).__name__} is no SearchBuffer")
+    return state
+
+
+class KeyIndexContract(ABC):
+    """What every index of keys promises."""
+
+    @abstractmethod
+    def make(self, schema: Mapping[str, pl.DataType]) -> KeyIndex:
+        """A fresh index."""
+
+    def test_equal_keys_have_one_slot_and_others_another(self) -> None:
+        """Null equals null, NaN equals NaN, and the zeros each other; slots are dense, and stay."""
+        nan = float("nan")
+        keys = pl.DataFrame({"a": ["x", "x", None, "x", None, "y"] * 2, "b": [0.0, -0.0, nan, 1.0, -nan, None] * 2})
+        index = self.make(keys.schema)
+        for _ in range(2):
+            slots, fresh = index.insert(keys)
+            first = slots[[0, 2, 3, 5]]
+            check(slots.tolist() == slots[[0, 0, 2, 3, 2, 5] * 2].tolist(), "equal keys have different slots")
+            check(sorted(first.tolist()) == [0, 1, 2, 3], "slots of other keys are not their own")
+            check(len(index) == 4 <= index.capacity, "the index does not count its keys")
+        check(not fresh.size, "known keys have new slots")
+
+    def test_filling_is_inserting_at_once(self) -> None:
+        """Keys that were filled in are found."""
+        keys = pl.DataFrame({"a": range(1000)})
+        index = self.make(keys.schema)
+        slots = index.fill(keys)
+        again, fresh = index.insert(keys)
+        check(slots.tolist() == again.tolist() and not fresh.size, "keys that were filled in are not found")
