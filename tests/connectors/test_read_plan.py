@@ -25,7 +25,7 @@ from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import ALL_ROWS, ReadBack, read_all
+from fordstone.testing.contracts.connector import ALL_ROWS, ReadBack, read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
 SETTINGS = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

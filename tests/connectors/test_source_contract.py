@@ -12,7 +12,7 @@ from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.settings import FileFormat
 from fordstone.lang.schema import Schema
-from fordstone.testing.contracts.source import SourceContract
+from fordstone.testing.contracts.connector import SourceContract
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
