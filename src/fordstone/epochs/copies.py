@@ -18,15 +18,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from fordstone.epochs.cut_log import parse_cut_log
-from fordstone.epochs.manifest import Cut, Manifest
+from fordstone.epochs.epoch_log import parse_epoch_log
+from fordstone.epochs.manifest import (
+    Cut,
+    Manifest,
+    decode_manifest,
+    encode_cut,
+    encode_manifest,
+    epoch_name,
+    parse_epoch_name,
+)
 from fordstone.epochs.run_file import run_problem, short
-from fordstone.epochs.sealed import decode_manifest, encode_cut, encode_manifest, epoch_name, parse_epoch_name
 from fordstone.epochs.store import KEEP_DEFAULT, CheckpointStore, Survey
 from fordstone.errors import CheckpointError, DamagedError, StorageError
-from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote
@@ -372,7 +379,7 @@ class _Copies:
         for name in sorted(self._remote.sizes(f"{self._base}/cuts")):
             if parse_epoch_name(name, ".jsonl") is not None:
                 with contextlib.suppress(DamagedError):
-                    cuts |= parse_cut_log(self._get(f"cuts/{name}")).cuts
+                    cuts |= parse_epoch_log(self._get(f"cuts/{name}")).cuts
         return cuts
 
     def _get(self, path: str) -> bytes:

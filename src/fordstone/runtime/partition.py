@@ -215,6 +215,7 @@ class Share:
         after_us: int | None,
         idleness: Callable[[PartitionId, Position], Idleness],
         *,
+        bounded: bool,
         watermark_us: int,
         now_us: int,
     ) -> None:
@@ -225,6 +226,7 @@ class Share:
             facts = PartitionFacts(
                 idle=partition.idle,
                 done=partition.done,
+                bounded=bounded,
                 has_rows=partition.stashed is not None,
                 silent_us=now_us - partition.heard_us,
                 finished=means is Idleness.FINISHED,

@@ -15,8 +15,8 @@ from fordstone.protocol.progress import Counters
 
 if TYPE_CHECKING:
     from fordstone.hub.client.client import HubClient
+    from fordstone.protocol.progress import Progress
     from fordstone.runtime.clock import Clock
-    from fordstone.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 

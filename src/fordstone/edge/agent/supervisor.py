@@ -1,6 +1,6 @@
 """Keep child processes running: start them, restart them after failures, and stop them cleanly.
 
-`protocol.restart` decides what follows from an exit. A `Supervisor` is handed its clock and how to start a process
+`protocol.retry` decides what follows from an exit. A `Supervisor` is handed its clock and how to start a process
 (`ChildProcess` is the real one), and never waits: its caller pauses between calls of `step`.
 
 Invariants: a job has at most one process. After `stop` it is never started again. A process that ignores SIGTERM for
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, Final, Literal, Protocol, assert_never
 
-from fordstone.protocol.restart import AGENT, Finished, GiveUp, RestartAfter, SupervisionPolicy, judge_exit
+from fordstone.protocol.retry import AGENT, Finished, GiveUp, RestartAfter, SupervisionPolicy, judge_exit
 
 LINE_CHARS_MAX: Final = 1 << 20
 """Maximum length of one printed line; a longer one is passed on in parts."""

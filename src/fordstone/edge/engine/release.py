@@ -16,9 +16,8 @@ import polars as pl
 
 from fordstone.connectors.base import Sink
 from fordstone.edge.link.outbox import Outbox
-from fordstone.epochs.compaction import merge_state
 from fordstone.epochs.manifest import Cut, Manifest
-from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.store import CheckpointStore, merge_state
 from fordstone.errors import CheckpointError, StorageError
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.runtime.snapshot import FrozenState

@@ -21,7 +21,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.compare import difference
-from fordstone.edge.engine.assembly import Beginning, Job, assemble, assigned_partitions
+from fordstone.edge.engine.assembly import Job, Parts, assemble, assigned_partitions
 from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
 from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
@@ -133,8 +133,16 @@ class Replay:
         job, manifest = self._job, without_end(manifest, self._job.plan)
         load_steps = job.load_steps(manifest)
         partitions = {name: assigned_partitions(job, manifest, load_steps, name) for name in self._sources}
-        begins = Beginning(manifest=manifest, load_steps=load_steps, sources=self._sources, partitions=partitions)
-        self._tasks = assemble(job, begins, self, ReplaySourceTask)
+        parts = Parts(
+            job=job,
+            manifest=manifest,
+            load_steps=load_steps,
+            sources=self._sources,
+            partitions=partitions,
+            reports=self,
+            make_source=ReplaySourceTask,
+        )
+        self._tasks = assemble(parts)
         self._known = {name: {one for share in shares for one in share} for name, shares in partitions.items()}
         self._attempt = Attempt(manifest.attempt if manifest is not None else 0)
         self._before_us = manifest.cut.now_us if manifest is not None else 0
@@ -200,8 +208,9 @@ class Replay:
                         Segment(name, tuple(job.store.write_run(frame) for frame in frames))
                     )
                 )
-        cut = msgspec.structs.replace(cut, segments=tuple(whole.get(name) or again[name] for name in outputs))
-        manifest = draft.manifest(job.identity, cut, created_us=job.environment.clock.wall_us(), pending=tuple(pending))
+        cut = restated(cut, [whole.get(name) or again[name] for name in outputs])
+        created_us = job.environment.clock.wall_us()
+        manifest = draft.manifest(job.identity, cut, draft.tasks(), created_us=created_us, pending=tuple(pending))
         self._patiently(lambda: job.store.commit(manifest, rebuilt=True))
         for task in self._tasks:
             for outlet in task.chain.outlets if task.id.endswith("/0") else ():
@@ -226,6 +235,17 @@ class Replay:
                 f"pipeline {self._job.plan.pipeline} was stopped before its sealed epochs had been replayed. Nothing is lost: the next "
                 "start replays them."
             )
+
+
+def restated(cut: Cut, segments: Sequence[Segment]) -> Cut:
+    """The record of an epoch whose output is stored in these runs now: its streams and their watermarks stay."""
+    before = {segment.sink: segment for segment in cut.segments}
+    now = tuple(
+        msgspec.structs.replace(before[segment.sink], runs=segment.runs) if segment.sink in before else segment
+        for segment in segments
+    )
+    changed = any(segment.stream is not None and segment != before[segment.sink] for segment in now)
+    return msgspec.structs.replace(cut, segments=now, restated=cut.restated or changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
-from fordstone.protocol.backoff import Backoff
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
+from fordstone.protocol.retry import Backoff
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 

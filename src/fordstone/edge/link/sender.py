@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import Owner
+from fordstone.epochs.manifest import encode_manifest
 from fordstone.epochs.run_file import run_problem, short
-from fordstone.epochs.sealed import encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import (
     CheckpointError,
