@@ -6,22 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.docs.blocks import REPOSITORY
+from tests.waiting import until
 
-SECONDS_MAX = 120.0
 NAMES = ("one", "two", "three")
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not met():
-        assert time.monotonic() < deadline, f"no {what} within {SECONDS_MAX:.0f} s"
-        time.sleep(0.05)
 
 
 def runs(pid: int) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import urllib3
 import uvicorn
 from tests.hub.started import SECONDS_MAX, start, started
+from tests.waiting import until
 from uvicorn.server import ServerState
 
 from fordstone.errors import ConfigError
@@ -230,10 +231,10 @@ def test_a_token_made_while_the_hub_runs_closes_it_and_a_revoked_one_no_longer_o
         assert ask("GET", nodes).status == 200
         file = TokenFile(tmp_path / "data")
         text = file.add("t", role="admin", now_us=1)
-        wait_for(lambda: ask("GET", nodes).status == 401)
+        until(lambda: ask("GET", nodes).status == 401, "401 without a token")
         assert ask("GET", nodes, token=text).status == 200
         file.revoke("t", now_us=2)
-        wait_for(lambda: ask("GET", nodes, token=text).status == 401)
+        until(lambda: ask("GET", nodes, token=text).status == 401, "401 for a revoked token")
         assert hub.stop()[0] == 0
     assert set(file.used_us()) == {"t"}
 
@@ -331,13 +332,6 @@ def test_an_expected_continue_is_answered_with_the_refusal_instead(url):
     answer = raw(url, head)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
-
-
-def wait_for(condition, seconds_max: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds_max
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: float = 0.05) -> None:
