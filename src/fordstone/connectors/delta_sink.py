@@ -28,7 +28,7 @@ from fordstone.connectors.base import Sink, SinkStream
 from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
-from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.schema import Schema
 from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import Disk, OsDisk
 
@@ -74,65 +74,39 @@ def _files(disk: Disk, commit: str) -> list[tuple[str, int]]:
 
 ID: Final = "__id"
 """The id of a row that was emitted at once; the table gets this column with the first such row."""
-_NAMES: Final = {
-    "boolean": "boolean",
-    "tinyint": "byte",
-    "smallint": "short",
-    "int": "integer",
-    "bigint": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date": "date",
-    "timestamp": "timestamp",
-}
 
 
-def delta_schema(schema: Schema, *, step: str) -> str:
+def delta_schema(schema: Schema, *, step: str) -> TableSchema:
     """The schema of a new table."""
     folded: dict[str, str] = {}
-    for name in schema:
+    for name, kind in schema.items():
         other = folded.setdefault(name.casefold(), name)
         if other != name:
             raise SinkError(
                 f"sink {step}: columns {other!r} and {name!r} differ in case only, which Delta does not tell apart. Rename one."
             )
-    fields = [
-        {"name": name, "type": _type(kind, name, step), "nullable": True, "metadata": {}}
-        for name, kind in schema.items()
-    ]
-    return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
+        if "null" in str(kind):
+            raise SinkError(
+                f"sink {step}: Delta has no type for column {name!r}, which is {kind}. Cast it, or leave it out."
+            )
+    return TableSchema.from_arrow(schema.polars)
 
 
-def column_names(table_schema: str) -> list[str]:
-    """The columns of a table, in order."""
-    return [field["name"] for field in msgspec.json.decode(table_schema)["fields"]]
-
-
-def schema_difference(table_schema: str, schema: Schema, *, step: str) -> str | None:
+def schema_difference(table: TableSchema, schema: Schema, *, step: str) -> str | None:
     """Where a table differs from what a sink writes, in words; None if rows fit. Order and nullability do not count."""
-    there = {field["name"]: _plain(field["type"]) for field in msgspec.json.decode(table_schema)["fields"]}
-    for name, kind in schema.items():
-        wanted = _plain(_type(kind, name, step))
+    there, wanted = _types(table), _types(delta_schema(schema, step=step))
+    for name, kind in wanted.items():
         if name not in there:
             return f"the table has no column {name!r}; it has {', '.join(there)}"
-        if there[name] != wanted:
-            return f"column {name!r} is {_shown(there[name])} in the table, and {_shown(wanted)} ({kind}) in the stream"
+        if there[name] != kind:
+            return f"column {name!r} is {_shown(there[name])} in the table, and {_shown(kind)} ({schema[name]}) in the stream"
     extra = [name for name in there if name not in schema and not (name == ID and there[name] == "string")]
     return f"the table has a column {extra[0]!r}, which the stream has not" if extra else None
 
 
-def _type(kind: DataType, column: str, step: str) -> Any:
-    if kind.element is not None:
-        return {"type": "array", "elementType": _type(kind.element, column, step), "containsNull": True}
-    if kind.name == "decimal":
-        return f"decimal({kind.precision},{kind.scale})"
-    if kind.name not in _NAMES:
-        raise SinkError(
-            f"sink {step}: Delta has no type for column {column!r}, which is {kind}. Cast it, or leave it out."
-        )
-    return _NAMES[kind.name]
+def _types(table: TableSchema) -> dict[str, Any]:
+    """The columns of a table in order, with their types as JSON."""
+    return {field["name"]: _plain(field["type"]) for field in msgspec.json.decode(table.to_json())["fields"]}
 
 
 def _plain(kind: Any) -> Any:
@@ -221,7 +195,7 @@ class DeltaSink(Sink):
         """Nothing is open between commits."""
 
     def _opened(self) -> DeltaTable:
-        schema = TableSchema.from_json(delta_schema(self._stream.schema, step=self._stream.step))
+        schema = delta_schema(self._stream.schema, step=self._stream.step)
         if DeltaTable.is_deltatable(self._uri):
             return DeltaTable(self._uri)
         others = [] if self._disk is None else [name for name in self._disk.list("") if name != LOG]
@@ -242,7 +216,7 @@ class DeltaSink(Sink):
             return DeltaTable(self._uri)  # another sink of this table was quicker
 
     def _check_table(self) -> None:
-        difference = schema_difference(self._table.schema().to_json(), self._stream.schema, step=self._stream.step)
+        difference = schema_difference(self._table.schema(), self._stream.schema, step=self._stream.step)
         if difference is None:
             mine = msgspec.json.encode(self._stream.upsert_key).decode()
             theirs = self._table.metadata().configuration.get(KEY_PROPERTY, mine)
@@ -304,7 +278,7 @@ class DeltaSink(Sink):
         return True
 
     def _append(self, rows: pl.DataFrame, properties: CommitProperties | None) -> None:
-        there = column_names(self._table.schema().to_json())
+        there = list(_types(self._table.schema()))
         if ID in rows.columns and ID not in there:
             write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=properties)
             return
