@@ -83,27 +83,19 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
         )
 
 
-GAP_MAX_US: Final = 2**62
-"""Maximum gap: any time plus a gap is still a time."""
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
 
-def check_session(step: str, window: Session) -> None:
-    """Refuse gaps that no session could end by."""
-    if window.gap_us <= 0:
-        raise PipelineError(
-            f"step {step}: the gap of a session must be longer than zero, and this is {human_us(window.gap_us)}. "
-            'Give the silence after which a session is over: session("30s").'
-        )
-    if window.gap_us >= GAP_MAX_US:
-        raise PipelineError(
-            f"step {step}: no session could end by a gap of {human_us(window.gap_us)}. Give a shorter one."
-        )
-
-
-def check_count(step: str, window: Count) -> None:
-    """Refuse windows without rows, and windows that do not move on."""
+def check_unaligned(step: str, window: Session | Count) -> None:
+    """Refuse gaps that no session could end by, windows without rows, and windows that do not move on."""
+    if isinstance(window, Session):
+        if not 0 < window.gap_us < SPAN_MAX_US:
+            raise PipelineError(
+                f"step {step}: the gap of a session must be longer than zero (and shorter than {human_us(SPAN_MAX_US)}), and this "
+                f'is {human_us(window.gap_us)}. Give the silence after which a session is over: session("30s").'
+            )
+        return
     for what, rows in (("size", window.size), ("every", window.slide)):
         if not 1 <= rows <= ROWS_MAX:
             raise PipelineError(
@@ -190,11 +182,9 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:
-    if isinstance(step.window, Session):
-        check_session(step.name, step.window)
-    if isinstance(step.window, Count):
-        check_count(step.name, step.window)
-    if isinstance(step.window, Tumbling | Sliding):
+    if isinstance(step.window, Session | Count):
+        check_unaligned(step.name, step.window)
+    elif step.window is not None:
         check_aligned(step.name, step.window)
     needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -180,6 +180,7 @@ STREAMING_ROWS: Final = 200_000
 SPLIT_ROWS: Final = 50_000
 SPLIT_WINDOWS: Final = 8
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
+_Time = TypeVar("_Time", int, pl.Expr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,21 +300,14 @@ class Partials:
     def _end_column(self) -> pl.Expr:
         if self._window is None or self._time is None:
             raise TypeError(f"step {self._step} has no windows")
-        size_us, offset_us = self._window.size_us, self._window.offset_us
-        at = pl.col(self._time.column).to_physical() + (self._time.shift_us - offset_us)
-        return (at // size_us * size_us + (offset_us + size_us)).alias(END)
+        return _end_of(pl.col(self._time.column).to_physical() + self._time.shift_us, self._window).alias(END)
 
     def _only_end(self, rows: pl.DataFrame) -> int | None:
         """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
         if self._window is None or self._time is None or rows.height == 0:
             return None
         times = microseconds(rows.get_column(self._time.column))
-        ends = []
-        for time in (times.min(), times.max()):
-            at = int(time) + self._time.shift_us - self._window.offset_us  # type: ignore[arg-type]  # an Int64 without nulls
-            ends.append(
-                at // self._window.size_us * self._window.size_us + self._window.offset_us + self._window.size_us
-            )
+        ends = [_end_of(int(time) + self._time.shift_us, self._window) for time in (times.min(), times.max())]  # type: ignore[arg-type]  # an Int64 without nulls
         return ends[0] if ends[0] == ends[1] else None
 
     def _grouped(
@@ -360,14 +354,7 @@ class Partials:
                 plain.get_column(aggregate.name) if is_plain else partials.select(results).select(finish).to_series()
             )
         rows = pl.DataFrame(found)
-        return rows.with_columns(self._ids(partials)) if self._with_id else rows
-
-    def _ids(self, partials: pl.DataFrame) -> pl.Series:
-        """Step, key and window: the same on every replay (rule 13), and different for different keys."""
-        parts = [pl.lit(self._step), *(spelt_key(partials.schema[name], pl.col(name)) for name in self.keys)]
-        return partials.select(
-            pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
-        ).to_series()
+        return rows.with_columns(row_ids(self._step, partials, self.keys, END)) if self._with_id else rows
 
     def timeless(self, frame: pl.DataFrame) -> pl.Series | None:
         """Which rows have no time, if any: a user's function may have given them none."""
@@ -408,6 +395,12 @@ class Partials:
         return self._kinds[call].result(call, self._arguments[_spelling(call)].values)
 
 
+def _end_of(at: _Time, window: Tumbling) -> _Time:
+    """The end of the window that holds a time."""
+    size_us, offset_us = window.size_us, window.offset_us
+    return (at - offset_us) // size_us * size_us + (offset_us + size_us)
+
+
 def _spelling(call: AggregateCall) -> tuple[str, ...]:
     return tuple(argument.sql for argument in call.arguments)
 
@@ -421,7 +414,13 @@ def normalised_key(name: str, kind: DataType) -> pl.Expr:
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
 
 
-def spelt_key(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
-    """A key as text that no other key has: with its length before it, and a mark of its own for null."""
-    text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
-    return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")
+def row_ids(step: str, rows: pl.DataFrame, keys: Sequence[str], window: str) -> pl.Series:
+    """Step, key and window: the same on every replay (rule 13), and different for different keys.
+
+    A key is spelt with its length before it, and a mark of its own for null.
+    """
+    parts = [pl.lit(step)]
+    for name in keys:
+        text = pl.col(name).bin.encode("hex") if rows.schema[name] == pl.Binary else pl.col(name).cast(pl.String)
+        parts.append(pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-"))
+    return rows.select(pl.concat_str([*parts, pl.col(window).cast(pl.String)], separator="|").alias(ROW_ID)).to_series()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any, Final
@@ -72,13 +72,12 @@ AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
-    """Where an operator is at the moment."""
+class ProcessScene(Scene):
+    """Where an operator is at the moment, with what timers need."""
 
     step: str
     shift_us: int | None
     """What to add to a time as users see it; None: the stream has no event time."""
-    scene: Scene = field(default_factory=Scene)
     entry: Entry | None = None
     floor_us: int = TIME_MIN_US
     """No event timer can run out before."""
@@ -89,35 +88,34 @@ class Stage:
     """The input has ended, and all rows of the key have been seen."""
 
     def here(self) -> str:
-        """Step and key, for errors."""
-        return f"step {self.step}, key {self.scene.key!r}"
+        return f"step {self.step}, key {self.key!r}"
 
 
 class Context:
     """Handed to `process` and `on_timer`; good only until they return (a generator: until it is exhausted)."""
 
-    __slots__ = ("_stage",)
+    __slots__ = ("_scene",)
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, scene: ProcessScene) -> None:
+        self._scene = scene
 
     @property
     def key(self) -> Any:
         """The key: of one column its value, of several a tuple."""
-        return self._stage.scene.key
+        return self._scene.key
 
     @property
     def time(self) -> dt.datetime | None:
         """The event time of the row or timer; for timers by the clock, how far event time has come. None on streams without."""
-        stage = self._stage
-        if stage.shift_us is None or stage.scene.now_us <= TIME_MIN_US + 1:
+        scene = self._scene
+        if scene.shift_us is None or scene.now_us <= TIME_MIN_US + 1:
             return None
-        return time_of(stage.scene.now_us - stage.shift_us)
+        return time_of(scene.now_us - scene.shift_us)
 
     @property
     def ended(self) -> bool:
         """Whether the input has ended and all rows of this key have been seen: only timers are left."""
-        return self._stage.input_over
+        return self._scene.input_over
 
     def set_timer(
         self,
@@ -128,46 +126,46 @@ class Context:
         clock: bool = False,
     ) -> None:
         """Have `on_timer` called at a time, or after a duration. Replaces the key's timer of that name and kind."""
-        stage = self._stage
+        scene = self._scene
         if not isinstance(name, str):
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): a timer's name is a string.")
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): a timer's name is a string.")
         if (at is None) == (after is None):
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): give either at= or after=.")
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): give either at= or after=.")
         try:
             at_us = None if at is None else microseconds_of(at)
             after_us = 0 if after is None else _span_us(after)
         except (TypeError, ConfigError) as error:
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): {error}") from None
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): {error}") from None
         if clock:
-            timers, now_us = self._timers(clock=True), stage.scene.now_us
+            timers, now_us = self._timers(clock=True), scene.now_us
             if at_us is None:
                 timers.set_after(name, after_us, now_us)
             else:
                 timers.set(name, at_us, now_us)
             return
-        if stage.shift_us is None:
+        if scene.shift_us is None:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): the stream has no event time. Set it by the clock (clock=True), or "
+                f"{scene.here()}: set_timer({name!r}): the stream has no event time. Set it by the clock (clock=True), or "
                 "declare event time at the source."
             )
-        due_us = stage.scene.now_us + after_us if at_us is None else at_us + stage.shift_us
-        if due_us - stage.shift_us > MOST_US:
+        due_us = scene.now_us + after_us if at_us is None else at_us + scene.shift_us
+        if due_us - scene.shift_us > MOST_US:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
+                f"{scene.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
             )
-        if stage.firing_us is not None and due_us <= stage.firing_us:
+        if scene.firing_us is not None and due_us <= scene.firing_us:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
+                f"{scene.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
                 "never end."
             )
-        self._timers(clock=False).set(name, max(due_us, stage.floor_us), stage.scene.now_us)
+        self._timers(clock=False).set(name, max(due_us, scene.floor_us), scene.now_us)
 
     def delete_timer(self, name: str = "", *, clock: bool = False) -> None:
         """Take the key's timer of that name and kind back, if there is one."""
         self._timers(clock=clock).delete(name)
 
     def _timers(self, *, clock: bool) -> Timers:
-        entry = self._stage.entry
+        entry = self._scene.entry
         if entry is None:
             raise AssertionError("timers are set while a function works on a key")
         if clock:
@@ -393,8 +391,8 @@ class Process(Operator):
         self._function: Any = None
         self._names = [state.name for state in setting.states]
         shift_us = setting.time.shift_us if setting.time is not None else None
-        self._stage = Stage(step=setting.step, shift_us=shift_us)
-        self._context = Context(self._stage)
+        self._scene = ProcessScene(step=setting.step, shift_us=shift_us)
+        self._context = Context(self._scene)
         self._waiting = (
             WaitingRows(setting.keys, setting.schema, time=setting.time, state=state)
             if setting.ordered and setting.time is not None
@@ -408,7 +406,7 @@ class Process(Operator):
                 step=setting.step,
                 name=declared.name,
                 kind=declared.kind,
-                scene=self._stage.scene,
+                scene=self._scene,
                 coerce=coercion(value),
                 coerce_key=None if map_key is None else coercion(map_key),
                 ttl_us=declared.ttl_us,
@@ -445,7 +443,7 @@ class Process(Operator):
         before_us = self._watermark_us
         if self._setting.time is None:
             return []
-        self._stage.input_ended = watermark_us == TIME_MAX_US
+        self._scene.input_ended = watermark_us == TIME_MAX_US
         keyed, times = None, None
         if self._waiting is not None:
             rows = self._waiting.release(watermark_us)
@@ -494,18 +492,18 @@ class Process(Operator):
 
     def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
         """Call the function for this key's rows (each with its time or number), and for the timers between them."""
-        stage, scene, context = self._stage, self._stage.scene, self._context
+        scene, context = self._scene, self._context
         timed, ordered = self._setting.time is not None, self._waiting is not None
         process = self._ready(entry).process
-        stage.input_over = False
-        stage.floor_us = self._watermark_us
+        scene.input_over = False
+        scene.floor_us = self._watermark_us
         row: dict[str, Any] = {}
         try:
             for row, mark in rows:
                 if ordered:
                     if entry.timers is not None and entry.timers.least_us < mark:
                         self._fire(entry, mark, given, after_rows=False)
-                    stage.floor_us = mark
+                    scene.floor_us = mark
                 if timed:
                     scene.now_us = mark
                 made = process(row, context)
@@ -523,20 +521,20 @@ class Process(Operator):
         timers = entry.timers
         if timers is None or timers.least_us >= below_us:
             return
-        stage, scene = self._stage, self._stage.scene
+        scene = self._scene
         function = self._ready(entry)
-        stage.input_over = after_rows and stage.input_ended
+        scene.input_over = after_rows and scene.input_ended
         fired = 0
         while (name := timers.next_below(below_us)) is not None:
             at_us = timers.at_us[name]
             timers.delete(name)
-            scene.now_us = stage.floor_us = stage.firing_us = at_us
+            scene.now_us = scene.floor_us = scene.firing_us = at_us
             if self._waiting is None:
-                stage.floor_us = self._watermark_us
+                scene.floor_us = self._watermark_us
             self._call(
-                function, Timer(name=name, time=time_of(at_us - (stage.shift_us or 0)), clock=False), given, at_us
+                function, Timer(name=name, time=time_of(at_us - (scene.shift_us or 0)), clock=False), given, at_us
             )
-            fired += stage.input_over
+            fired += scene.input_over
             if fired > END_TIMERS_MAX:
                 raise TaskError(
                     f"step {self._setting.step}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
@@ -549,16 +547,16 @@ class Process(Operator):
         clocks: Timers | None = entry.clocks
         if clocks is None:
             return
-        stage, scene = self._stage, self._stage.scene
+        scene = self._scene
         function = self._ready(entry)
-        stage.input_over = False
+        scene.input_over = False
         for at_us, name in clocks.due(now_us):
             if clocks.at_us.get(name) != at_us:
                 continue  # the one before it took it back
             set_us = clocks.set_us[name]
             clocks.delete(name)
             scene.now_us = max(self._watermark_us, set_us) if self._setting.time is not None else NOT_YET_US
-            stage.floor_us, stage.firing_us = self._watermark_us, None
+            scene.floor_us, scene.firing_us = self._watermark_us, None
             self._call(function, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
 
     def _call(self, function: Any, timer: Timer, given: Given, mark: int) -> None:
@@ -570,12 +568,12 @@ class Process(Operator):
             raise
         except Exception as error:
             error.add_note(
-                f"{_PLACE}{self._setting.step}, on_timer() for key {self._stage.scene.key!r}, timer {timer.name!r} of "
+                f"{_PLACE}{self._setting.step}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
                 f"{timer.time}"
             )
             raise
         finally:
-            self._stage.firing_us = None
+            self._scene.firing_us = None
 
     def _ready(self, entry: Entry) -> Any:
         """The user's object, with the state of a key at hand."""
@@ -584,12 +582,12 @@ class Process(Operator):
             function = self._function = self._made()
         for name, cell in zip(self._names, entry.cells, strict=True):
             setattr(function, name, cell)
-        stage, key = self._stage, entry.key
-        stage.entry = entry
+        scene, key = self._scene, entry.key
+        scene.entry = entry
         if len(key) != 1:
-            stage.scene.key = key
+            scene.key = key
         else:
-            stage.scene.key = key[0] if self._setting.keys else ()
+            scene.key = key[0] if self._setting.keys else ()
         return function
 
     def _made(self) -> Any:

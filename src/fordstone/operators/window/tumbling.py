@@ -14,13 +14,13 @@ is open still counts.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.partial import END, Partials
-from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator
+from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator, pass_on
 from fordstone.state.base import State, StateBackend
 
 
@@ -83,7 +83,7 @@ class WindowOperator(Operator):
         if late:
             return [Emit(frame, port=LATE)]
         if self._combined:
-            return self._judge(frame)
+            return self._judge(frame, frame.get_column(END), pass_on)
         timeless = self._partials.timeless(frame)
         if timeless is not None:
             in_time = frame.filter(~timeless)
@@ -126,28 +126,24 @@ class WindowOperator(Operator):
             return [Emit(results)]
         return [Emit(_upserts(results)), Emit(results, port=FINAL)]
 
-    def _judge(self, partials: pl.DataFrame) -> Emits:
-        due = self._due(partials.get_column(END))
-        if due.min() > self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
-            self._add(partials)
-            return []
-        is_open = due > self._watermark_us
-        if is_open.any():
-            self._add(partials.filter(is_open))
-        return [Emit(partials.filter(~is_open), port=LATE)]
-
     def _judge_rows(self, frame: pl.DataFrame) -> Emits:
         if self._counted is not None:
             frame = frame.filter(self._counted)
             if not frame.height:
                 return []
-        due = self._due(self._partials.ends(frame))
+        return self._judge(frame, self._partials.ends(frame), self._partials.of_rows)
+
+    def _judge(
+        self, frame: pl.DataFrame, ends: pl.Series, partial_rows: Callable[[pl.DataFrame], pl.DataFrame]
+    ) -> Emits:
+        """Take rows or partial rows in, or let them leave as they came."""
+        due = self._due(ends)
         if due.min() > self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
-            self._add(self._partials.of_rows(frame))
+            self._add(partial_rows(frame))
             return []
         is_open = due > self._watermark_us
         if is_open.any():
-            self._add(self._partials.of_rows(frame.filter(is_open)))
+            self._add(partial_rows(frame.filter(is_open)))
         return [Emit(frame.filter(~is_open), port=LATE)]
 
 
