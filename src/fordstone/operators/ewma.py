@@ -306,8 +306,7 @@ class Ewma(Operator):
         """
         self._columns = [to_polars(column, schema) for column in columns]
         self._new = [column.name for column in columns]
-        smoother = _ByTime if half_life_us is not None else _ByCount
-        self._smoothers = [smoother(index, half_life_us or alpha or 1.0) for index in range(len(columns))]
+        self._smoothers = [_Smoother(index, alpha=alpha, half_life_us=half_life_us) for index in range(len(columns))]
         read = [name for column in columns for name in column.columns]
         self._waiting = WaitingRows(keys, schema, time=time, read=read, state=state)
         kept = {name: kind for smoother in self._smoothers for name, kind in smoother.kept.items()}
@@ -340,57 +339,37 @@ class Ewma(Operator):
         return found.rows[self._waiting.names].with_columns(new)
 
 
-class _ByCount:
-    """The newest value counts `alpha`. One number a key is kept: the mean, null before the first value."""
+class _Smoother:
+    """Smooths one column. Kept of a key: the mean, null before the first value; by time also its weight, and the last value's time."""
 
-    def __init__(self, index: int, alpha: float) -> None:
-        self._mean = f"__s{index}"
-        self._alpha = alpha
-        self.kept: dict[str, pl.DataType] = {self._mean: pl.Float64()}
-
-    def smooth(
-        self,
-        values: Values,
-        times_us: Rows,  # noqa: ARG002 - values count, not time
-        found: KeyedRows,
-        before: pl.DataFrame,
-    ) -> tuple[Values, list[pl.Series]]:
-        out, then = smooth(values, found.counts, _means(before.get_column(self._mean)), self._alpha)
-        return out, [_series(self._mean, then.values, then.known)]
-
-
-class _ByTime:
-    """Values count by their age. Kept of a key: the mean, its weight, and the time of the last value."""
-
-    def __init__(self, index: int, half_life_us: float) -> None:
+    def __init__(self, index: int, *, alpha: float | None, half_life_us: int | None) -> None:
         self._mean, self._weight, self._time = f"__s{index}", f"__w{index}", f"__t{index}"
-        self._half_life_us = int(half_life_us)
-        self.kept: dict[str, pl.DataType] = {
-            self._mean: pl.Float64(),
-            self._weight: pl.Float64(),
-            self._time: pl.Int64(),
-        }
+        self._alpha, self._half_life_us = alpha or 1.0, half_life_us
+        self.kept: dict[str, pl.DataType] = {self._mean: pl.Float64()}
+        if half_life_us is not None:
+            self.kept |= {self._weight: pl.Float64(), self._time: pl.Int64()}
 
     def smooth(
         self, values: Values, times_us: Rows, found: KeyedRows, before: pl.DataFrame
     ) -> tuple[Values, list[pl.Series]]:
+        """The means at each row, and what is then kept of each key."""
+        series = before.get_column(self._mean)
+        means = Means(values=series.to_numpy(), known=series.is_not_null().to_numpy())
+        if self._half_life_us is None:
+            out, after = smooth(values, found.counts, means, self._alpha)
+            return out, [_series(self._mean, after.values, after.known)]
         so_far = Decaying(
-            means=_means(before.get_column(self._mean)),
+            means=means,
             weights=before.get_column(self._weight).to_numpy(),
             times_us=before.get_column(self._time).fill_null(0).to_numpy(),
         )
-        times_us = times_us.take(found.by_key)
-        out, then = smooth_by_time(values, times_us, found.counts, so_far, self._half_life_us)
+        out, then = smooth_by_time(values, times_us.take(found.by_key), found.counts, so_far, self._half_life_us)
         known = then.means.known
         return out, [
             _series(self._mean, then.means.values, known),
             _series(self._weight, then.weights, known),
             _series(self._time, then.times_us, known),
         ]
-
-
-def _means(series: pl.Series) -> Means:
-    return Means(values=series.to_numpy(), known=series.is_not_null().to_numpy())
 
 
 def _by_key(series: pl.Series, by_key: Rows) -> Values:

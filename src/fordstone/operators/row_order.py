@@ -130,7 +130,6 @@ class WaitingRows:
         return self.state.release(watermark_us)
 
     def times(self, rows: pl.DataFrame) -> Numbers:
-        """The times of released rows in microseconds."""
         return microseconds(rows.get_column(self.time)).to_numpy()
 
     def in_order(self, rows: pl.DataFrame) -> pl.DataFrame:

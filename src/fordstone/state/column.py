@@ -47,7 +47,6 @@ class Cells:
     valid: Mask | None = None
 
     def take(self, rows: Slots) -> Cells:
-        """Some of them."""
         if self.values is None:
             return Cells(self.series.gather(rows))
         return Cells(self.series, self.values.take(rows), None if self.valid is None else self.valid.take(rows))

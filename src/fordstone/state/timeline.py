@@ -87,7 +87,6 @@ class TimedPiece(Piece):
         return self.frame().slice(self._rank(bound_us))
 
     def rows_after(self, bound_us: int) -> int:
-        """How many rows are alive after `bound_us`."""
         return 0 if self.most_us <= bound_us else self._rows() - self._rank(bound_us)
 
     def _rows(self) -> int:
@@ -128,7 +127,6 @@ class OpenRows:
         self.most_us = TIME_MIN_US
 
     def append(self, frame: pl.DataFrame, least_us: int, most_us: int) -> None:
-        """Take a batch."""
         self.frames.append(frame)
         self.rows += frame.height
         self.size_bytes += int(frame.estimated_size())

@@ -110,7 +110,6 @@ class _Beta:
         return _Beta(a=self.a[rows], b=self.b[rows], summit=self.summit[rows], log_top=self.log_top[rows])
 
     def log_density(self, t: Doubles) -> Doubles:
-        """Of points on the scale of `t`."""
         return self.log_top + _change(self.a, self.b, self.summit, t - self.summit)
 
     def below(self, t: Doubles) -> tuple[Doubles, Doubles]:

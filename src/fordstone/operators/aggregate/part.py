@@ -34,12 +34,10 @@ class Values:
 
     @property
     def value(self) -> pl.Expr:
-        """The only column, or the first."""
         return pl.col(self.names[0])
 
     @property
     def type(self) -> DataType:
-        """The type of the only column, or of the first."""
         return self.types[0]
 
 
@@ -210,7 +208,6 @@ class End(Part):
 
     @property
     def order(self) -> int:  # type: ignore[override]  # one class for two parts
-        """First stands before last."""
         return 7 if self.first else 8
 
     def columns(self, values: Values) -> tuple[str, ...]:

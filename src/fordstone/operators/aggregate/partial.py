@@ -244,7 +244,6 @@ class Partials:
         """The columns of partial rows."""
 
     def ends(self, frame: pl.DataFrame) -> pl.Series:
-        """The end of each row's window."""
         return frame.select(self._end_column()).to_series()
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -337,11 +336,9 @@ class Partials:
         return all(part.invertible(values) for part, values in self._parts)
 
     def value_columns(self) -> list[str]:
-        """The columns that are not the key."""
         return [name for name in self.columns() if name not in self._group]
 
     def finish(self, partials: pl.DataFrame) -> pl.DataFrame:
-        """The result rows of merged partial rows."""
         found = [partials.get_column(name) for name in self.keys]
         if self._window is not None:
             ends = partials.get_column(END)

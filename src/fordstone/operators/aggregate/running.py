@@ -181,10 +181,6 @@ class EpochCombine(Operator):
     def states(self) -> Mapping[str, State]:
         return {}
 
-    def rows_held(self) -> int:
-        """How many partial rows are in memory."""
-        return len(self._open)
-
 
 class Merging(Operator):
     """An aggregate whose partial rows have crossed: brings them into the form that it keeps."""

@@ -117,7 +117,6 @@ class UserPart(Part):
         return found
 
     def result(self, call: AggregateCall, values: Values) -> pl.Expr:
-        """What finishes a call: for `kinds`."""
         columns, kind = self.columns(values), call.type.polars
 
         def finish(state: pl.Series) -> pl.Series:
@@ -127,7 +126,6 @@ class UserPart(Part):
         return pl.struct(columns).map_batches(finish, return_dtype=kind)
 
     def aggregator(self) -> Aggregator:
-        """A fresh one."""
         found = resolve_function(self.path, self.functions)
         if not (isinstance(found, type) and issubclass(found, Aggregator)):
             raise PlanError(f"{self.path} is not a subclass of fordstone.Aggregator.")

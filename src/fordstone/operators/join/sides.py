@@ -187,12 +187,10 @@ class Side:
         return filled(self.shown(frame), self._out, frame.height)
 
     def source(self, name: str) -> str:
-        """The column of rows on their way that gives this column of the result."""
         return self._shown[name]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the result that this side has."""
         return tuple(self._shown)
 
 

@@ -366,7 +366,6 @@ class Node:
         """Which of the ways are still open, as far as other ways have ended them."""
 
     def path(self) -> list[Node]:
-        """All nodes from the first row on."""
         found = []
         node: Node | None = self
         while node is not None:

@@ -102,7 +102,6 @@ class RowForms:
 
     @cached_property
     def bits(self) -> pl.Expr:
-        """Which conditions a row fulfils."""
         if not self._bits:
             return pl.repeat(0, pl.len(), dtype=pl.Int64).alias(BITS)
         parts = [
@@ -191,7 +190,6 @@ class Output:
         self._types = Schema(tuple(types.items()))
 
     def matches(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
-        """Matches as rows. `keys`: the key of each."""
         if not self._step.all_rows:
             lines = [_Line(found=match, node=match.node) for match in found]
             return self._with_measures(self._keys(keys), lines)
@@ -204,7 +202,6 @@ class Output:
         return self._with_measures(rows, lines)
 
     def timeouts(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
-        """Beginnings whose time was over as rows."""
         lines = [_Line(found=one, node=one.node) for one in found]
         paths = [line.node.path() for line in lines]
         stages = [", ".join(dict.fromkeys(self._names[node.stage] for node in path)) for path in paths]

@@ -365,52 +365,37 @@ END_TIMERS_MAX: Final = 10_000
 _PLACE: Final = "in step "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSetting:
-    """What a keyed function's operator is made of."""
-
-    step: str
-    keys: tuple[str, ...]
-    schema: Schema
-    """The input's."""
-    time: EventTime | None
-    ordered: bool
-    states: tuple[p.KeyedState, ...]
-    out: Schema
-    out_time: EventTime | None
-    make: Callable[[], Any]
-    """Makes the user's object. Called when there is something for it to do, and not before."""
-
-
 class Process(Operator):
     """Calls a user's function for the rows and timers of each key."""
 
-    def __init__(self, setting: ProcessSetting, types: Mapping[str, Any], state: StateBackend) -> None:
-        """`types`: of each state the type of its values, and of a map's keys."""
-        self._setting = setting
+    def __init__(
+        self, step: p.Process, stream: StreamType, out: StreamType, *, make: Callable[[], Any], state: StateBackend
+    ) -> None:
+        """`stream`: the input. `make` makes the user's object; called when there is something for it to do, and not before."""
+        self._step, self._stream, self._out = step, stream, out
+        self._make = make
         self._function: Any = None
-        self._names = [state.name for state in setting.states]
-        shift_us = setting.time.shift_us if setting.time is not None else None
-        self._scene = ProcessScene(step=setting.step, shift_us=shift_us)
+        self._names = [state.name for state in step.states]
+        self._scene = ProcessScene(step=step.name, shift_us=None if stream.time is None else stream.time.shift_us)
         self._context = Context(self._scene)
         self._waiting = (
-            WaitingRows(setting.keys, setting.schema, time=setting.time, state=state)
-            if setting.ordered and setting.time is not None
+            WaitingRows(step.keys, stream.schema, time=stream.time, state=state)
+            if step.ordered and stream.time is not None
             else None
         )
-        key_types = {name: setting.schema[name].polars for name in setting.keys} or {ONE: pl.Int8()}
-        kinds = []
-        for declared in setting.states:
+        key_types = {name: stream.schema[name].polars for name in step.keys} or {ONE: pl.Int8()}
+        types, kinds = state_types(step), []
+        for declared in step.states:
             value, map_key = types[declared.name]
             kind = CellKind(
-                step=setting.step,
+                step=step.name,
                 name=declared.name,
                 kind=declared.kind,
                 scene=self._scene,
                 coerce=coercion(value),
                 coerce_key=None if map_key is None else coercion(map_key),
                 ttl_us=declared.ttl_us,
-                by_clock=setting.time is None,
+                by_clock=stream.time is None,
                 copies=value.element is not None,
             )
             kinds.append((kind, value.polars, None if map_key is None else map_key.polars))
@@ -424,12 +409,12 @@ class Process(Operator):
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         if self._waiting is not None:
             return self._waiting.take(frame, late=late)
-        rows = frame.select(list(self._setting.schema))
-        if self._setting.time is None:
+        rows = frame.select(list(self._stream.schema))
+        if self._stream.time is None:
             return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
         if late:
             return [Emit(rows, port=LATE)]
-        times = microseconds(rows.get_column(self._setting.time.column)) + self._setting.time.shift_us
+        times = microseconds(rows.get_column(self._stream.time.column)) + self._stream.time.shift_us
         in_time = (times >= max(self._watermark_us, TIME_MIN_US + 1)).fill_null(value=False)
         emits = []
         if not in_time.all():
@@ -441,7 +426,7 @@ class Process(Operator):
 
     def on_watermark(self, watermark_us: int) -> Emits:
         before_us = self._watermark_us
-        if self._setting.time is None:
+        if self._stream.time is None:
             return []
         self._scene.input_ended = watermark_us == TIME_MAX_US
         keyed, times = None, None
@@ -466,7 +451,7 @@ class Process(Operator):
                     self._ring(entry, moment.now_us, given)
                 emits = given.emits(floor_us=self._watermark_us)
         self._store.settle(moment.now_us)
-        if self._setting.time is None:
+        if self._stream.time is None:
             self._store.forget(moment.now_us, by_clock=True, before_us=None)
         self._store.write_back()
         self._store.evict(settled=True)
@@ -478,8 +463,8 @@ class Process(Operator):
         """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
         given = self._given()
         if keyed is not None and times is not None:
-            rows = keyed.rows.select(list(self._setting.schema))[keyed.by_key]
-            records = zip(records_of(rows, self._setting.step), times.take(keyed.by_key).tolist(), strict=True)
+            rows = keyed.rows.select(list(self._stream.schema))[keyed.by_key]
+            records = zip(records_of(rows, self._step.name), times.take(keyed.by_key).tolist(), strict=True)
             for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
                 self._take_rows(entry, islice(records, count), given)
                 if entry.timers is not None and until_us > TIME_MIN_US:
@@ -493,7 +478,7 @@ class Process(Operator):
     def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
         """Call the function for this key's rows (each with its time or number), and for the timers between them."""
         scene, context = self._scene, self._context
-        timed, ordered = self._setting.time is not None, self._waiting is not None
+        timed, ordered = self._stream.time is not None, self._waiting is not None
         process = self._ready(entry).process
         scene.input_over = False
         scene.floor_us = self._watermark_us
@@ -513,7 +498,7 @@ class Process(Operator):
             raise
         except Exception as error:
             if not _is_placed(error):
-                error.add_note(f"{_PLACE}{self._setting.step}, process() for key {scene.key!r}, on row {row!r}")
+                error.add_note(f"{_PLACE}{self._step.name}, process() for key {scene.key!r}, on row {row!r}")
             raise
 
     def _fire(self, entry: Entry, below_us: int, given: Given, *, after_rows: bool) -> None:
@@ -537,7 +522,7 @@ class Process(Operator):
             fired += scene.input_over
             if fired > END_TIMERS_MAX:
                 raise TaskError(
-                    f"step {self._setting.step}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
+                    f"step {self._step.name}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
                     f"ran out one after the other, the last {name!r}. A timer that sets itself again never ends: set it only "
                     "if not ctx.ended."
                 )
@@ -555,7 +540,7 @@ class Process(Operator):
                 continue  # the one before it took it back
             set_us = clocks.set_us[name]
             clocks.delete(name)
-            scene.now_us = max(self._watermark_us, set_us) if self._setting.time is not None else NOT_YET_US
+            scene.now_us = max(self._watermark_us, set_us) if self._stream.time is not None else NOT_YET_US
             scene.floor_us, scene.firing_us = self._watermark_us, None
             self._call(function, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
 
@@ -568,7 +553,7 @@ class Process(Operator):
             raise
         except Exception as error:
             error.add_note(
-                f"{_PLACE}{self._setting.step}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
+                f"{_PLACE}{self._step.name}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
                 f"{timer.time}"
             )
             raise
@@ -587,23 +572,22 @@ class Process(Operator):
         if len(key) != 1:
             scene.key = key
         else:
-            scene.key = key[0] if self._setting.keys else ()
+            scene.key = key[0] if self._step.keys else ()
         return function
 
     def _made(self) -> Any:
-        made = self._setting.make()
+        made = self._make()
         if not all(callable(getattr(made, name, None)) for name in ("process", "on_timer")):
             raise PlanError(
-                f"step {self._setting.step}: {type(made).__name__} is no KeyedFunction: it lacks process or on_timer."
+                f"step {self._step.name}: {type(made).__name__} is no KeyedFunction: it lacks process or on_timer."
             )
         return made
 
     def _given(self) -> Given:
-        setting = self._setting
-        return Given(setting.step, setting.out, setting.out_time)
+        return Given(self._step.name, self._out.schema, self._out.time)
 
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        at = keyed(rows, key_expressions(self._setting.keys), in_order=True)
+        at = keyed(rows, key_expressions(self._step.keys), in_order=True)
         return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
 
 
@@ -634,23 +618,9 @@ class ProcessFamily(Family[p.Process]):
         return {p.Input(step.name): main, **late}
 
     def make(self, step: p.Process, context: OperatorContext) -> Operator:
-        stream = context.types[step.input]
-        out = Schema.of(step.schema)
-        return Process(
-            ProcessSetting(
-                step=step.name,
-                keys=step.keys,
-                schema=stream.schema,
-                time=stream.time,
-                ordered=step.ordered,
-                states=step.states,
-                out=out,
-                out_time=output_time(stream, out),
-                make=resolve_function(step.path, context.functions),
-            ),
-            state_types(step),
-            context.state,
-        )
+        make = resolve_function(step.path, context.functions)
+        stream, out = context.types[step.input], context.types[p.Input(step.name)]
+        return Process(step, stream, out, make=make, state=context.state)
 
     def title(self, step: p.Process) -> str:
         return f"process {function_text(step.path)} {keys_text(step.keys)}"

@@ -115,7 +115,6 @@ class Panes:
 
     @property
     def length(self) -> int:
-        """How many panes a window has."""
         return max(self.size // self.slide, 1) * self.step + (1 if self._stub else 0)
 
     def of_rows(self, rows: Numbers) -> Numbers:

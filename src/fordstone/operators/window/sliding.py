@@ -71,7 +71,6 @@ class PaneGrid:
 
     @property
     def overlaps(self) -> bool:
-        """Whether windows share panes."""
         return self.window.slide_us < self.window.size_us
 
     @property
@@ -159,7 +158,6 @@ class PaneStore:
         self.add(rows)
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add panes that are not there yet."""
         if not rows.height:
             return
         for frame in rows.partition_by(END, maintain_order=False):
@@ -168,12 +166,10 @@ class PaneStore:
             self._frames[end] = frame
 
     def between(self, after_us: int, until_us: int) -> list[pl.DataFrame]:
-        """The panes that end in (`after_us`, `until_us`]."""
         ends = self._ends[bisect_right(self._ends, after_us) : bisect_right(self._ends, until_us)]
         return [self._frames[end] for end in ends]
 
     def forget(self, until_us: int) -> None:
-        """Drop the panes that end up to then."""
         count = bisect_right(self._ends, until_us)
         for end in self._ends[:count]:
             del self._frames[end]
