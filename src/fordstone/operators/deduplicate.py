@@ -25,8 +25,8 @@ import polars as pl
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, stream_details
-from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
+from fordstone.operators.base import Emit, Emits, Family, Operator, OperatorContext, stream_details
+from fordstone.operators.row_order import Numbers, OrderedOperator, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     Derived,
@@ -82,7 +82,7 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
 
 
-class Deduplicate(Operator):
+class Deduplicate(OrderedOperator):
     """Keeps the first row of each key within a span."""
 
     def __init__(
@@ -94,9 +94,6 @@ class Deduplicate(Operator):
         self._fresh = True
         """Nothing has been read from the timeline yet."""
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
         rows = self._waiting.release(watermark_us)
         found = self._keep(rows, watermark_us) if rows.height else rows
@@ -106,9 +103,6 @@ class Deduplicate(Operator):
             if self._spans.is_mostly_past:
                 self._spans.fill(self._kept.scan())
         return [Emit(found)] if found.height else []
-
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
 
     def states(self) -> Mapping[str, State]:
         return {"waiting": self._waiting.state, "kept": self._kept}

@@ -33,13 +33,12 @@ from fordstone.operators.base import (
     Emit,
     Emits,
     Family,
-    Moment,
     Operator,
     OperatorContext,
     keys_text,
     stream_details,
 )
-from fordstone.operators.row_order import KeyedRows, WaitingRows
+from fordstone.operators.row_order import KeyedRows, OrderedOperator, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     Derived,
@@ -57,34 +56,6 @@ from fordstone.state.base import State, StateBackend
 def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
     """What each new column of a step smooths, as doubles, named as the column is."""
     return tuple(parse_double(column, schema) for column in step.columns)
-
-
-def _smoothed(step: p.Ewma, stream: StreamType) -> StreamType:
-    append_only(step, stream, "ewma")
-    time = needs_time(step, stream, "ewma")
-    if (step.alpha is None) == (step.half_life_us is None):
-        raise PipelineError(
-            f"step {step.name}: ewma needs either alpha= (the weight of the newest value) "
-            "or half_life= (after how long a value counts half), and not both."
-        )
-    if step.half_life_us is not None and step.half_life_us <= 0:
-        raise PipelineError(
-            f"step {step.name}: half_life={step.half_life_us}us must be longer than zero. "
-            "It is the time after which a value counts half."
-        )
-    if step.alpha is not None and not 0 < step.alpha <= 1:
-        raise PipelineError(
-            f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
-        )
-    plain_keys(step.keys, stream.schema)
-    if not step.columns:
-        raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
-    columns: dict[str, str | DataType] = dict(stream.schema)
-    for column in smoothed(step, stream.schema):
-        if column.name in columns:
-            raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
-        columns[column.name] = column.type
-    return StreamType(schema=Schema.of(columns), time=time, row_wise=False)
 
 
 NARROW_KEYS: Final = 32
@@ -261,7 +232,32 @@ class EwmaFamily(Family[p.Ewma]):
 
     def check(self, step: p.Ewma, types: Types) -> Derived:
         stream = types[step.input]
-        return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
+        append_only(step, stream, "ewma")
+        time = needs_time(step, stream, "ewma")
+        if (step.alpha is None) == (step.half_life_us is None):
+            raise PipelineError(
+                f"step {step.name}: ewma needs either alpha= (the weight of the newest value) "
+                "or half_life= (after how long a value counts half), and not both."
+            )
+        if step.half_life_us is not None and step.half_life_us <= 0:
+            raise PipelineError(
+                f"step {step.name}: half_life={step.half_life_us}us must be longer than zero. "
+                "It is the time after which a value counts half."
+            )
+        if step.alpha is not None and not 0 < step.alpha <= 1:
+            raise PipelineError(
+                f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
+            )
+        plain_keys(step.keys, stream.schema)
+        if not step.columns:
+            raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
+        columns: dict[str, str | DataType] = dict(stream.schema)
+        for column in smoothed(step, stream.schema):
+            if column.name in columns:
+                raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
+            columns[column.name] = column.type
+        main = StreamType(schema=Schema.of(columns), time=time, row_wise=False)
+        return {p.Input(step.name): main, **late_rows(step, stream)}
 
     def make(self, step: p.Ewma, context: OperatorContext) -> Operator:
         stream = context.types[step.input]
@@ -286,7 +282,7 @@ class EwmaFamily(Family[p.Ewma]):
         yield "keeps", f"the rows that wait for time, and {each} per key and column"
 
 
-class Ewma(Operator):
+class Ewma(OrderedOperator):
     """Smooths columns of rows by key."""
 
     def __init__(
@@ -312,15 +308,9 @@ class Ewma(Operator):
         kept = {name: kind for smoother in self._smoothers for name, kind in smoother.kept.items()}
         self._table = state.table(self._waiting.key, schema=self._waiting.key_types | kept)
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
         rows = self._waiting.release(watermark_us)
         return [Emit(self._with_means(rows))] if rows.height else []
-
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
 
     def states(self) -> Mapping[str, State]:
         return {"waiting": self._waiting.state, "means": self._table}

@@ -23,7 +23,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.plan.stream_type import EventTime
 from fordstone.state.base import StateBackend
 
@@ -168,6 +168,18 @@ class WaitingRows:
         order = np.arange(rows.height)
         order[places] = ordered
         return rows[order]
+
+
+class OrderedOperator(Operator):
+    """An operator that takes rows in order of time, and emits when time passes: nothing waits for the clock."""
+
+    _waiting: WaitingRows
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        return self._waiting.take(frame, late=late)
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - as above
+        return []
 
 
 def total_order(read: Sequence[str], schema: Schema) -> list[pl.Expr]:

@@ -104,22 +104,6 @@ def check_unaligned(step: str, window: Session | Count) -> None:
             )
 
 
-def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
-    """The streams of an aggregate step, by port."""
-    stream = rows_of(step, types)
-    main = _aggregated(step, stream)
-    if step.window is None:
-        return {p.Input(step.name): main}
-    # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
-    late = late_rows(step, stream) if step.merges is None else {}
-    if step.early_us is None:
-        return {p.Input(step.name): main} | late
-    # Until a window closes its results are provisional, and replace each other.
-    key = (*step.keys, WINDOW_START, WINDOW_END)
-    early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
-    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
-
-
 def rows_of(step: p.Aggregate, types: Types) -> StreamType:
     """The rows that the aggregates of a step are about: its input, or what partial rows of its input were made of."""
     stream, below = types[step.input], step.merges
@@ -202,7 +186,18 @@ class AggregateFamily(Family[p.Aggregate]):
     steps = (p.Aggregate,)
 
     def check(self, step: p.Aggregate, types: Types) -> Derived:
-        return derive_aggregate(step, types)
+        stream = rows_of(step, types)
+        main = _aggregated(step, stream)
+        if step.window is None:
+            return {p.Input(step.name): main}
+        # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
+        late = late_rows(step, stream) if step.merges is None else {}
+        if step.early_us is None:
+            return {p.Input(step.name): main} | late
+        # Until a window closes its results are provisional, and replace each other.
+        key = (*step.keys, WINDOW_START, WINDOW_END)
+        early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
+        return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
     def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
         made = _of_window(step, context)
@@ -405,8 +400,10 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
         case p.Tumbling():
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
         case p.Sliding():
+            gap_us = step.window.slide_us - step.window.size_us
+            between = f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
-            return every + _gaps(step.window) + _shifted(step.window.offset_us)
+            return every + between + _shifted(step.window.offset_us)
         case p.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
         case p.Count():
@@ -416,11 +413,6 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
             return f"windows of {step.window.size:,} rows{every}{between}"
         case _:
             assert_never(step.window)
-
-
-def _gaps(window: p.Sliding) -> str:
-    gap_us = window.slide_us - window.size_us
-    return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
 
 
 def _shifted(offset_us: int) -> str:

@@ -256,10 +256,7 @@ class ValueCell:
         if value is None:
             self.clear()
             return
-        try:
-            self.held = kind.coerce(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise kind.wrong("value", error) from None
+        self.held = kind.value(value)
         self.at_us = kind.scene.now_us
         self.dirty = True
 

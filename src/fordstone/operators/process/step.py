@@ -195,13 +195,6 @@ MAP_KEYS: Final = frozenset(
 """Types whose values are equal exactly if they look equal."""
 
 
-def output_time(stream: StreamType, schema: Schema) -> EventTime | None:
-    """The event time of what a function gives: the column of the input's time, if it is there and still a time."""
-    if stream.time is None or schema.get(stream.time.column) != TIMESTAMP:
-        return None
-    return stream.time
-
-
 def state_types(step: p.Process) -> dict[str, tuple[DataType, DataType | None]]:
     """The types of each state: of its values, and of a map's keys. Refuses what cannot be kept."""
     found: dict[str, tuple[DataType, DataType | None]] = {}
@@ -613,7 +606,9 @@ class ProcessFamily(Family[p.Process]):
         plain_keys(step.keys, stream.schema)
         state_types(step)
         schema = Schema.of(step.schema)
-        main = StreamType(schema=schema, time=output_time(stream, schema), row_wise=False)
+        # Rows keep their event time in the column of the input's time, if it is there and still a time.
+        time = stream.time if stream.time is not None and schema.get(stream.time.column) == TIMESTAMP else None
+        main = StreamType(schema=schema, time=time, row_wise=False)
         late = late_rows(step, stream) if stream.time is not None else {}
         return {p.Input(step.name): main, **late}
 
