@@ -174,6 +174,8 @@ class Family(ABC, Generic[S]):
 
     steps: ClassVar[tuple[type[p.AnyStep], ...]]
     """The classes of steps that this family serves."""
+    fed: ClassVar[bool] = False
+    """Whether an operator runs before the shuffle into every step of the family."""
     stays: ClassVar[str]
     """Why its steps never run below the cut, as a clause about `{step}`; a family whose steps may overrides `push_down`."""
 
@@ -193,7 +195,7 @@ class Family(ABC, Generic[S]):
 
     def has_feeder(self, step: S, plan: p.Plan) -> bool:  # noqa: ARG002 - as most steps
         """Whether an operator runs before the shuffle into the step."""
-        return False
+        return self.fed
 
     def make_feeder(self, step: S, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - as most steps
         """Make the stateless operator that runs before the shuffle into input `index`; None: rows are sent as they are."""

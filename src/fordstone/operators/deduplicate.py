@@ -100,7 +100,7 @@ class Deduplicate(OrderedOperator):
         over = self._kept.close(watermark_us).height
         if not self._fresh:
             self._spans.live -= over
-            if self._spans.is_mostly_past:
+            if self._spans.size > 2 * self._spans.live + PAST_KEYS_MIN:
                 self._spans.fill(self._kept.scan())
         return [Emit(found)] if found.height else []
 
@@ -144,8 +144,8 @@ class _Spans:
         """Keys in the timeline."""
 
     @property
-    def is_mostly_past(self) -> bool:
-        return len(self._index) > 2 * self.live + PAST_KEYS_MIN
+    def size(self) -> int:
+        return len(self._index)
 
     def fill(self, kept: pl.DataFrame) -> None:
         self._index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)

@@ -132,13 +132,6 @@ class WaitingRows:
     def times(self, rows: pl.DataFrame) -> Numbers:
         return microseconds(rows.get_column(self.time)).to_numpy()
 
-    def in_order(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Released rows in the order of all, whatever their keys. Costs a sort by all columns where many times are equal."""
-        as_before = same_as_before(self.times(rows))
-        if not as_before.any():
-            return rows
-        return self.with_ties_in_order(rows, np.arange(rows.height), as_before)
-
     def by_key(self, rows: pl.DataFrame) -> KeyedRows:
         """Released rows (at least one), in order within each key, and where each key's rows stand.
 

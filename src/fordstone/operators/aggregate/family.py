@@ -253,6 +253,7 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    fed = True
     stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
@@ -260,9 +261,6 @@ class CombineFamily(Family[p.Combine]):
 
     def make(self, step: p.Combine, context: OperatorContext) -> Operator:
         return EpochCombine(partials_of(step, context))
-
-    def has_feeder(self, step: p.Combine, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.Combine, index: int, context: OperatorContext) -> Operator:  # noqa: ARG002 - one input
         return make_combiner(step, context)

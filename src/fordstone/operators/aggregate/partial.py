@@ -232,7 +232,9 @@ class Partials:
         self._computed = [computed for argument in self._arguments.values() for computed in argument.computed]
         self._parts = [(part, argument.values) for argument in self._arguments.values() for part in argument.parts]
         self._streams = all(part.streams for part, _ in self._parts)
-        self._single = all(part.single for part, _ in self._parts)
+        single = [part.of_row(values) for part, values in self._parts]
+        self._single = None if None in single else [column for columns in single for column in columns or ()]
+        """The columns of each row alone, where every part has them."""
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
         self._plain = [
             results[0].alias(aggregate.name)
@@ -256,17 +258,14 @@ class Partials:
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
-        if not self._single:
+        if self._single is None:
             return self.of_rows(frame)
         rows = self._prepared(frame)
         columns = list(self._key_columns)
         if self._window is not None:
             only = self._only_end(rows)
             columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
-        columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
-        for part, values in self._parts:
-            columns += part.of_row(values)
-        return rows.select(columns)
+        return rows.select(*columns, pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS), *self._single)
 
     def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
         """One partial row for each key and window."""

@@ -39,7 +39,6 @@ class Distinct(Part):
     lg_k: int
     order = 10
     streams = False
-    single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
         return (f"__hll{self.lg_k}_{values.index}",)
@@ -47,9 +46,6 @@ class Distinct(Part):
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
         """The different values, of which `settle` makes sketches."""
         return [_canonical(values.value, values.type).drop_nulls().unique().alias(self.columns(values)[0])]
-
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        raise NotImplementedError("a sketch for each row would be more work than grouping")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
         return [pl.col(name).drop_nulls() for name in self.columns(values)]

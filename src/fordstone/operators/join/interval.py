@@ -160,6 +160,7 @@ class JoinFamily(Family[p.Join]):
     """Pairs of rows of two streams with equal keys and times near each other."""
 
     steps = (p.Join,)
+    fed = True
     stays = "{step} joins rows that other nodes may have"
 
     def check(self, step: p.Join, types: Types) -> Derived:
@@ -186,9 +187,6 @@ class JoinFamily(Family[p.Join]):
         left, right = _sides(step, context)
         out = context.types[p.Input(step.name)].schema.polars
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
-
-    def has_feeder(self, step: p.Join, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
         return Stateless(_sides(step, context)[index].carried)

@@ -235,6 +235,7 @@ class LookupLatestFamily(Family[p.LookupLatest]):
     """Rows with the columns of the newest row of a control stream beside them."""
 
     steps = (p.LookupLatest,)
+    fed = True
     stays = "{step} looks rows up in a stream at the center"
 
     def check(self, step: p.LookupLatest, types: Types) -> Derived:
@@ -269,9 +270,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         payload = {name: columns.schema[name] for name in columns.right.values() if name in lookup.table_schema}
         order = total_order((), Schema.of(payload)) if payload else []
         return LookupLatest(lookup, right, order, waits=step.waits, state=context.state)
-
-    def has_feeder(self, step: p.LookupLatest, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
         _, left, right = _latest_sides(step, context)

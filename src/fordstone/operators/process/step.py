@@ -614,8 +614,8 @@ class ProcessFamily(Family[p.Process]):
 
     def make(self, step: p.Process, context: OperatorContext) -> Operator:
         make = resolve_function(step.path, context.functions)
-        stream, out = context.types[step.input], context.types[p.Input(step.name)]
-        return Process(step, stream, out, make=make, state=context.state)
+        out = self.check(step, context.types)[p.Input(step.name)]
+        return Process(step, context.types[step.input], out, make=make, state=context.state)
 
     def title(self, step: p.Process) -> str:
         return f"process {function_text(step.path)} {keys_text(step.keys)}"

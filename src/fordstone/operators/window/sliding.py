@@ -33,7 +33,7 @@ import polars as pl
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
 from fordstone.operators.base import Emits
 from fordstone.operators.row_order import Numbers
-from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.operators.window.tumbling import WindowAggregate, only
 from fordstone.plan.plan import Sliding, panes
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.state.base import State, StateBackend
@@ -293,7 +293,7 @@ SPREAD_ROWS: Final = 1_000_000
 """Maximum number of partial rows made at once from panes: many windows that close together are taken in parts."""
 
 
-class SlidingAggregate(WindowOperator):
+class SlidingAggregate(WindowAggregate):
     """One row per key and window, when the window closes."""
 
     def __init__(
@@ -363,7 +363,7 @@ class SlidingAggregate(WindowOperator):
     def _add(self, partials: pl.DataFrame) -> None:
         if not self._grid.whole:
             partials = partials.with_columns(self._grid.shared(pl.col(END)).alias(END))
-        self._hold(self._with_first(partials))
+        super()._add(self._with_first(partials))
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         results = self._partials.finish(rows)

@@ -13,7 +13,6 @@ is open still counts.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
 import polars as pl
@@ -24,8 +23,8 @@ from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emit
 from fordstone.state.base import State, StateBackend
 
 
-class WindowOperator(Operator):
-    """Takes rows into open windows, judges what is late, and says when provisional results are due."""
+class WindowAggregate(Operator):
+    """Tumbling windows: one row per key and window, when the window closes. Base of the sliding ones."""
 
     def __init__(
         self,
@@ -51,21 +50,21 @@ class WindowOperator(Operator):
         self._named = (*partials.state_key, END)
         self._watermark_us = TIME_MIN_US
 
-    @abstractmethod
+    def on_watermark(self, watermark_us: int) -> Emits:
+        self._watermark_us = watermark_us
+        return self._results(self._closed(watermark_us))
+
     def _due(self, ends: pl.Series) -> pl.Series:
         """When rows whose partial rows have these ends are closed: from then on they are late."""
+        return ends
 
-    @abstractmethod
     def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Merge partial rows, keeping the column that says when they are due. Pure, called on any thread."""
+        return self._partials.merge(rows)
 
-    @abstractmethod
-    def _add(self, partials: pl.DataFrame) -> None:
-        """Take in partial rows that are not due yet, by `_hold`."""
-
-    @abstractmethod
     def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
         """Partial rows, one for each key and open window that any of `changed` counts for: keys and ends, none twice."""
+        return only(self._open.scan(), changed, self._named)
 
     def _changed_before(self) -> pl.DataFrame:
         """What changed since the last early results and is not among the open partial rows any more, though windows are open."""
@@ -74,9 +73,9 @@ class WindowOperator(Operator):
     def _on_changed_closed(self, changed: pl.DataFrame) -> None:
         """Partial rows have been closed that came since the last early results."""
 
-    @abstractmethod
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Results of partial rows, one a key and window."""
+        return self._partials.finish(rows)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Take rows in. Rows of a window that idleness let close already are late, and so are rows without a time."""
@@ -101,7 +100,8 @@ class WindowOperator(Operator):
     def states(self) -> Mapping[str, State]:
         return {"windows": self._open} if self._early_us is None else {"windows": self._open, "changed": self._changed}
 
-    def _hold(self, partials: pl.DataFrame) -> None:
+    def _add(self, partials: pl.DataFrame) -> None:
+        """Take in partial rows that are not due yet."""
         (self._open if self._early_us is None else self._changed).add(partials)
 
     def _closed(self, watermark_us: int) -> pl.DataFrame:
@@ -145,29 +145,6 @@ class WindowOperator(Operator):
         if is_open.any():
             self._add(partial_rows(frame.filter(is_open)))
         return [Emit(frame.filter(~is_open), port=LATE)]
-
-
-class WindowAggregate(WindowOperator):
-    """Tumbling windows: one row per key and window, when the window closes."""
-
-    def on_watermark(self, watermark_us: int) -> Emits:
-        self._watermark_us = watermark_us
-        return self._results(self._closed(watermark_us))
-
-    def _due(self, ends: pl.Series) -> pl.Series:
-        return ends
-
-    def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return self._partials.merge(rows)
-
-    def _add(self, partials: pl.DataFrame) -> None:
-        self._hold(partials)
-
-    def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
-        return only(self._open.scan(), changed, self._named)
-
-    def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return self._partials.finish(rows)
 
 
 def only(rows: pl.DataFrame, wanted: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
