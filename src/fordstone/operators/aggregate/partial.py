@@ -86,17 +86,13 @@ def _one_zero(name: str, values: Values) -> pl.Expr:
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name))
 
 
-def _variance(*, less: int) -> Callable[[AggregateCall, Values], pl.Expr]:
+def _variance(*, less: int, root: bool = False) -> Callable[[AggregateCall, Values], pl.Expr]:
     def result(call: AggregateCall, values: Values) -> pl.Expr:
         count, squares = _count(call, values), pl.col(SPREAD.columns(values)[1])
-        return pl.when(count > less).then(squares / (count - less))
+        variance = pl.when(count > less).then(squares / (count - less))
+        return variance.sqrt() if root else variance
 
     return result
-
-
-def _deviation(*, less: int) -> Callable[[AggregateCall, Values], pl.Expr]:
-    variance = _variance(less=less)
-    return lambda call, values: variance(call, values).sqrt()
 
 
 def _collected(call: AggregateCall, values: Values) -> pl.Expr:
@@ -137,10 +133,6 @@ def _beta(function: Callable[..., Doubles]) -> Callable[[AggregateCall, Values],
     return result
 
 
-def _truths(_: AggregateCall) -> tuple[Part, ...]:
-    return COUNT, COUNT_TRUE
-
-
 KINDS: Final[dict[str, Kind]] = {
     "count": Kind(parts=lambda _: (COUNT,), result=_count),
     "sum": Kind(parts=lambda _: (COUNT, SUM), result=_sum),
@@ -149,18 +141,18 @@ KINDS: Final[dict[str, Kind]] = {
     "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: _one_zero(GREATEST.column(values), values)),
     "var_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1)),
     "var_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0)),
-    "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_deviation(less=1)),
-    "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_deviation(less=0)),
+    "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1, root=True)),
+    "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0, root=True)),
     "first": Kind(parts=lambda _: (FIRST,), result=lambda _, values: pl.col(FIRST.columns(values)[1])),
     "last": Kind(parts=lambda _: (LAST,), result=lambda _, values: pl.col(LAST.columns(values)[1])),
     "collect": Kind(parts=lambda _: (COLLECTED,), result=_collected),
     "count_distinct": Kind(parts=lambda call: (_distinct(call),), result=_estimate),
     "quantile": Kind(parts=lambda call: (_sketch(call),), result=_quantile),
-    "beta_mean": Kind(parts=_truths, result=_beta(beta_means)),
-    "beta_low": Kind(parts=_truths, result=_beta(beta_low)),
-    "beta_high": Kind(parts=_truths, result=_beta(beta_high)),
+    "beta_mean": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_means)),
+    "beta_low": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_low)),
+    "beta_high": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_high)),
 }
-"""By name; what a user's own keeps stands in `user_part`."""
+"""By name; what a user's own keeps stands in `user`."""
 
 
 def kind_of(call: AggregateCall, functions: Functions) -> Kind:

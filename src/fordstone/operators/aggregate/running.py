@@ -143,10 +143,6 @@ class RunningAggregate(Operator):
         return [Emit(self._partials.finish(changed).with_columns(pl.lit(UPSERT).alias(OP)))]
 
 
-_SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
-"""Levels of a sketch: there are fewer than 64."""
-
-
 def crossing_schema(partials: Partials) -> Schema:
     """The columns of partial rows as they cross. Raises `SchemaError` where one of them has no type that may."""
     names = _crossing_names(partials)
@@ -207,7 +203,7 @@ class Merging(Operator):
 def _signed(kind: pl.DataType) -> pl.DataType:
     if isinstance(kind, pl.List):
         return pl.List(_signed(kind.inner))  # type: ignore[arg-type]  # an instance, as in every schema of a frame
-    return _SIGNED.get(kind, kind)
+    return pl.Int8() if kind == pl.UInt8() else kind  # levels of a sketch: there are fewer than 64
 
 
 def _cast(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

@@ -45,7 +45,7 @@ from fordstone.operators.base import (
     keys_text,
     stream_details,
 )
-from fordstone.operators.match.automaton import Node, Row, Test, compile_pattern, initial_states, kept, states_with
+from fordstone.operators.match.automaton import Node, Row, Test, compile_pattern, kept, states_with
 from fordstone.operators.match.check import (
     CLASSIFIER,
     DECIDED,
@@ -326,10 +326,9 @@ def decode(data: bytes, rules: Rules, transitions: Transitions) -> Matcher:
     """The key as it was when `encode` wrote it."""
     stored = _DECODER.decode(data)
     rows, nodes = stored.rows, list[Node]()
-    initial = initial_states(rules.automaton.slots)
     for parent, stage, row, alive in stored.nodes:
         above = None if parent == NONE else nodes[parent]
-        before = initial if above is None else above.states
+        before = rules.automaton.initial if above is None else above.states
         states = states_with(rules.automaton.stages[stage], before, rows[row].values)
         node = Node(rules.automaton, above, stage, rows[row], states)
         node.alive = alive

@@ -31,7 +31,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
-from fordstone.operators.base import Emits
+from fordstone.operators.base import Emits, pass_on
 from fordstone.operators.row_order import Numbers
 from fordstone.operators.window.tumbling import WindowAggregate, only
 from fordstone.plan.plan import Sliding, panes
@@ -310,8 +310,9 @@ class SlidingAggregate(WindowAggregate):
         due = END if grid.whole else FIRST
         super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
         self._grid = grid
-        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
-        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
+        # There is one row per key and final pane: nothing to merge.
+        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
+        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
         """Which final panes came since the last early results: windows to come have changed by them."""
         self._store: PaneStore | None = None
         """The final panes, where windows are put together one by one; None before the first window closes."""
@@ -473,8 +474,3 @@ class SlidingAggregate(WindowAggregate):
 def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
     ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
     return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
-
-
-def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
-    """There is one row per key and final pane: nothing to merge."""
-    return rows
