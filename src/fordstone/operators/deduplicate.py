@@ -100,7 +100,7 @@ class Deduplicate(OrderedOperator):
         over = self._kept.close(watermark_us).height
         if not self._fresh:
             self._spans.live -= over
-            if self._spans.size > 2 * self._spans.live + PAST_KEYS_MIN:
+            if len(self._spans.index) > 2 * self._spans.live + PAST_KEYS_MIN:
                 self._spans.fill(self._kept.scan())
         return [Emit(found)] if found.height else []
 
@@ -135,7 +135,7 @@ class _Spans:
     def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int, state: StateBackend) -> None:
         self._new_index = partial(state.key_index, key_types)
         self._within_us = within_us
-        self._index = self._new_index()
+        self.index = self._new_index()
         self.until_us: Numbers = np.zeros(0, dtype=np.int64)
         """By slot."""
         self._last: Numbers = np.zeros(0, dtype=np.int64)
@@ -143,22 +143,18 @@ class _Spans:
         self.live = 0
         """Keys in the timeline."""
 
-    @property
-    def size(self) -> int:
-        return len(self._index)
-
     def fill(self, kept: pl.DataFrame) -> None:
-        self._index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
+        self.index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
         self.live = kept.height
         if kept.height:
-            slots = self._index.fill(kept)
+            slots = self.index.fill(kept)
             self._make_room()
             self.until_us[slots] = kept.get_column(UNTIL).to_numpy()
 
     def slots_of(self, keys: pl.DataFrame) -> Numbers:
         """The slot of each row's key; new keys have a span that ended long ago."""
-        slots, fresh = self._index.insert(keys)
-        if self._index.capacity > self.until_us.size:
+        slots, fresh = self.index.insert(keys)
+        if self.index.capacity > self.until_us.size:
             self._make_room()
         self.until_us[fresh] = TIME_MIN_US
         return slots
@@ -191,7 +187,7 @@ class _Spans:
         return np.minimum(times, TIME_MAX_US - self._within_us) + self._within_us
 
     def _make_room(self) -> None:
-        more = np.full(self._index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
+        more = np.full(self.index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
         self.until_us = np.concatenate([self.until_us, more])
         self._last = np.zeros(self.until_us.size, dtype=np.int64)
 

@@ -190,7 +190,8 @@ def _recur(
 def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Rows, keep: Doubles | float) -> None:
     """Take `left` rows of each key from `starts` on into its mean, and write each mean on the way to `out`."""
     longest = int(left.max(initial=0))
-    by_length = _longest_first(left, longest)
+    fewer = longest - left
+    by_length = (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
     # How many keys have a row in each pass: the longest keys come first.
     widths = left.size - np.cumsum(np.bincount(left, minlength=longest + 1)[:longest])
     passes = int(np.searchsorted(-widths, -NARROW_KEYS, "right"))
@@ -212,11 +213,6 @@ def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Row
                 out[start:end] = [last := x + k * last for x, k in zip(xs, keep[start:end].tolist(), strict=True)]
             now[key] = last
     means[by_length] = now
-
-
-def _longest_first(left: Rows, longest: int) -> Rows:
-    fewer = longest - left
-    return (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
 
 
 def _starts(counts: Rows) -> Rows:

@@ -242,7 +242,7 @@ class Partials:
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Partial rows of a batch, one for each key and window in it."""
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
         for part, values in self._parts:
             exprs += part.of_rows(values, rows)
@@ -252,7 +252,7 @@ class Partials:
         """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
         if self._single is None:
             return self.of_rows(frame)
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         columns = list(self._key_columns)
         if self._window is not None:
             only = self._only_end(rows)
@@ -283,9 +283,6 @@ class Partials:
     def _settled(self, made: pl.DataFrame) -> pl.DataFrame:
         settled = [series for part, values in self._parts for series in part.settle(values, made)]
         return made.with_columns(settled) if settled else made
-
-    def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns(self._computed) if self._computed else frame
 
     def _end_column(self) -> pl.Expr:
         if self._window is None or self._time is None:

@@ -1,13 +1,11 @@
 """Aggregates without windows, and partial rows on their way to the center. Windows are in `operators.window`.
 
-`Combine` makes partial rows of each batch before the shuffle, so that less is shuffled; the keyed step merges them.
-`RunningAggregate` emits one row per changed key at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives,
-so that its memory follows the number of keys, and emits all it has at a barrier, so that it has no state (rule 9). At the
-center the operator that takes rows at the edge merges the partial rows; `Merging` only brings them into its form.
+`Combine` makes partial rows of each batch before the shuffle; the keyed step merges them. `RunningAggregate` emits one row per changed key
+at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives, and emits all it has at a barrier, so that it has no
+state (rule 9). At the center the operator that takes rows at the edge merges the partial rows; `Merging` brings them into its form.
 
-Partial rows cross as columns of our types (`crossing_schema`): unsigned numbers, which sketches count their levels with, become
-signed. The name of the column that counts rows contains a digest of what the rows mean: if nodes and center run two versions
-of a pipeline, columns are missing, rather than sums of one thing added to those of another.
+Partial rows cross as columns of our types (`crossing_schema`). The name of the column that counts rows contains a digest of what the rows
+mean: if nodes and center run two versions of a pipeline, columns are missing, rather than sums of one thing added to those of another.
 """
 
 from __future__ import annotations

@@ -439,7 +439,7 @@ class Process(Operator):
         if self._watermark_us < TIME_MAX_US:
             due = self._store.due(moment.now_us, by_clock=True)
             if due:
-                given = self._given()
+                given = Given(self._step.name, self._out.schema, self._out.time)
                 for entry in due:
                     self._ring(entry, moment.now_us, given)
                 emits = given.emits(floor_us=self._watermark_us)
@@ -454,7 +454,7 @@ class Process(Operator):
 
     def _taken(self, keyed: KeyedRows | None, times: Numbers | None, *, until_us: int) -> Emits:
         """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
-        given = self._given()
+        given = Given(self._step.name, self._out.schema, self._out.time)
         if keyed is not None and times is not None:
             rows = keyed.rows.select(list(self._stream.schema))[keyed.by_key]
             records = zip(records_of(rows, self._step.name), times.take(keyed.by_key).tolist(), strict=True)
@@ -490,7 +490,7 @@ class Process(Operator):
         except FordstoneError:
             raise
         except Exception as error:
-            if not _is_placed(error):
+            if not any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ())):
                 error.add_note(f"{_PLACE}{self._step.name}, process() for key {scene.key!r}, on row {row!r}")
             raise
 
@@ -576,16 +576,9 @@ class Process(Operator):
             )
         return made
 
-    def _given(self) -> Given:
-        return Given(self._step.name, self._out.schema, self._out.time)
-
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
         at = keyed(rows, key_expressions(self._step.keys), in_order=True)
         return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
-
-
-def _is_placed(error: Exception) -> bool:
-    return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
 
 
 class ProcessFamily(Family[p.Process]):

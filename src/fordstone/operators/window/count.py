@@ -124,8 +124,7 @@ class Panes:
 
     def hold(self, rows: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are in any window: with a slide above the size, some are not."""
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = rows % self.slide < self.size
-        return found
+        return np.asarray(rows % self.slide < self.size)
 
     def full(self, counts: Numbers) -> Numbers:
         """How many windows are full after `rows` rows: also the number of the first that is not."""
