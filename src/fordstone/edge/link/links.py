@@ -48,8 +48,8 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
     """Return the hub's checkpoints, for a machine whose state directory is missing or damaged.
 
     The hub has the newest checkpoint that a node sent with a commit, and the cuts of no other epoch: a node resumes exactly
-    where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here is damaged, or if there is
-    none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
+    where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here
+    is damaged, or if there is none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
     """
 
     def survey() -> Survey:
