@@ -26,7 +26,7 @@ from tests.cli.place import SECONDS_MAX, Invoke, start, write_rows
 
 from fordstone.edge.run import run
 from fordstone.plan.plan import Plan
-from fordstone.runtime.progress import Report
+from fordstone.protocol.progress import Report
 from fordstone.spark.config import SparkConfig
 
 SOURCE = "readings=in/*.jsonl"

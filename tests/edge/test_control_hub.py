@@ -29,7 +29,7 @@ from fordstone.errors import FencedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.plan import plan as p
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 from fordstone.storage.disk import OsDisk
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

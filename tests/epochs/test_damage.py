@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest
+from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest, cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.run_file import COMPRESSIONS, decode_run, digest_of, encode_run
-from fordstone.epochs.sealed import cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
@@ -89,7 +88,7 @@ def test_damage_to_the_cut_log_hides_cuts_but_never_changes_one(
     disk: MemoryDisk, build: Any, three: CheckpointStore
 ) -> None:
     truth = three.cuts()
-    path = f"{build.base}/cuts.jsonl"
+    path = f"{build.base}/epochs.jsonl"
     whole = disk.read(path)
     for what, data in damaged_forms(whole):
         disk.damage(path, data)
@@ -116,8 +115,8 @@ def test_a_manifest_and_its_cut_both_gone_stop_the_node_and_name_the_epoch(
 ) -> None:
     path = f"{build.base}/manifests/000000000003.json"
     disk.damage(path, disk.read(path)[:-1])
-    lines = disk.read(f"{build.base}/cuts.jsonl").split(b"\n")
-    disk.damage(f"{build.base}/cuts.jsonl", b"\n".join(line for line in lines if b'"epoch":3' not in line))
+    lines = disk.read(f"{build.base}/epochs.jsonl").split(b"\n")
+    disk.damage(f"{build.base}/epochs.jsonl", b"\n".join(line for line in lines if b'"epoch":3' not in line))
     decision = judge(disk, build)
     assert isinstance(decision, CannotResume)
     assert decision.missing_cuts == ((3, 3),)

@@ -377,11 +377,11 @@ def test_memory_follows_keys_and_not_rows():
     held = []
     for _ in range(60):
         combine.on_batch(one, late=False)
-        held.append(combine.operator.rows_held())
+        held.append(len(combine.operator._open))
     assert max(held) <= max(OPEN_ROWS_MIN, OPEN_RATIO * 8) + one.height
     (emit,) = combine.on_barrier()
     assert row_counts(emit.frame).to_list() == [500 * 60] * 8
-    assert combine.operator.rows_held() == 0
+    assert len(combine.operator._open) == 0
 
 
 def test_partial_rows_of_a_window_that_has_closed_are_late_and_counted_by_their_rows():

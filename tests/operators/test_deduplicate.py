@@ -198,7 +198,7 @@ def test_keys_are_forgotten_when_their_span_is_over_in_state_and_in_memory(resto
         if restores:
             operator = restored(operator, deduplicate(within_us=1000), start + 10_000)
             operator.on_watermark(start + 10_000)
-    assert len(operator._spans._index) <= 5000 + 2 * 500 + module.PAST_KEYS_MIN
+    assert len(operator._spans.index) <= 5000 + 2 * 500 + module.PAST_KEYS_MIN
     assert sum(len(piece.frame()) for piece in operator.states()["waiting"].freeze()) == 0
     assert kept_rows(operator) < 1000, "what was opened in the last span, and not much of the past with it"
     operator.on_watermark(10**9)
@@ -212,7 +212,7 @@ def test_spans_that_are_over_are_dropped_by_a_watermark_that_releases_nothing():
     assert kept_rows(operator) == 20
     operator.on_watermark(10)
     assert kept_rows(operator) == 0
-    assert len(operator._spans._index) <= module.PAST_KEYS_MIN
+    assert len(operator._spans.index) <= module.PAST_KEYS_MIN
 
 
 def test_a_long_chain_of_one_key_takes_few_passes():

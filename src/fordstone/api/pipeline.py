@@ -20,7 +20,7 @@ from fordstone.planner.guarantee import path_guarantees
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig
-    from fordstone.runtime.progress import Report
+    from fordstone.protocol.progress import Report
 
 
 class Pipeline:

@@ -29,7 +29,7 @@ from fordstone.plan.stream_type import TIMESTAMP, StreamType
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fordstone.runtime.progress import Progress
+    from fordstone.protocol.progress import Progress
 
 
 DECIMALS: Final = 6
