@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.sql_runs import pipeline, refused
+from tests.examples import examples
 
 from fordstone import Pipeline
 from fordstone.connectors import memory
@@ -254,7 +255,7 @@ WHOLE = [
 WORDS = [*sorted({word for query in WHOLE for word in query.split()}), "NULL", "?", "[", "::", "`", "'", "@", ";", "UNION", "ALL", "OVER", "=>"]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     query=st.sampled_from(WHOLE),
     changes=st.lists(

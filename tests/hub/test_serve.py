@@ -158,6 +158,7 @@ def test_it_says_where_it_listens_and_stops_cleanly_on_sigterm(tmp_path):
     assert not (tmp_path / "data.url").exists()
 
 
+@pytest.mark.slow
 def test_the_ready_file_of_a_killed_hub_is_gone_before_another_says_it_is_ready(tmp_path):
     ready = tmp_path / "data.url"
     with started(tmp_path / "data") as hub:
@@ -203,6 +204,7 @@ def test_a_long_poll_ends_at_once_when_the_hub_stops(tmp_path):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_another_hub_cannot_have_the_same_data(tmp_path):
     with started(tmp_path / "data") as hub:
         process = start(tmp_path / "data", "--ready-file", str(tmp_path / "other"))
@@ -213,6 +215,7 @@ def test_another_hub_cannot_have_the_same_data(tmp_path):
         assert ask("GET", f"{hub.url}/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_what_was_committed_is_there_after_a_kill(tmp_path):
     with started(tmp_path / "data") as hub:
         assert commit_one(hub.url).head == 1

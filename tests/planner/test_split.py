@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.planner.fleets import SCHEMA, above, cold_chain, names, sunk, tiers_of
 
 from fordstone import Pipeline, Stream, session, tumbling
@@ -226,7 +227,7 @@ ENDS: list[Callable[[Stream], Stream]] = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     ways=st.lists(
         st.tuples(st.lists(st.sampled_from(ROW_WISE), max_size=4), st.sampled_from(ENDS)), min_size=1, max_size=3
