@@ -171,7 +171,7 @@ def test_a_window_that_cannot_be_is_refused(window: str, message: str, under: st
 
 
 TABLES = [
-    (f"TUMBLE(TABLE readings, {TEN})", "GROUP BY window_start", "DESCRIPTOR ( was expected here", "INTERVAL"),
+    (f"TUMBLE(TABLE readings, {TEN})", "GROUP BY window_start", "DESCRIPTOR was expected here", "INTERVAL"),
     ("TUMBLE(TABLE readings, DESCRIPTOR(ts))", "GROUP BY window_start", "an argument of TUMBLE is missing", ")) "),
     (f"TUMBLE(TABLE readings PARTITION BY device, DESCRIPTOR(ts), {TEN})", "", "TUMBLE has no PARTITION BY", "PARTITION BY"),
     (f"TUMBLE(TABLE readings, DESCRIPTOR(ts), {TEN}, {TEN}, {TEN})", "", "TUMBLE has no further argument", f"{TEN})"),
