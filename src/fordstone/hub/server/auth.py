@@ -74,7 +74,6 @@ class TokenFile:
 
     @property
     def path(self) -> Path:
-        """Where the tokens are."""
         return self._data / _FILE
 
     def read(self) -> tuple[Token, ...]:
@@ -186,13 +185,11 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a token."""
         self._refresh()
         return self._required
 
     @property
     def holding(self) -> int:
-        """The number of tokens that are not revoked."""
         self._refresh()
         return sum(one.revoked_us is None for several in self._by_index.values() for one in several)
 
@@ -209,7 +206,6 @@ class Tokens:
         return found
 
     def used(self, token: Token) -> None:
-        """Remember that a token was used now."""
         self._used_us[token.name] = self._clock_us()
         self._unwritten = True
 

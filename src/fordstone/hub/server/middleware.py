@@ -73,7 +73,6 @@ class Exchange:
 
     @property
     def blob(self) -> bool:
-        """Whether the limit of blobs counts."""
         return self.matched is not None and self.matched.route.blob
 
 
@@ -279,7 +278,6 @@ class _Body:
         self._started_s = clock_s()
 
     async def receive(self) -> Message:
-        """Return the next piece, or raise the rejection."""
         exchange = self._exchange
         if exchange.body_ended:
             # The handler waits for the client to disconnect, for as long as the response takes.
@@ -323,7 +321,6 @@ class _Response:
     last_bytes: int = 0
 
     async def send(self, message: Message) -> None:
-        """Pass a piece on."""
         exchange = self.exchange
         if message["type"] == "http.response.start":
             self.started = True

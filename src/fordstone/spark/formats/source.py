@@ -192,18 +192,15 @@ class BatchPlanner:
 
     @property
     def blobs(self) -> str | None:
-        """Where blobs can be read directly, if anywhere."""
         return self._index.blobs
 
     def newest_commit(self) -> int:
-        """The hub's number of the newest commit now."""
         after = self._index.after
         for page in self._reader.pages(after):
             after = page.next
         return after
 
     def offset_of_end(self) -> Offset:
-        """The offset after everything that is there now."""
         offset = Offset()
         for page in self._reader.pages():
             offset = next_offset(offset, page.epochs, read_to=page.next, limit=Limit())
