@@ -24,7 +24,7 @@ from fordstone.hub.server.routes import Routes
 from fordstone.hub.store.blobs import BlobStore, Gate
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.storage.failpoint import Failpoints
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 READERS: Final = 4
 BLOB_THREADS: Final = 16
@@ -49,7 +49,7 @@ class HubApp:
         limits: Limits | None = None,
     ) -> None:
         """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log."""
-        quota, gate = quota or DiskQuota([]), Gate()
+        gate = Gate()
         self._log = log
         self._polls = LongPolls()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
@@ -57,17 +57,17 @@ class HubApp:
         self.retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
         metrics = HubMetrics()
         handlers = Handlers(
-            log,
-            blobs,
-            gate,
-            self._polls,
-            quota,
-            LogMetrics(log, metrics),
+            log=log,
+            blobs=blobs,
+            gate=gate,
+            polls=self._polls,
+            quota=quota or DiskQuota([]),
+            log_metrics=LogMetrics(log, metrics),
             readers=self._readers,
             blob_threads=self._blob_threads,
             direct_url=direct_url,
             small_bytes_max=small_bytes_max,
-            failpoints=failpoints,
+            failpoints=failpoints or NoFailpoints(),
         )
         self._app = HubMiddleware(
             Routes(handlers),

@@ -302,11 +302,9 @@ class Gate:
 def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
     """The store that a URL or path names. `beside`: the directory for uploads to a remote store; None: a temporary one."""
     text = str(url)
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return DiskBlobs(Path(text), failpoints=failpoints)
-    if scheme in {"file", "local"}:
-        return DiskBlobs(Path(unquote(rest)), failpoints=failpoints)
+    local = local_path(text)
+    if local is not None:
+        return DiskBlobs(Path(unquote(local) if "://" in text else local), failpoints=failpoints)
     filesystem, root = open_filesystem(text, kind="blob store")
     return FsspecBlobs(
         filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -63,11 +64,10 @@ log = logging.getLogger(__name__)
 # Offsets and batches: pure decisions.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
+class Offset(msgspec.Struct, frozen=True, kw_only=True):
     """How far a query has read a stream."""
 
-    nodes: Mapping[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = {}
     """The newest epoch of each node that was read."""
     finished: frozenset[str] = frozenset()
     """The nodes whose newest epoch said that their input had ended: the watermark does not wait for them."""
@@ -78,12 +78,8 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """For Spark. Names are sorted, so that equal offsets have equal text."""
-        return {
-            "nodes": {node: self.nodes[node] for node in sorted(self.nodes)},
-            "finished": sorted(self.finished),
-            "seq": self.seq,
-            "watermark_us": self.watermark_us,
-        }
+        found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
@@ -92,22 +88,14 @@ class Offset:
         Raises:
             SourceError: Another source wrote it.
         """
-        nodes, finished = value.get("nodes"), value.get("finished")
-        if (
-            set(value) != {"nodes", "finished", "seq", "watermark_us"}
-            or not isinstance(nodes, dict)
-            or not isinstance(finished, list)
-            or not all(type(number) is int for number in (*nodes.values(), value["seq"], value["watermark_us"]))
-        ):
-            raise SourceError(
-                f"the query's checkpoint has an offset that format 'fordstone' did not write: {str(value)[:200]}. "
-                "Use a checkpoint location of this query's own."
-            )
-        return cls(
-            nodes=dict(nodes),
-            finished=frozenset(map(str, finished)),
-            seq=value["seq"],
-            watermark_us=value["watermark_us"],
+        try:
+            if set(value) == set(cls.__struct_fields__):
+                return msgspec.convert(value, cls)
+        except msgspec.ValidationError:
+            pass
+        raise SourceError(
+            f"the query's checkpoint has an offset that format 'fordstone' did not write: {str(value)[:200]}. "
+            "Use a checkpoint location of this query's own."
         )
 
     def covers(self, other: Offset) -> bool:
