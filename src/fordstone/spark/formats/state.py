@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from fordstone.epochs.compaction import Combine
 from fordstone.epochs.manifest import Manifest, StateRuns
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.epochs.sealed import decode_manifest
@@ -188,21 +187,16 @@ class StateReader(DataSourceReader):
     def _table(self, stored: Sequence[bytes], runs: StateRuns) -> bytes:
         frames = [decode_run(data, run) for data, run in zip(stored, runs.runs, strict=True)]
         # A run has each key once, so a single run needs no merging and no key.
-        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._combine(runs)(frames, oldest=True)
+        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._merge(frames, runs)
         return bytes(encode_run(table, "none")[1])
 
-    def _combine(self, runs: StateRuns) -> Combine:
+    def _merge(self, frames: Sequence[pl.DataFrame], runs: StateRuns) -> pl.DataFrame:
         if self._setting.plan is None:
-            key = self._setting.key
-
-            def combine(frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
-                rows = pl.concat(frames).unique(subset=key, keep="last", maintain_order=True)
-                return rows.filter(~pl.col(DELETED)) if oldest else rows
-
-            return combine
+            rows = pl.concat(frames).unique(subset=self._setting.key, keep="last", maintain_order=True)
+            return rows.filter(~pl.col(DELETED))
         plan = edge_plan(self._setting.plan)
         operator = make_operator(plan.step(runs.step), OperatorContext(plan=plan, types=stream_types(plan)))
-        return operator.states()[runs.state].combine
+        return operator.states()[runs.state].combine(frames, oldest=True)
 
 
 def edge_plan(text: str) -> Plan:
