@@ -20,9 +20,8 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
-from fordstone.edge.engine.scheduler import ThreadScheduler
 from fordstone.edge.engine.source_task import SourceTask
-from fordstone.edge.run import recovered_engine
+from fordstone.edge.run import ThreadScheduler, recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.runtime.clock import SystemClock
 from fordstone.storage.disk import OsDisk

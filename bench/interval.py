@@ -26,9 +26,10 @@ from fordstone.cli.loading import load_pipeline
 from fordstone.cli.table import Table
 from fordstone.connectors import files
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.engine.assembly import Environment, Job
+from fordstone.edge.engine.engine import Engine
 from fordstone.edge.engine.recovery import Resumption
-from fordstone.edge.engine.scheduler import ThreadScheduler
+from fordstone.edge.run import ThreadScheduler
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import positive_us
@@ -114,7 +115,7 @@ def run_for(
     config = RunConfig(state=scratch / "state", interval=interval, parallelism=parallelism, bounded=bounded)
     disk, clock = OsDisk(config.state), SystemClock()
     store = CheckpointStore(disk, pipeline=plan.pipeline, node=config.node)
-    engine = Engine(plan, functions, config, Environment(clock=clock, disk=disk), store, Resumption())
+    engine = Engine(Job(plan, functions, config, Environment(clock=clock, disk=disk), store), Resumption())
     began_us, began_ns = clock.monotonic_us(), time.process_time_ns()
     costs: dict[int, int] = {}
     reached: list[tuple[int, int]] = []

@@ -25,7 +25,7 @@ from fordstone.cli.help import EngineOption
 from fordstone.cli.run import center, run
 from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError
-from fordstone.runtime.progress import Progress, Report
+from fordstone.protocol.progress import Progress, Report
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.state_transfer import Imported
 

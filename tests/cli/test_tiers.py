@@ -18,8 +18,8 @@ from tests.edge.test_supervisor import FakeProcess
 from fordstone.cli.tiers import CENTER, EDGE, HUB, PHASE_TEXT, LineRouter, Schedule
 from fordstone.cli.view.view import TWO, Board, LineView
 from fordstone.edge.agent.supervisor import Job, Supervisor
-from fordstone.protocol.restart import AT_A_TERMINAL
-from fordstone.runtime.progress import Progress, Report
+from fordstone.protocol.progress import Progress, Report
+from fordstone.protocol.retry import AT_A_TERMINAL
 
 URL = "http://127.0.0.1:4711"
 TIERED = """

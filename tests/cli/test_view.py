@@ -13,7 +13,7 @@ from fordstone.cli.view.live import LiveView
 from fordstone.cli.view.view import Board, JsonView, LineView, Rate, notices_of, words_of
 from fordstone.errors import SinkError
 from fordstone.lang.duration import TIME_MAX_US
-from fordstone.runtime.progress import Progress, Report
+from fordstone.protocol.progress import Progress, Report
 
 NOW_US = 1_767_225_610_000_000
 PROGRESS = Progress(

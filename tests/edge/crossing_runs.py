@@ -21,7 +21,7 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import StreamEpoch
 from fordstone.plan import plan as p
-from fordstone.runtime.progress import Report
+from fordstone.protocol.progress import Report
 
 SCHEMA = {"id": "bigint", "ts": "timestamp"}
 PIPELINE = "crossing"

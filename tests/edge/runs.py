@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 
 from fordstone import Pipeline
 from fordstone.connectors.memory import MemorySource
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 
 START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
 LATENESS_S = 3

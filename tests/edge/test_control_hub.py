@@ -29,7 +29,7 @@ from fordstone.errors import FencedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.plan import plan as p
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 from fordstone.storage.disk import OsDisk
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -204,6 +204,7 @@ print("seen")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failpoint", ["control.fetched:2", "control.stored:2"])
 def test_a_node_that_is_killed_between_fetching_and_storing_has_the_table_in_the_end(tmp_path, failpoint):
     with running_hub(tmp_path / "hub") as address:

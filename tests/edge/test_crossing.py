@@ -17,18 +17,15 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import memory
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.edge.engine.crossing import Crossing
-from fordstone.edge.link.outbox import Outbox
-from fordstone.epochs.manifest import Cut, Manifest, PartitionCut, Segment, SourceCut, TaskCut
+from fordstone.edge.engine.sealing import Crossing
+from fordstone.epochs.manifest import Cut, PartitionCut, Segment, SourceCut, TaskCut
 from fordstone.epochs.run_file import decode_run
-from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.planner.graph import build_graph
 from fordstone.state.base import RunRef
-from fordstone.testing.memory_disk import MemoryDisk
 
 SCHEMA = {"id": "bigint", "ts": "timestamp"}
 ROWS = RunRef("a" * 64, 10, 1)
@@ -53,28 +50,13 @@ def with_control() -> p.Plan:
     return msgspec.structs.replace(plan, steps=(control, *plan.steps))
 
 
-def manifest_of(plan: p.Plan, cut: Cut, tasks: tuple[TaskCut, ...] = ()) -> Manifest:
-    return Manifest(
-        pipeline=plan.pipeline,
-        node="n",
-        epoch=cut.epoch,
-        attempt=1,
-        mode="aligned",
-        parallelism=2,
-        plan_digest="",
-        step_digests={},
-        created_us=77,
-        cut=cut,
-        tasks=tasks,
-    )
+def recorded(plan: p.Plan, cut: Cut, tasks: tuple[TaskCut, ...] = (), *, parallelism: int = 2) -> Cut:
+    return Crossing(plan, build_graph(plan, parallelism)).add_to(cut, tasks)
 
 
-def crossing_of(plan: p.Plan, disk: MemoryDisk | None = None) -> Crossing:
-    disk = disk or MemoryDisk()
-    disk.make_dirs("crossing/n")
-    outbox = Outbox(disk, "crossing/n", bytes_max=1 << 30)
-    outbox.begin(0, lambda _: None)
-    return Crossing(outbox, plan, build_graph(plan, 2))
+def watermark_us(plan: p.Plan, cut: Cut, tasks: tuple[TaskCut, ...] = ()) -> int:
+    (segment,) = recorded(plan, cut, tasks).segments
+    return segment.watermark_us
 
 
 def cut_of(epoch: int, **facts: Any) -> Cut:
@@ -83,13 +65,11 @@ def cut_of(epoch: int, **facts: Any) -> Cut:
     return Cut(epoch=epoch, **known | facts)
 
 
-def test_behind_a_source_the_time_is_the_sources():
+def test_after_a_source_the_time_is_the_sources():
     plan = plan_over(memory(MemorySource([])))
     tasks = (TaskCut("source/0", {}, 5000), TaskCut("source/1", {}, 9000))
-    entry = crossing_of(plan).entry(manifest_of(plan, cut_of(3), tasks))
-    assert (entry.epoch, entry.created_us, entry.ended) == (3, 123, False)
-    assert entry.streams["s"].runs == (ROWS,)
-    assert entry.streams["s"].watermark_us == 1000
+    (segment,) = recorded(plan, cut_of(3), tasks).segments
+    assert segment == Segment("s", (ROWS,), stream="s", watermark_us=1000)
 
 
 def test_a_subtask_whose_partitions_are_idle_or_done_or_none_holds_no_time_back():
@@ -106,10 +86,11 @@ def test_a_subtask_whose_partitions_are_idle_or_done_or_none_holds_no_time_back(
         TaskCut("source/2", {"c": 50}, 50),
         TaskCut("source/3", {}),
     )
-    assert crossing_of(plan).entry(manifest_of(plan, cut, tasks)).streams["s"].watermark_us == 900
+    (segment,) = recorded(plan, cut, tasks, parallelism=4).segments
+    assert segment.watermark_us == 900
 
 
-def test_a_subtask_behind_idle_ones_holds_no_time_back_whatever_number_runs_now():
+def test_a_subtask_after_idle_ones_holds_no_time_back():
     pipeline = Pipeline("crossing")
     sources = [
         pipeline.source(name, memory(MemorySource([])), schema=SCHEMA, time="ts") for name in ("source", "other")
@@ -126,86 +107,32 @@ def test_a_subtask_behind_idle_ones_holds_no_time_back_whatever_number_runs_now(
         TaskCut("both/0", {}, 800),
         TaskCut("both/1", {}, 100),
     )
-    manifest = manifest_of(plan, cut, tasks)
-    assert crossing_of(plan).entry(manifest).streams["s"].watermark_us == 800
+    assert watermark_us(plan, cut, tasks) == 800
     back = {"a": PartitionCut(position=5, idle=True), "b": PartitionCut(position=6)}
     cut = cut_of(3, sources={"source": SourceCut(partitions=back), "other": SourceCut(partitions={})})
-    outbox = crossing_of(plan).outbox
-    alone = Crossing(outbox, plan, build_graph(plan, 1))
-    assert alone.entry(manifest_of(plan, cut, tasks)).streams["s"].watermark_us == 100
+    assert watermark_us(plan, cut, tasks) == 100
 
 
-def test_behind_a_shuffle_the_time_is_that_of_the_slowest_subtask():
+def test_after_a_shuffle_the_time_is_that_of_the_slowest_subtask():
     plan = windowed()
     vertex = build_graph(plan, 2).home["s"]
     assert vertex != "source"
     tasks = (TaskCut("source/0", {}, 1), TaskCut(f"{vertex}/0", {}, 700), TaskCut(f"{vertex}/1", {}, 600))
-    assert crossing_of(plan).entry(manifest_of(plan, cut_of(3), tasks)).streams["s"].watermark_us == 600
+    assert watermark_us(plan, cut_of(3), tasks) == 600
 
 
-def test_at_the_end_nothing_will_follow():
-    plan = windowed()
-    entry = crossing_of(plan).entry(manifest_of(plan, cut_of(3, ended=True)))
-    assert entry.ended
-    assert entry.streams["s"].watermark_us == ENDED_US
-
-
-def test_an_entry_is_the_same_whenever_it_is_made():
-    plan = plan_over(memory(MemorySource([])))
-    first = manifest_of(plan, cut_of(3))
-    later = msgspec.structs.replace(first, created_us=99, attempt=8)
-    assert crossing_of(plan).entry(first).digest() == crossing_of(plan).entry(later).digest()
-
-
-def test_the_versions_of_control_tables_stand_in_the_entry():
+def test_the_versions_of_control_tables_are_in_the_record():
     plan = with_control()
     limits = SourceCut(partitions={"control": PartitionCut(position=12)})
     cut = cut_of(3, sources=cut_of(3).sources | {"limits": limits})
-    assert crossing_of(plan).entry(manifest_of(plan, cut)).controls == {"limits": 12}
-    assert crossing_of(plan).entry(manifest_of(plan, cut_of(3))).controls == {"limits": 0}
+    assert recorded(plan, cut).controls == {"limits": 12}
+    assert recorded(plan, cut_of(3)).controls == {"limits": 0}
 
 
-def test_a_lost_entry_is_found_in_the_manifest_exactly_and_in_the_cut_nearly():
-    plan, disk = windowed(), MemoryDisk()
-    store = CheckpointStore(disk, pipeline="crossing", node="n", keep=1)
-    vertex = build_graph(plan, 2).home["s"]
-    for epoch in (1, 2):
-        run = store.write_run(pl.DataFrame({"id": [epoch]}))
-        cut = cut_of(epoch, segments=(Segment("s", (run,)),))
-        store.commit(manifest_of(plan, cut, (TaskCut(f"{vertex}/0", {}, 50 * epoch),)))
-    crossing = crossing_of(plan, disk)
-    first = crossing.entry(store.manifest(1))
-    store.collect(held={run.digest for run in first.streams["s"].runs})
-    assert store.epochs() == (2,)
-    find = crossing.finder(store)
-    exact, nearly = find(2), find(1)
-    assert exact is not None
-    assert (exact.exact, exact.entry) == (True, crossing.entry(store.manifest(2)))
-    assert nearly is not None
-    assert not nearly.exact
-    assert nearly.entry.streams["s"].runs == first.streams["s"].runs
-    assert nearly.entry.streams["s"].watermark_us == TIME_MIN_US
-    assert find(3) is None
-
-
-def test_rows_that_are_gone_are_not_found():
-    plan, disk = windowed(), MemoryDisk()
-    store = CheckpointStore(disk, pipeline="crossing", node="n", keep=1)
-    for epoch in (1, 2):
-        run = store.write_run(pl.DataFrame({"id": [epoch]}))
-        store.commit(manifest_of(plan, cut_of(epoch, segments=(Segment("s", (run,)),))))
-    store.collect()
-    assert crossing_of(plan, disk).finder(store)(1) is None
-
-
-def test_where_nothing_crosses_nothing_was_lost_while_there_was_no_hub():
+def test_a_sink_of_this_node_has_no_stream():
     pipeline = Pipeline("crossing")
     pipeline.source("source", memory(MemorySource([])), schema=SCHEMA, time="ts").sink("s", memory(MemorySink()))
-    disk = MemoryDisk()
-    store = CheckpointStore(disk, pipeline="crossing", node="n")
-    found = crossing_of(pipeline.plan(), disk).finder(store)(7)
-    assert found is not None
-    assert (found.entry.epoch, found.entry.streams, found.exact) == (7, {}, False)
+    assert not recorded(pipeline.plan(), cut_of(3)).crosses
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
@@ -268,4 +195,4 @@ def test_rows_that_wait_and_are_damaged_with_their_checkpoint_are_computed_again
 
 
 def entries(home: Path) -> list[bytes]:
-    return [line for line in (home / "outbox.jsonl").read_bytes().split(b"\n") if b'"entry"' in line]
+    return [line for line in (home / "epochs.jsonl").read_bytes().split(b"\n") if b'"cut"' in line]

@@ -38,8 +38,8 @@ from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
+from fordstone.protocol.progress import Progress
 from fordstone.runtime.partition import Partition
-from fordstone.runtime.progress import Progress
 
 __all__ = ["hub"]
 

@@ -29,7 +29,7 @@ from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
 from fordstone.plan import plan as p
 from fordstone.plan.plan import ToCenter
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import OUTBOX_FAILPOINTS
 
@@ -434,7 +434,8 @@ def test_a_newer_generation_ends_the_run_without_restarts(tmp_path: Path):
         assert ids_at(hub) == list(range(20))
 
 
-@pytest.mark.parametrize("name", OUTBOX_FAILPOINTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cut.synced", "manifest.renamed", *OUTBOX_FAILPOINTS])
 def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_path: Path, name: str):
     folder = tmp_path / "in"
     folder.mkdir()

@@ -59,3 +59,31 @@ def test_time_waits_for_a_partition_that_joins_an_idle_task_before_any_time_was_
     run_a_while(engine, clock)
     assert windows.rows()["ids"].to_list() == [[3, 1]]
     assert late.rows().height == 0
+
+
+@pytest.mark.parametrize("jump_after", [4, 6, 8])
+def test_a_slow_machine_makes_no_partition_of_bounded_input_idle(jump_after: int):
+    """Partition 1 is ahead, so partition 0 is read first, for longer than `idle_after`; then it jumps ahead of partition 1."""
+    times = [
+        [*[f"00:00:{second:02}" for second in range(jump_after)], *[f"01:00:{second:02}" for second in range(9)]],
+        ["00:00:59", "00:01:00", "00:01:01"],
+    ]
+    source, late = MemorySource([[(1, f"2026-01-01T{one}Z") for one in part] for part in times]), MemorySink()
+    pipeline = Pipeline("slow")
+    stream = pipeline.source(
+        "source", memory(source), schema={"id": "bigint", "ts": "timestamp"}, time="ts", idle_after="1s"
+    )
+    made = stream.group_by().window(tumbling("10s")).agg(n="count(*)")
+    made.sink("windows", memory(MemorySink()))
+    made.late.sink("late", memory(late))
+    clock, disk, plan = SimClock(), MemoryDisk(), pipeline.plan()
+    config = RunConfig(node="n", bounded=True, interval="10s", batch_rows=1)
+    environment = Environment(clock=clock, disk=disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters())
+    store = CheckpointStore(disk, pipeline=plan.pipeline, node="n", compression="none")
+    engine = recovered_engine(plan, {}, config, environment, store, None)
+    for _ in range(ROUNDS):
+        clock.now_us += 300_000
+        for steppable in engine.steppables():
+            steppable.step()
+    assert engine.over
+    assert late.rows().height == 0

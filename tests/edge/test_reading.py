@@ -18,7 +18,7 @@ from fordstone.edge.run import run
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 
 SCHEMA = Schema.of({"k": "string"})
 

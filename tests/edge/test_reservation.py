@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fordstone.edge.engine.reservation import REWRITE_AFTER_LINES, Reservations
+from fordstone.edge.engine.source_task import REWRITE_AFTER_LINES, Reservations
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import CheckpointError, StorageError
 from fordstone.testing.memory_disk import MemoryDisk

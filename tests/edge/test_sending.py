@@ -8,16 +8,16 @@ from random import Random
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.simulation.simulator import SimClock
 
 from fordstone.edge.link import sender as parcel
-from fordstone.edge.link.outbox import Found, Outbox
+from fordstone.edge.link.outbox import Outbox, entry_of
 from fordstone.edge.link.owner import Owner
 from fordstone.edge.link.sender import Sender
-from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns
-from fordstone.epochs.sealed import decode_manifest
+from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns, decode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubError, HubRefusedError
 from fordstone.hub.client.client import HubClient
@@ -31,7 +31,6 @@ from fordstone.hub.messages import (
     Lease,
     LeaseRequest,
     Refusal,
-    StreamSegment,
 )
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -122,14 +121,9 @@ class Node:
     def start(self) -> None:
         self.incarnation += 1
         self.store = CheckpointStore(self.disk, pipeline=PIPELINE, node=NODE, compression="none", keep=2)
-        self.outbox = Outbox(self.disk, f"{PIPELINE}/{NODE}", bytes_max=1 << 30, compact_bytes_min=2000)
-        epochs = self.store.epochs()
-
-        def find(epoch: int) -> Found | None:
-            """The last epoch may have been sealed just before the crash."""
-            return Found(entry_of(self.store.manifest(epoch)), exact=True) if epoch == epochs[-1] else None
-
-        self.outbox.begin(max(epochs, default=0), find)
+        self.store.log._max_bytes = 4000
+        self.outbox = Outbox(self.store, bytes_max=1 << 30)
+        self.outbox.begin(max(self.store.epochs(), default=0))
         self.sender = Sender(
             hub=self.hub,
             outbox=self.outbox,
@@ -150,7 +144,7 @@ class Node:
             rows = self.store.write_run(pl.DataFrame({"rows": [epoch]}))
             state = self.store.write_run(pl.DataFrame({"state": [epoch]}))
             base = self.store.write_run(pl.DataFrame({"base": [1]}))
-            cut = Cut(epoch=epoch, sources={}, segments=(Segment("s", (rows,)),), now_us=epoch)
+            cut = Cut(epoch=epoch, sources={}, segments=(Segment("s", (rows,), "s", epoch),), now_us=epoch)
             manifest = Manifest(
                 pipeline=PIPELINE,
                 node=NODE,
@@ -165,7 +159,7 @@ class Node:
                 states=(StateRuns("step", "state", 0, (base, state)),),
             )
             self.store.commit(manifest)
-            self.outbox.add(entry_of(manifest))
+            self.outbox.add(manifest.cut)
             self.store.collect(held=self.outbox.held())
 
     def step(self, count: int = 1) -> None:
@@ -180,15 +174,6 @@ class Node:
                     return
                 self.clock.now_us += self.sender.idle_wait_us or 1_000_000
         raise AssertionError(f"it never ended: {self.sender.problem}")
-
-
-def entry_of(manifest: Manifest) -> EpochEntry:
-    runs = manifest.segments[0].runs
-    return EpochEntry(
-        epoch=manifest.epoch,
-        streams={"s": StreamSegment(runs=runs, watermark_us=manifest.epoch)},
-        created_us=manifest.cut.now_us,
-    )
 
 
 def away(_: str = "") -> None:
@@ -619,7 +604,7 @@ def test_a_hub_that_says_no_at_the_end_of_a_bounded_run_is_an_error():
 # Anything.
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.sampled_from(["seal", "step", "step", "step", "lose", "drop", "crash", "wait"]), max_size=80))
 def test_whatever_is_lost_and_whenever_it_crashes_the_hub_has_each_epoch_once_and_in_order(steps: list[str]):
     node = Node()
@@ -639,7 +624,7 @@ def test_whatever_is_lost_and_whenever_it_crashes_the_hub_has_each_epoch_once_an
         match step:
             case "seal":
                 node.seal()
-                sealed.append(entry_of(node.store.manifest(len(sealed) + 1)))
+                sealed.append(entry_of(node.store.manifest(len(sealed) + 1).cut))
             case "step":
                 node.step()
             case "lose":

@@ -15,7 +15,7 @@ from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan.plan import Plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 
 SHAPES = [Slid(20, 7, 3), Slid(30, 2, 1), Slid(30, 2, 1, EXACT)]
 

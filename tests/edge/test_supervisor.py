@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fordstone.edge.agent.supervisor import ChildProcess, Job, Supervisor
-from fordstone.protocol.restart import (
+from fordstone.protocol.retry import (
     AGENT,
     AT_A_TERMINAL,
     ExitDecision,

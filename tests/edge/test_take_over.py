@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fordstone.edge.link.checkpoints import hub_checkpoints
+from fordstone.edge.link.links import hub_checkpoints
 from fordstone.edge.link.owner import Owner
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.client import HubClient

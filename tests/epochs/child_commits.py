@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from fordstone.epochs.compaction import merge_checkpoint
 from fordstone.epochs.copies import Uploader
+from fordstone.epochs.store import merge_checkpoint
 from fordstone.protocol.recovery import CannotResume, StartEmpty, decide_recovery
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints

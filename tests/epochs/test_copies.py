@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from fordstone.epochs.copies import Uploader, fetch_checkpoint, survey_remote
-from fordstone.epochs.manifest import MANIFEST_VERSION
-from fordstone.epochs.sealed import encode_manifest
+from fordstone.epochs.manifest import MANIFEST_VERSION, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
-from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.recovery import Resume, StartEmpty, decide_recovery
+from fordstone.protocol.retry import Backoff
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import DiskRemote, Remote, open_remote
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fordstone.epochs.manifest import Manifest
-from fordstone.epochs.sealed import decode_manifest
+from fordstone.epochs.manifest import Manifest, decode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.protocol.recovery import CannotResume, Resume, StartEmpty, decide_recovery
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
@@ -117,7 +116,7 @@ def test_many_power_cuts_in_a_row_lose_nothing_that_was_sealed(build: Any, seed:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_epoch_tried_twice_never_shows_the_cut_of_the_first_try(build: Any, seed: int) -> None:
     """Each try has a position of its own. Whatever line of the log is then lost, no unsealed cut comes to light."""
-    log = f"{build.base}/cuts.jsonl"
+    log = f"{build.base}/epochs.jsonl"
     for cut_after in range(8, 60):
         disk = MemoryDisk()
         disk.cut_after = cut_after
@@ -195,7 +194,7 @@ class Forgetful(MemoryDisk):
     [
         ("fsync", "/runs"),
         ("fsync", "/manifests"),
-        ("fsync", "/cuts"),
+        ("fsync", "/epochs"),
         ("fsync_dir", "/runs"),
         ("fsync_dir", "/manifests"),
     ],

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
-from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest
+from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest, cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.run_file import COMPRESSIONS, decode_run, digest_of, encode_run
-from fordstone.epochs.sealed import cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
@@ -85,11 +85,12 @@ def test_any_damage_to_a_run_is_noticed_and_the_checkpoint_before_is_used(
             assert judge(disk, build, deep=False) == decision, f"{what} changes the size, so a look at sizes must tell"
 
 
+@pytest.mark.slow
 def test_damage_to_the_cut_log_hides_cuts_but_never_changes_one(
     disk: MemoryDisk, build: Any, three: CheckpointStore
 ) -> None:
     truth = three.cuts()
-    path = f"{build.base}/cuts.jsonl"
+    path = f"{build.base}/epochs.jsonl"
     whole = disk.read(path)
     for what, data in damaged_forms(whole):
         disk.damage(path, data)
@@ -116,8 +117,8 @@ def test_a_manifest_and_its_cut_both_gone_stop_the_node_and_name_the_epoch(
 ) -> None:
     path = f"{build.base}/manifests/000000000003.json"
     disk.damage(path, disk.read(path)[:-1])
-    lines = disk.read(f"{build.base}/cuts.jsonl").split(b"\n")
-    disk.damage(f"{build.base}/cuts.jsonl", b"\n".join(line for line in lines if b'"epoch":3' not in line))
+    lines = disk.read(f"{build.base}/epochs.jsonl").split(b"\n")
+    disk.damage(f"{build.base}/epochs.jsonl", b"\n".join(line for line in lines if b'"epoch":3' not in line))
     decision = judge(disk, build)
     assert isinstance(decision, CannotResume)
     assert decision.missing_cuts == ((3, 3),)
@@ -184,7 +185,7 @@ def read_hostile(data: Any, build: Any) -> Any:
 
 
 @given(data=st.binary(max_size=300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, HealthCheck.function_scoped_fixture)
 def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> None:
     assert read_hostile(data, build) is None
     assert read_hostile(sealed("manifest", data), build) is None
@@ -194,7 +195,7 @@ def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> 
 
 
 @given(path=st.lists(st.integers(0, 50), max_size=8), value=JSON)
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(400, HealthCheck.function_scoped_fixture)
 def test_a_forged_value_anywhere_in_a_manifest_is_refused_or_is_a_proper_value(
     build: Any, path: Any, value: Any
 ) -> None:

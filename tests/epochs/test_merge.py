@@ -6,8 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from fordstone.epochs.compaction import Merged, merge_checkpoint, merge_state
-from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.store import CheckpointStore, Merged, merge_checkpoint, merge_state
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.state.base import Piece, PieceList, State
 from fordstone.testing.memory_disk import MemoryDisk

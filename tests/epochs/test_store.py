@@ -576,10 +576,10 @@ def test_an_epoch_that_was_never_sealed_is_not_missed(disk: MemoryDisk, store: C
 def test_a_damaged_cut_log_is_mended_at_recovery(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     manifests = [build.commit(store, epoch) for epoch in (1, 2, 3)]
     assert store.mend_cuts() is None
-    disk.damage(f"{build.base}/cuts.jsonl", b"rubbish")
+    disk.damage(f"{build.base}/epochs.jsonl", b"rubbish")
     opened = build.open(disk)
     assert "3 cuts of kept checkpoints are missing" in str(opened.mend_cuts())
     assert opened.cuts() == {manifest.epoch: manifest.cut for manifest in manifests}
-    assert disk.read(f"{build.base}/aside/cuts-1.jsonl") == b"rubbish"
+    assert disk.read(f"{build.base}/aside/epochs-1.jsonl") == b"rubbish"
     assert opened.mend_cuts() is None
     build.commit(opened, 4)

@@ -16,14 +16,13 @@ from tests.faults.job import NODE, PIPELINE, Job, build
 
 from fordstone.cli.logs import configure_logging
 from fordstone.edge.run import FAILPOINT_VARIABLE
-from fordstone.epochs.compaction import Combine, merge_checkpoint
-from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.store import CheckpointStore, Combine, merge_checkpoint
 from fordstone.errors import FordstoneError
 from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.planner.check import stream_types
-from fordstone.protocol.restart import RestartPolicy
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
+from fordstone.protocol.retry import RestartPolicy
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints
 

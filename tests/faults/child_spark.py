@@ -22,7 +22,7 @@ from tests.faults.spark_job import JAVA, SparkChild, SparkJob, build
 
 from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError
-from fordstone.protocol.restart import RestartPolicy
+from fordstone.protocol.retry import RestartPolicy
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import leave, run_plan
 from fordstone.spark.session.application import application

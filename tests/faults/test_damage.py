@@ -86,7 +86,7 @@ def newest_output(folder: Path) -> list[Path]:
 
 
 def cut_log(folder: Path) -> list[Path]:
-    return [store_of(folder) / "cuts.jsonl"]
+    return [store_of(folder) / "epochs.jsonl"]
 
 
 def empty(path: Path) -> None:

@@ -323,13 +323,12 @@ def faults_of_two_tiers() -> list[Fault]:
             who="node",
             center=False,
             kills=(
-                ("outbox.before-add", 1),
-                ("outbox.added", 1),
+                ("cut.synced", 1),
+                ("manifest.renamed", 1),
                 ("outbox.blob-sent", 2),
                 ("outbox.before-commit", 1),
                 ("outbox.committed", 1),
                 ("outbox.marked", 1),
-                ("outbox.trimmed", 1),
             ),
         ),
         Killed(
@@ -339,13 +338,12 @@ def faults_of_two_tiers() -> list[Fault]:
             who="node",
             center=False,
             kills=(
-                ("outbox.before-add", 4),
-                ("outbox.added", 5),
+                ("cut.synced", 4),
+                ("manifest.renamed", 5),
                 ("outbox.blob-sent", 9),
                 ("outbox.before-commit", 4),
                 ("outbox.committed", 3),
                 ("outbox.marked", 4),
-                ("outbox.trimmed", 3),
             ),
         ),
         Killed(
@@ -486,7 +484,7 @@ def test_nothing_is_lost_doubled_or_wrong_whatever_happens(name: str, tmp_path: 
 def test_the_base_set_goes_through_every_failpoint() -> None:
     base = [fault for fault in TABLE.values() if isinstance(fault, Killed) and not fault.full]
     names = {name for fault in base if fault.who != "center" for name, _ in fault.kills}
-    assert names == {*OUTBOX_FAILPOINTS, *CONTROL_FAILPOINTS, *HUB_FAILPOINTS}
+    assert names == {"cut.synced", "manifest.renamed", *OUTBOX_FAILPOINTS, *CONTROL_FAILPOINTS, *HUB_FAILPOINTS}
 
 
 # A center on Spark.
@@ -589,8 +587,8 @@ def test_an_hour_without_the_hub_costs_few_requests_and_no_row(tmp_path: Path, f
         closing.callback(disk.close)
         store = CheckpointStore(disk, pipeline=fleet.pipeline, node="north")
         directory = f"{fleet.pipeline}/north"
-        outbox = Outbox(disk, directory, bytes_max=1 << 30)
-        outbox.begin(max(store.epochs()), lambda _: None)
+        outbox = Outbox(store, bytes_max=1 << 30)
+        outbox.begin(max(store.epochs()))
         waiting = outbox.epochs
         assert waiting >= EPOCHS_AWAY - 1
         client = closing.enter_context(fleet.client())

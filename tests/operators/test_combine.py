@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, frozen, restored
 from tests.operators.window_rows import (
     ANY,
@@ -36,10 +37,9 @@ from fordstone.connectors.memory import memory
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
-from fordstone.operators.aggregate.family import make_combiner, partials_of
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN, EpochCombine
-from fordstone.operators.base import FINAL, LATE, MAIN, OP, Functions, Moment, Operator, OperatorContext
+from fordstone.operators.base import FINAL, LATE, MAIN, OP, Emits, Functions, Moment, Operator, OperatorContext
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Sliding, Tumbling
@@ -228,7 +228,7 @@ def _near(value: Any) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     window=windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(rows_of_any_kind, max_size=40),
@@ -252,7 +252,7 @@ def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, a
         assert shown([last], names) == expected(timed, window, names, TIME_MAX_US)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     window=st.none() | windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(tame_rows, min_size=1, max_size=40),
@@ -277,7 +277,7 @@ def test_every_kind_of_aggregate_merges_into_what_it_is_over_all_rows(window, ro
         assert_same(pl.concat(found), pl.concat(results), [*keys, "window_start"])
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(
     window=st.none() | windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(tame_rows, min_size=1, max_size=30),
@@ -327,50 +327,62 @@ def row_counts(crossing: pl.DataFrame) -> pl.Series:
     return crossing.select(pl.selectors.starts_with(f"{ROWS}_")).to_series()
 
 
-def combine_of(
-    window: Sliding | Tumbling | None, aggregates: Mapping[str, str]
-) -> tuple[EpochCombine, OperatorContext]:
-    """One that takes rows itself, without a feeder."""
-    tiers = split(pipeline_of(window, aggregates, cut=True).plan())
-    setting = setting_of(tiers.edge)
-    step = tiers.edge.step("step_partials")
-    assert isinstance(step, p.Combine)
-    return EpochCombine(partials_of(step, setting), rows=make_combiner(step, setting)), setting
+class Combined:
+    """A combiner below the cut, behind its feeder."""
+
+    def __init__(self, window: Sliding | Tumbling | None, aggregates: Mapping[str, str]) -> None:
+        setting = setting_of(split(pipeline_of(window, aggregates, cut=True).plan()).edge)
+        step = setting.plan.step("step_partials")
+        feeder, operator = make_feeder(step, 0, setting), make_operator(step, setting)
+        assert feeder is not None
+        assert isinstance(operator, EpochCombine)
+        self.feeder, self.operator = feeder, operator
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        fed = self.feeder.on_batch(frame, late=late)
+        out = [emit for emit in fed if emit.port == LATE]
+        for emit in fed:
+            if emit.port != LATE:
+                out += self.operator.on_batch(emit.frame, late=False)
+        return out
+
+    def on_barrier(self) -> Emits:
+        return self.operator.on_barrier(Moment(now_us=1, before_us=0))
 
 
 def test_late_rows_leave_windows_as_they_came_and_count_where_there_are_none():
     rows = [("a", 5, 1.0, 1, None), ("a", None, 2.0, 2, None)]
-    windowed, _ = combine_of(Tumbling(10), {"n": "count(*)"})
+    windowed = Combined(Tumbling(10), {"n": "count(*)"})
     assert [(emit.port, emit.frame.height) for emit in windowed.on_batch(frame(rows), late=True)] == [(LATE, 2)]
     assert [(emit.port, emit.frame.height) for emit in windowed.on_batch(frame(rows), late=False)] == [(LATE, 1)]
-    (emit,) = windowed.on_barrier(Moment(now_us=1, before_us=0))
+    (emit,) = windowed.on_barrier()
     assert emit.frame.rows() == [("a", 10, 1)]
 
-    running, _ = combine_of(None, {"n": "count(*)"})
+    running = Combined(None, {"n": "count(*)"})
     running.on_batch(frame(rows[:1]), late=True)
-    (emit,) = running.on_barrier(Moment(now_us=1, before_us=0))
+    (emit,) = running.on_barrier()
     assert emit.frame.rows() == [("a", 1)]
 
 
 def test_rows_in_the_gaps_between_windows_do_not_cross_and_are_not_late():
-    combine, _ = combine_of(Sliding(2, 10), {"n": "count(*)"})
+    combine = Combined(Sliding(2, 10), {"n": "count(*)"})
     rows = [("a", time, 1.0, 1, None) for time in range(20)]
     assert combine.on_batch(frame(rows), late=False) == []
-    (emit,) = combine.on_barrier(Moment(now_us=1, before_us=0))
+    (emit,) = combine.on_barrier()
     assert row_counts(emit.frame).sum() == sum(bool(windows_of(time, Sliding(2, 10))) for time in range(20)) == 4
 
 
 def test_memory_follows_keys_and_not_rows():
-    combine, _ = combine_of(Tumbling(1_000_000), {"n": "count(*)", "s": "sum(i)"})
+    combine = Combined(Tumbling(1_000_000), {"n": "count(*)", "s": "sum(i)"})
     one = pl.concat([frame([(key, 5, 1.0, 1, None)]) for key in "abcdefgh"] * 500)
     held = []
     for _ in range(60):
         combine.on_batch(one, late=False)
-        held.append(combine.rows_held())
+        held.append(len(combine.operator._open))
     assert max(held) <= max(OPEN_ROWS_MIN, OPEN_RATIO * 8) + one.height
-    (emit,) = combine.on_barrier(Moment(now_us=1, before_us=0))
+    (emit,) = combine.on_barrier()
     assert row_counts(emit.frame).to_list() == [500 * 60] * 8
-    assert combine.rows_held() == 0
+    assert len(combine.operator._open) == 0
 
 
 def test_partial_rows_of_a_window_that_has_closed_are_late_and_counted_by_their_rows():
@@ -429,10 +441,10 @@ def test_an_epoch_gives_the_same_partial_rows_however_its_rows_came():
     rows = [("ab"[at % 2], at % 25, float(at % 7), at, None) for at in range(200)]
     found = []
     for size in (1, 7, 200):
-        combine, _ = combine_of(Tumbling(10), EXACT)
+        combine = Combined(Tumbling(10), EXACT)
         for at in range(0, len(rows), size):
             combine.on_batch(frame(rows[at : at + size]), late=False)
-        (emit,) = combine.on_barrier(Moment(now_us=1, before_us=0))
+        (emit,) = combine.on_barrier()
         found.append(Counter(emit.frame.rows()))
     assert found[0] == found[1] == found[2]
     assert max(found[0].values()) == 1

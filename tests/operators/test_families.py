@@ -24,6 +24,7 @@ class Recording(MemoryBackend):
 
     def __init__(self) -> None:
         self.made: list[State] = []
+        self.indexes = 0
 
     def table(self, *args: Any, **kwargs: Any) -> Any:
         return self._kept(super().table(*args, **kwargs))
@@ -36,6 +37,10 @@ class Recording(MemoryBackend):
 
     def search_buffer(self, *args: Any, **kwargs: Any) -> Any:
         return self._kept(super().search_buffer(*args, **kwargs))
+
+    def key_index(self, *args: Any, **kwargs: Any) -> Any:
+        self.indexes += 1
+        return super().key_index(*args, **kwargs)
 
     def _kept(self, state: State) -> State:
         self.made.append(state)
@@ -77,6 +82,7 @@ def test_every_state_of_an_operator_was_made_by_the_backend_of_its_context(famil
     states = make_operator(plan.step(made.name), context).states()
     assert states
     assert all(any(state is made for made in backend.made) for state in states.values())
+    assert (backend.indexes > 0) is (family == "deduplicate")
 
 
 def test_every_kind_of_step_has_exactly_one_family():

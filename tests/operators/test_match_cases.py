@@ -20,7 +20,7 @@ from fordstone.operators.match.check import derive_match
 from fordstone.operators.match.step import MatchRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import EventTime, StreamType
-from fordstone.state.backend import Table
+from fordstone.state.base import Table
 from fordstone.state.memory import IN_MEMORY
 
 ABC = Pattern("abc").start("a", of("a")).then("b", of("b")).then("c", of("c"))

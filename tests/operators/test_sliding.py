@@ -6,24 +6,25 @@ Early results of tumbling and sliding windows, too.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from polars.testing import assert_frame_equal
+from tests.examples import examples
 from tests.operators.subtasks import Row, bits, restored
 from tests.operators.window_rows import (
     ANY,
     EXACT,
     Windows,
+    by_window,
     expected,
     frame,
     happens,
@@ -37,48 +38,45 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.aggregate.partial import END
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
 from fordstone.operators.registry import make_feeder, make_operator
-from fordstone.operators.window import sliding
 from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
 from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
+FEW_PANES, MANY_PANES = Sliding(20, 10), Sliding(20, 2)
+"""Windows of few panes are merged at once, those of many one after the other."""
 
-@settings(deadline=None, max_examples=50)
+
+@examples(50)
 @given(
     window=windows,
     aggregates=st.sampled_from([EXACT, ANY]),
     happens=happens,
     combined=st.booleans(),
-    at_once=st.sampled_from([0, 8, 100]),
-    spread=st.sampled_from([25, 1_000_000]),
 )
-def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happens, combined, at_once, spread):
-    with patch.object(sliding, "AT_ONCE_PANES", at_once), patch.object(sliding, "SPREAD_ROWS", spread):
-        both = Windows(window, aggregates, combined=combined)
-        both.live_through(happens)
-        until_us = both.subtasks.watermark_us
-        assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, until_us)
-        both.watermark(TIME_MAX_US)
+def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happens, combined):
+    both = Windows(window, aggregates, combined=combined)
+    both.live_through(happens)
+    until_us = both.subtasks.watermark_us
+    assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, until_us)
+    both.watermark(TIME_MAX_US)
     assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, TIME_MAX_US)
     assert both.rows_late() == both.late
 
 
-@settings(deadline=None, max_examples=36)
+@examples(36)
 @given(
     window=st.one_of(windows, st.builds(Tumbling, st.integers(1, 9))),
     aggregates=st.sampled_from([EXACT, ANY]),
     happens=happens,
     combined=st.booleans(),
-    at_once=st.sampled_from([0, 8]),
     early_us=st.sampled_from([1, 2, 3]),
 )
 def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once(
-    window, aggregates, happens, combined, at_once, early_us
+    window, aggregates, happens, combined, early_us
 ):
-    with patch.object(sliding, "AT_ONCE_PANES", at_once):
-        both = Windows(window, aggregates, combined=combined, early_us=early_us)
-        both.live_through(happens)
-        both.watermark(TIME_MAX_US)
+    both = Windows(window, aggregates, combined=combined, early_us=early_us)
+    both.live_through(happens)
+    both.watermark(TIME_MAX_US)
     final = shown(both.subtasks.ports.get(FINAL, []), both.names)
     assert final == expected(both.taken, window, both.names, TIME_MAX_US)
     assert both.rows_late() == both.late
@@ -90,7 +88,7 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
         assert OP not in one.columns
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     window=windows,
     rows=st.lists(
@@ -98,18 +96,16 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
         max_size=40,
     ),
     steps=st.lists(st.integers(-70, 90), max_size=5),
-    at_once=st.sampled_from([0, 8]),
 )
-def test_windows_are_those_of_duckdb(window, rows, steps, at_once):
+def test_windows_are_those_of_duckdb(window, rows, steps):
     rows = [(*row, None) for row in sorted(rows, key=lambda row: row[1])]
-    with patch.object(sliding, "AT_ONCE_PANES", at_once):
-        both = Windows(window, ANY)
-        for us in [*sorted(set(steps)), TIME_MAX_US]:
-            due = [row for row in rows if row[1] < us]
-            rows = [row for row in rows if row[1] >= us]
-            if due:
-                both.batch(due, late=False)
-            both.watermark(us)
+    both = Windows(window, ANY)
+    for us in [*sorted(set(steps)), TIME_MAX_US]:
+        due = [row for row in rows if row[1] < us]
+        rows = [row for row in rows if row[1] >= us]
+        if due:
+            both.batch(due, late=False)
+        both.watermark(us)
     assert both.late == 0
     given_rows = frame(both.taken).select("k", pl.col("ts").cast(pl.Int64).alias("t"), "x", "i")  # noqa: F841 - DuckDB reads it by name
     size, slide, offset = window.size_us, window.slide_us, window.offset_us
@@ -134,22 +130,30 @@ MERGED_IN_ANY_SHAPE = {
 }
 
 
-def test_all_aggregates_are_the_same_however_windows_are_put_together_and_whenever_it_restarts():
+def in_any_shape(rows: list[Row]) -> tuple[Any, ...]:
+    """The same by a plain loop; `rows` by time, no two of one time."""
+    xs, numbers = sorted(row[2] for row in rows), [row[3] for row in rows]
+    spread = round(statistics.variance(xs), 9) if len(xs) > 1 else 0.0
+    return numbers[0], numbers[-1], spread, len(set(numbers)), xs[(len(xs) - 1) // 2], numbers
+
+
+@pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_all_aggregates_are_those_of_the_rows_however_windows_are_put_together_and_whenever_it_restarts(
+    window, restarts
+):
     rng = Random(3)
     rows = [("ab"[rng.randrange(2)], time, float(rng.randrange(9)), rng.randrange(5), None) for time in range(120)]
-    found = []
-    for at_once, restarts in ((0, False), (0, True), (100, False), (100, True)):
-        with patch.object(sliding, "AT_ONCE_PANES", at_once):
-            both = Windows(Sliding(20, 2), MERGED_IN_ANY_SHAPE)
-            for start in range(0, 120, 7):
-                both.batch(rows[start : start + 7], late=False)
-                both.watermark(rows[start][1])
-                if restarts and start % 3 == 0:
-                    both.subtasks.restore(1 + start % 2)
-            both.watermark(TIME_MAX_US)
-        found.append(pl.concat(both.subtasks.out).sort("k", WINDOW_END))
-    for one in found[1:]:
-        assert_frame_equal(one, found[0])
+    both = Windows(window, MERGED_IN_ANY_SHAPE)
+    for start in range(0, 120, 7):
+        both.batch(rows[start : start + 7], late=False)
+        both.watermark(rows[start][1])
+        if restarts and start % 3 == 0:
+            both.subtasks.restore(1 + start % 2)
+    both.watermark(TIME_MAX_US)
+    out = pl.concat(both.subtasks.out).select("k", pl.col(WINDOW_END).cast(pl.Int64), *MERGED_IN_ANY_SHAPE)
+    found = {row[:2]: (*row[2:4], round(row[4] or 0.0, 9), *row[5:]) for row in out.rows()}
+    assert found == {key: in_any_shape(mine) for key, mine in by_window(rows, window).items()}
 
 
 # One thing at a time.
@@ -178,14 +182,16 @@ def results(operator: Operator, watermark_us: int) -> list[tuple[Any, ...]]:
     return sorted(found, key=str)
 
 
-@pytest.mark.parametrize("at_once", [0, 8])
-def test_nan_and_infinity_leave_with_their_pane(at_once):
-    with patch.object(sliding, "AT_ONCE_PANES", at_once):
-        operator = operator_of(Sliding(4, 2))
-        for time, x in ((0, math.nan), (3, 1.0), (4, math.inf), (6, 0.1), (8, 0.2)):
-            operator.on_batch(frame([one("a", time, x)]), late=False)
-        found = {end: str(sx) for _, _, end, _, sx in results(operator, TIME_MAX_US)}
-    assert found == {2: "nan", 4: "nan", 6: "inf", 8: "inf", 10: str(0.1 + 0.2), 12: "0.2"}
+@pytest.mark.parametrize("window", [Sliding(4, 2), Sliding(18, 2)])
+def test_nan_and_infinity_leave_with_their_pane(window):
+    operator = operator_of(window)
+    rows = [one("a", time, x) for time, x in ((0, math.nan), (3, 1.0), (4, math.inf), (6, 0.1), (8, 0.2))]
+    for row in rows:
+        operator.on_batch(frame([row]), late=False)
+    found = {end: str(sx) for _, _, end, _, sx in results(operator, TIME_MAX_US)}
+    held = by_window(rows, window)
+    assert found == {end: str(sum(row[2] for row in mine)) for (_, end), mine in held.items()}
+    assert set(found.values()) == {"nan", "inf", str(0.1 + 0.2), "0.2"}
 
 
 def test_windows_come_in_order_and_only_for_keys_that_have_rows_in_them():
@@ -215,17 +221,18 @@ def test_a_row_of_which_one_window_has_closed_is_late_as_a_whole():
     assert results(operator, TIME_MAX_US) == [("kept", 0, 20, 1, 1.0), ("kept", 10, 30, 1, 1.0)]
 
 
-@pytest.mark.parametrize("at_once", [0, 8])
-def test_nothing_is_given_out_again_after_a_restore(at_once):
-    with patch.object(sliding, "AT_ONCE_PANES", at_once):
-        operator = operator_of(Sliding(20, 10))
-        operator.on_batch(frame([one("a", 5)]), late=False)
-        assert len(results(operator, 12)) == 1
-        operator = restored(operator, operator_of(Sliding(20, 10)), 12)
-        assert results(operator, 12) == []
-        assert results(operator, 19) == []
-        assert results(operator, 20) == [("a", 0, 20, 1, 1.0)]
-        assert results(operator, TIME_MAX_US) == []
+@pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
+def test_nothing_is_given_out_again_after_a_restore(window):
+    operator = operator_of(window)
+    operator.on_batch(frame([one("a", 5)]), late=False)
+    ends = windows_of(5, window)
+    assert len(results(operator, 12)) == sum(end <= 12 for end in ends)
+    operator = restored(operator, operator_of(window), 12)
+    assert results(operator, 12) == []
+    due, *rest = [end for end in ends if end > 12]
+    assert results(operator, due - 1) == []
+    assert results(operator, due) == [("a", due - 20, due, 1, 1.0)]
+    assert len(results(operator, TIME_MAX_US)) == len(rest)
 
 
 def test_a_checkpoint_holds_one_row_a_key_and_pane_and_none_that_no_window_needs():
@@ -261,34 +268,33 @@ def count_merged(operator: SlidingAggregate, merged: list[int]) -> None:
 def steps_of(slider: str, window: Sliding, rounds: int) -> Iterator[int]:
     """How many partial rows are merged for each window, one closing after the other."""
     merged: list[int] = []
-    with patch.object(sliding, "AT_ONCE_PANES", 0):
-        operator = operator_of(window, EXACT if slider == "Subtracting" else ANY)
-        assert type(operator._slider).__name__ == slider
-        count_merged(operator, merged)
-        for time in range(rounds):
-            operator.on_batch(frame([one("a", time)]), late=False)
-            merged.clear()
-            operator.on_watermark(time + 1)
-            yield sum(merged)
+    operator = operator_of(window, EXACT if slider == "Subtracting" else ANY)
+    assert type(operator._slider).__name__ == slider
+    count_merged(operator, merged)
+    for time in range(rounds):
+        operator.on_batch(frame([one("a", time)]), late=False)
+        merged.clear()
+        operator.on_watermark(time + 1)
+        yield sum(merged)
 
 
 def test_subtracting_merges_what_comes_and_goes_and_nothing_else():
     assert max(steps_of("Subtracting", Sliding(50, 1), 120)) == 3
 
 
+@pytest.mark.slow
 def test_two_stacks_merge_each_pane_a_few_times_whatever_the_size():
     assert sum(steps_of("TwoStacks", Sliding(50, 1), 250)) <= 6 * 250
 
 
 def test_after_a_restore_no_more_is_merged_than_the_panes_of_the_windows_that_close():
     merged: list[int] = []
-    with patch.object(sliding, "AT_ONCE_PANES", 0):
-        operator = operator_of(Sliding(50, 1))
-        operator.on_batch(frame([one("a", time) for time in range(100)]), late=False)
-        operator.on_watermark(80)
-        operator = restored(operator, operator_of(Sliding(50, 1)), 80)
-        count_merged(operator, merged)
-        assert results(operator, 81) == [("a", 31, 81, 50, 50.0)]
+    operator = operator_of(Sliding(50, 1))
+    operator.on_batch(frame([one("a", time) for time in range(100)]), late=False)
+    operator.on_watermark(80)
+    operator = restored(operator, operator_of(Sliding(50, 1)), 80)
+    count_merged(operator, merged)
+    assert results(operator, 81) == [("a", 31, 81, 50, 50.0)]
     assert sum(merged) == 50
 
 
@@ -302,19 +308,32 @@ def test_without_keys_all_rows_are_in_one_row_a_window():
     assert emit.frame.get_column("n").to_list() == [1, 2, 1]
 
 
-@pytest.mark.parametrize("at_once", [0, 8])
-def test_windows_that_changed_by_a_pane_that_is_final_by_now_have_early_results_too(at_once):
-    with patch.object(sliding, "AT_ONCE_PANES", at_once):
-        operator = operator_of(Sliding(20, 10), early_us=1)
-        operator.on_batch(frame([one("a", 5)]), late=False)
-        operator.on_watermark(10)
-        operator = restored(operator, operator_of(Sliding(20, 10), early_us=1), 10)
-        operator.on_watermark(10)
-        (emit,) = operator.on_barrier(Moment(now_us=1, before_us=0))
-        assert emit.frame.select("k", "n", pl.col(WINDOW_END).cast(pl.Int64)).rows() == [("a", 1, 20)]
-        assert operator.on_barrier(Moment(now_us=2, before_us=1)) == []
-        operator.on_watermark(20)
-        assert operator.on_barrier(Moment(now_us=3, before_us=2)) == []
+@pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
+def test_windows_that_changed_by_a_pane_that_is_final_by_now_have_early_results_too(window):
+    operator = operator_of(window, early_us=1)
+    operator.on_batch(frame([one("a", 5)]), late=False)
+    operator.on_watermark(10)
+    operator = restored(operator, operator_of(window, early_us=1), 10)
+    operator.on_watermark(10)
+    (emit,) = operator.on_barrier(Moment(now_us=1, before_us=0))
+    found = emit.frame.select("k", "n", pl.col(WINDOW_END).cast(pl.Int64)).rows()
+    assert sorted(found) == [("a", 1, end) for end in windows_of(5, window) if end > 10]
+    assert operator.on_barrier(Moment(now_us=2, before_us=1)) == []
+    operator.on_watermark(20)
+    assert operator.on_barrier(Moment(now_us=3, before_us=2)) == []
+
+
+def test_very_many_results_at_once_are_made_in_parts_with_every_window_whole():
+    window, keys = Sliding(80, 10), 150_000
+    step, setting = planned(window, {"n": "count(*)"}, late=True)
+    operator = make_operator(step, setting)
+    rows = pl.concat([frame([one("a", 5)])] * keys)
+    operator.on_batch(rows.with_columns(pl.int_range(keys).cast(pl.String).alias("k")), late=False)
+    emits = operator.on_watermark(TIME_MAX_US)
+    assert len(emits) > 1
+    out = pl.concat([emit.frame for emit in emits])
+    counts = out.group_by(pl.col(WINDOW_END).cast(pl.Int64)).agg(pl.col("n").sum())
+    assert dict(counts.rows()) == dict.fromkeys(windows_of(5, window), keys)
 
 
 @given(window=windows, time=st.integers(-(10**6), 10**6))

@@ -44,7 +44,9 @@ rows_of_any_kind = st.tuples(
     decimals,
 )
 batches = st.lists(rows_of_any_kind, min_size=1, max_size=10)
-windows = st.builds(Sliding, st.integers(1, 24), st.integers(1, 12), st.integers(0, 11)).map(
+slides = st.one_of(st.integers(1, 12), st.integers(1, 2))
+"""With short slides windows have many panes, and are put together one after the other."""
+windows = st.builds(Sliding, st.integers(1, 24), slides, st.integers(0, 11)).map(
     lambda found: Sliding(found.size_us, found.slide_us, found.offset_us % found.slide_us)
 )
 

@@ -23,7 +23,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan
 from fordstone.planner.check import stream_types
 from fordstone.planner.split import split
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 Row = tuple[str, int, float]

@@ -11,7 +11,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import ConnectorSpec, files, memory, stdout
 from fordstone.connectors.memory import MemorySource
 from fordstone.errors import ConfigError
-from fordstone.operators.describe import connector_text
+from fordstone.operators.base import connector_text
 from fordstone.plan.plan import Plan
 from fordstone.planner.explain import explain
 

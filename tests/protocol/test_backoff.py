@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 
 BACKOFF = Backoff(first_us=100, max_us=1_000, retry_after_max_us=5_000)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide_restart
+from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
 
 POLICY = RestartPolicy(failures_max=3, wait_first_us=100, wait_max_us=300, forgiven_after_us=10_000)
 

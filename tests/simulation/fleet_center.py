@@ -12,14 +12,13 @@ from fordstone.connectors.base import Sink, SinkStream, Source
 from fordstone.connectors.control import ControlSink
 from fordstone.connectors.hub import HubOptions, HubSource
 from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.assembly import ConnectorOpener
+from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.link.owner import holder_of
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.reader import Follower
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.testing.memory_disk import MemoryDisk
 
 CENTER: Final = "center"
 
@@ -40,10 +39,9 @@ class SteppedFollower(Follower):
 class CenterEnds(ConnectorOpener):
     """The far ends of the center's half: streams and control tables at the hub, through the center's wire."""
 
-    def __init__(self, host: Center, types: Mapping[Any, Any], disk: MemoryDisk, home: str, **more: Any) -> None:
-        super().__init__(types, disk, home, **more)
+    def __init__(self, host: Center, job: Job) -> None:
+        super().__init__(job)
         self._host = host
-        self._home_dir = home
 
     def source(self, step: p.Source) -> Source:
         """A stream at the hub."""
@@ -63,8 +61,8 @@ class CenterEnds(ConnectorOpener):
         """A control table at the hub; others are in memory."""
         if step.connector.kind != "control":
             return super().sink(step)
-        stream = self._types[step.input]
-        owner = holder_of(self._host.disk, self._home_dir)
+        stream = self._job.types[step.input]
+        owner = holder_of(self._host.disk, self._job.home)
         told = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
         return ControlSink(self._host.wire, told, pipeline=PIPELINE, control=CONTROL, keys=("k",))
 
@@ -101,7 +99,7 @@ class Center(Host):
         self._follower, self._follow_at_us = None, 0
         self._store = store = self.store()
         self.check_whole(store)
-        environment = self.environment(lambda *given, **more: CenterEnds(self, *given, **more))
+        environment = self.environment(lambda job: CenterEnds(self, job))
         self.engine = engine = recovered_engine(self.plan, {}, config, environment, store, None)
         self._sealed = engine.writer.epoch
         self.state = "running"

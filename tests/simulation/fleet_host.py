@@ -17,7 +17,7 @@ from tests.simulation.fleet_scenario import PIPELINE, FleetScenario
 from tests.simulation.rows import SimulationError
 from tests.simulation.simulator import NoDeadLetters, SimClock
 
-from fordstone.edge.engine.assembly import ConnectorOpener
+from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FencedError, HubRefusedError
@@ -49,7 +49,7 @@ class Host(ABC):
         """Open the checkpoints on its disk."""
         return CheckpointStore(self.disk, pipeline=PIPELINE, node=self.node, compression="none", keep=KEEP)
 
-    def environment(self, opener: Callable[..., ConnectorOpener] = ConnectorOpener) -> Environment:
+    def environment(self, opener: Callable[[Job], ConnectorOpener] | None = None) -> Environment:
         """What an engine here is handed."""
         return Environment(
             clock=self.clock,

@@ -24,8 +24,8 @@ from fordstone.plan import plan as p
 NOWHERE: Final = HubAddress(url="http://127.0.0.1:1")
 """Nobody is asked there: hosts are handed their wires."""
 FETCH_EVERY_US: Final = 20_000
-SMALL_OUTBOX_BYTES: Final = 300
-"""So much of no use is enough to write the outbox's index anew."""
+SMALL_LOG_BYTES: Final = 2_000
+"""The epoch log is compacted above this, also while epochs wait for the hub."""
 
 
 class Machine(Host):
@@ -61,7 +61,7 @@ class Machine(Host):
         self.check_whole(store)
         self.link = link = HubLink(self.wire, self.plan, config, environment, store)
         if scenario.small:
-            link.outbox._compact_bytes_min = SMALL_OUTBOX_BYTES
+            store.log._max_bytes = store.log._rewrite_above_bytes = SMALL_LOG_BYTES
         self.engine = engine = recovered_engine(
             self.plan, {}, config, environment, store, link.remote, outbox=link.outbox
         )

@@ -12,9 +12,8 @@ from tests.spark.hub_nodes import HubNode
 
 from fordstone import Pipeline
 from fordstone.connectors import files, memory
-from fordstone.epochs.manifest import Cut, Manifest, StateRuns
+from fordstone.epochs.manifest import Cut, Manifest, StateRuns, encode_manifest
 from fordstone.epochs.run_file import digest_of
-from fordstone.epochs.sealed import encode_manifest
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.messages import Checkpoint
 from fordstone.planner.check import step_digests, stream_types

@@ -13,7 +13,7 @@ import pytest
 from fordstone import Pipeline
 from fordstone.connectors import files, generator
 from fordstone.errors import SinkError, TaskError
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 

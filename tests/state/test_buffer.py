@@ -8,14 +8,16 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.state.base import RunRef, State
+from fordstone.state.base import RunRef, SearchBuffer, State
+from fordstone.state.memory import IN_MEMORY
 from fordstone.state.timeline import MemoryBuffer
-from fordstone.testing.contracts.state import Shelf, StateContract
+from fordstone.testing.contracts.state import SearchBufferContract, Shelf, StateContract
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SCHEMA: dict[str, pl.DataType] = {
@@ -28,7 +30,7 @@ Row = tuple[str, int, float | None, int]
 
 
 def buffer() -> MemoryBuffer:
-    return MemoryBuffer(["k"], time_column="ts", order_columns=["v"])
+    return MemoryBuffer(["k"], time_column="ts")
 
 
 def frame(items: list[Row]) -> pl.DataFrame:
@@ -40,8 +42,8 @@ def frame(items: list[Row]) -> pl.DataFrame:
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """Time, then the order column with nulls first, then arrival."""
-    return (row[1], row[2] is not None, row[2] or 0.0, row[3])
+    """Time, then arrival."""
+    return (row[1], row[3])
 
 
 class TestBuffer(StateContract):
@@ -65,6 +67,11 @@ class TestBuffer(StateContract):
         assert isinstance(state, MemoryBuffer)
         assert state.release(30).height
         return 30
+
+
+class TestSearchBuffer(SearchBufferContract):
+    def make(self) -> SearchBuffer:
+        return IN_MEMORY.search_buffer(["a", "b"], time_column="until")
 
 
 class Model:
@@ -118,7 +125,7 @@ class Model:
 item = st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.none() | st.sampled_from([-1.5, 0.0, 2.0]))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -> None:
     model = Model()
@@ -141,7 +148,6 @@ def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -
     model.release(100)
 
 
-@settings(deadline=None)
 @given(st.lists(item, min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 12))
 def test_batches_do_not_show_in_what_is_released(
     items: list[tuple[str, int, float | None]], cuts: list[int], mark_us: int

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fordstone.state.key_index import MISSING, Hashes, KeyIndex
+from fordstone.state.base import KeyIndex
+from fordstone.state.key_index import MISSING, Hashes, MemoryKeyIndex
+from fordstone.state.memory import IN_MEMORY
+from fordstone.testing.contracts.state import KeyIndexContract
 
 UTC = dt.UTC
 
@@ -58,7 +61,11 @@ def plain(row: tuple[object, ...]) -> tuple[object, ...]:
     return tuple("NaN" if isinstance(value, float) and math.isnan(value) else value for value in row)
 
 
-@settings(deadline=None)
+class TestKeyIndex(KeyIndexContract):
+    def make(self, schema: Mapping[str, pl.DataType]) -> KeyIndex:
+        return IN_MEMORY.key_index(schema)
+
+
 @given(
     st.data(),
     st.sampled_from(sorted(HASHES)),
@@ -66,7 +73,7 @@ def plain(row: tuple[object, ...]) -> tuple[object, ...]:
 )
 def test_the_index_is_a_dict_of_keys(data: st.DataObject, hash_name: str, names: list[str]) -> None:
     schema = {name: KINDS[name][0] for name in names}
-    index = KeyIndex(schema, hash_keys=HASHES[hash_name])
+    index = MemoryKeyIndex(schema, hash_keys=HASHES[hash_name])
     known: dict[tuple[object, ...], int] = {}
     rows = st.lists(st.tuples(*(st.none() | KINDS[name][1] for name in names)), max_size=12)
     for _ in range(data.draw(st.integers(1, 6), label="calls")):
@@ -81,7 +88,7 @@ def test_the_index_is_a_dict_of_keys(data: st.DataObject, hash_name: str, names:
                 assert known.setdefault(plain(row), slot) == slot
             assert sorted(fresh.tolist()) == sorted(known[row] for row in new)
         elif action == "look":
-            assert index.slots(keys, insert=False).tolist() == [known.get(plain(row), MISSING) for row in batch]
+            assert index.find(keys).tolist() == [known.get(plain(row), MISSING) for row in batch]
         else:
             gone = {known.pop(plain(row)) for row in batch if plain(row) in known}
             assert index.remove(keys).tolist() == sorted(gone)
@@ -92,28 +99,28 @@ def test_the_index_is_a_dict_of_keys(data: st.DataObject, hash_name: str, names:
 
 @pytest.mark.parametrize("hash_name", sorted(HASHES))
 def test_many_keys_in_one_call_grow_the_index_and_are_all_found(hash_name: str) -> None:
-    index = KeyIndex({"k": pl.Int64()}, hash_keys=HASHES[hash_name])
+    index = MemoryKeyIndex({"k": pl.Int64()}, hash_keys=HASHES[hash_name])
     keys = pl.DataFrame({"k": [*range(100), *range(100)]})
-    slots = index.slots(keys, insert=True)
+    slots = index.insert(keys)[0]
     assert sorted(slots[:100].tolist()) == list(range(100))
     assert slots[:100].tolist() == slots[100:].tolist()
-    assert index.slots(pl.DataFrame({"k": [5, 1000, 99]}), insert=False).tolist() == [slots[5], MISSING, slots[99]]
+    assert index.find(pl.DataFrame({"k": [5, 1000, 99]})).tolist() == [slots[5], MISSING, slots[99]]
 
 
 def test_slots_of_removed_keys_are_given_again_before_new_ones() -> None:
-    index = KeyIndex({"k": pl.Int64()})
-    index.slots(pl.DataFrame({"k": range(10)}), insert=True)
+    index = MemoryKeyIndex({"k": pl.Int64()})
+    index.insert(pl.DataFrame({"k": range(10)}))
     gone = index.remove(pl.DataFrame({"k": [3, 4, 5]}))
-    again = index.slots(pl.DataFrame({"k": [100, 101, 102, 103]}), insert=True)
+    again = index.insert(pl.DataFrame({"k": [100, 101, 102, 103]}))[0]
     assert set(gone.tolist()) < set(again.tolist())
     assert max(again.tolist()) == 10
 
 
 def test_keys_that_come_and_go_do_not_make_the_index_grow() -> None:
-    index = KeyIndex({"k": pl.Int64()})
+    index = MemoryKeyIndex({"k": pl.Int64()})
     for start in range(0, 40_000, 100):
         keys = pl.DataFrame({"k": range(start, start + 100)})
-        index.slots(keys, insert=True)
+        index.insert(keys)
         index.remove(keys)
     assert len(index) == 0
     assert index.capacity <= 256
@@ -121,12 +128,12 @@ def test_keys_that_come_and_go_do_not_make_the_index_grow() -> None:
 
 
 def test_a_full_index_is_not_built_anew_at_every_change() -> None:
-    index = KeyIndex({"k": pl.Int64()})
-    index.slots(pl.DataFrame({"k": range(511)}), insert=True)
+    index = MemoryKeyIndex({"k": pl.Int64()})
+    index.insert(pl.DataFrame({"k": range(511)}))
     rebuilt = 0
     for key in range(1000, 1400):
         before = index._buckets
-        index.slots(pl.DataFrame({"k": [key]}), insert=True)
+        index.insert(pl.DataFrame({"k": [key]}))
         index.remove(pl.DataFrame({"k": [key]}))
         rebuilt += index._buckets is not before
     assert rebuilt <= 4
@@ -134,43 +141,44 @@ def test_a_full_index_is_not_built_anew_at_every_change() -> None:
 
 def test_filling_an_empty_index_is_the_same_as_inserting() -> None:
     keys = pl.DataFrame({"k": [f"device {number}" for number in range(1000)], "n": [*range(999), None]})
-    index = KeyIndex(keys.schema)
+    index = MemoryKeyIndex(keys.schema)
     assert index.fill(keys).tolist() == list(range(1000))
-    assert index.slots(keys.reverse(), insert=False).tolist() == list(range(999, -1, -1))
+    assert index.find(keys.reverse()).tolist() == list(range(999, -1, -1))
     assert index.insert(keys)[1].size == 0
 
 
 def test_filling_with_no_keys_leaves_the_index_usable() -> None:
-    index = KeyIndex({"k": pl.String()})
+    index = MemoryKeyIndex({"k": pl.String()})
     assert index.fill(pl.DataFrame(schema={"k": pl.String()})).size == 0
-    assert index.slots(pl.DataFrame({"k": ["a", "a"]}), insert=True).tolist() == [0, 0]
+    assert index.insert(pl.DataFrame({"k": ["a", "a"]}))[0].tolist() == [0, 0]
 
 
 def test_only_an_empty_index_is_filled() -> None:
-    index = KeyIndex({"k": pl.Int64()})
-    index.slots(pl.DataFrame({"k": [1]}), insert=True)
+    index = MemoryKeyIndex({"k": pl.Int64()})
+    index.insert(pl.DataFrame({"k": [1]}))
     with pytest.raises(ValueError, match="only an empty index"):
         index.fill(pl.DataFrame({"k": [2]}))
 
 
 def test_keys_of_another_type_are_refused_by_name() -> None:
-    index = KeyIndex({"k": pl.Int64()})
+    index = MemoryKeyIndex({"k": pl.Int64()})
     with pytest.raises(TypeError, match="key column 'k' is Int32, the index was made for Int64"):
-        index.slots(pl.DataFrame({"k": [1]}, schema={"k": pl.Int32()}), insert=True)
+        index.insert(pl.DataFrame({"k": [1]}, schema={"k": pl.Int32()}))
 
 
 def test_a_key_has_columns() -> None:
     with pytest.raises(ValueError, match="at least one column"):
-        KeyIndex({})
+        MemoryKeyIndex({})
 
 
+@pytest.mark.slow
 def test_long_text_that_is_overwritten_slot_by_slot_does_not_pile_up() -> None:
-    index = KeyIndex({"k": pl.String()})
+    index = MemoryKeyIndex({"k": pl.String()})
     for start in range(0, 400_000, 2000):
         keys = pl.DataFrame(
             {"k": [f"a key that is longer than twelve bytes: {number:08d}" for number in range(start, start + 2000)]}
         )
-        index.slots(keys, insert=True)
+        index.insert(keys)
         index.remove(keys)
     # 2,000 slots, and at most 64 Ki rows of waste of about 50 bytes.
     assert index.size_bytes() < 12_000_000
@@ -184,8 +192,8 @@ def test_zeros_of_both_signs_and_all_nans_are_one_key_each_whatever_stands_besid
     def key(*values: float | None) -> pl.DataFrame:
         return pl.DataFrame({"f": pl.Series(values, dtype=dtype), **dict.fromkeys(beside, "same")})
 
-    index = KeyIndex(key(0.0).schema)
-    zero = index.slots(key(0.0), insert=True)[0]
-    nan = index.slots(key(math.nan), insert=True)[0]
-    assert index.slots(key(None, -0.0, -math.nan), insert=True).tolist() == [2, zero, nan]
-    assert index.slots(key(-0.0), insert=True).tolist() == [zero]
+    index = MemoryKeyIndex(key(0.0).schema)
+    zero = index.insert(key(0.0))[0][0]
+    nan = index.insert(key(math.nan))[0][0]
+    assert index.insert(key(None, -0.0, -math.nan))[0].tolist() == [2, zero, nan]
+    assert index.insert(key(-0.0))[0].tolist() == [zero]

@@ -175,20 +175,6 @@ def test_synced_lines_survive_any_crash_and_the_rest_is_a_prefix(disk: MemoryDis
         written = synced = found
 
 
-def test_failpoints_of_appends_and_rewrites(disk: MemoryDisk) -> None:
-    hits: list[str] = []
-
-    class Noting:
-        def hit(self, name: str) -> None:
-            hits.append(name)
-
-    journal = Journal(disk, PATH, failpoints=Noting(), failpoint_kind="cut")
-    journal.append(seal("n", 1))
-    journal.append(seal("n", 2), sync=False)
-    journal.rewrite([])
-    assert hits == ["cut.appended", "cut.synced", "cut.appended", "cut.synced"]
-
-
 def test_bytes_from_elsewhere_are_parsed_alike() -> None:
     content = parse_journal(b"junk\n" + seal("n", 1) + b"\n" + b"half")
     assert (content.damaged_lines, content.torn_bytes, len(content.records)) == (1, 4, 1)

@@ -23,9 +23,8 @@ from fordstone.cli.table import Table
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from fordstone.epochs.compaction import Combine, Merged
     from fordstone.epochs.manifest import Manifest, SourceCut
-    from fordstone.epochs.store import CheckpointStore, VerifyReport
+    from fordstone.epochs.store import CheckpointStore, Combine, Merged, VerifyReport
     from fordstone.plan.plan import Plan
     from fordstone.spark.hosted.state_transfer import Imported
     from fordstone.state.base import RunRef
@@ -170,8 +169,7 @@ def merge(file: str, *, state: str, node: str | None, as_json: bool) -> None:
 def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from contextlib import closing
 
-    from fordstone.epochs.compaction import merge_checkpoint
-    from fordstone.epochs.store import CheckpointStore
+    from fordstone.epochs.store import CheckpointStore, merge_checkpoint
     from fordstone.operators.base import OperatorContext
     from fordstone.operators.registry import make_operator
     from fordstone.planner.check import step_digests, stream_types
@@ -233,7 +231,7 @@ def _verify_facts(report: VerifyReport) -> dict[str, Any]:
         "damaged_runs": [{"run": digest, "problem": problem} for digest, problem in report.damaged_runs],
         "runs_checked": report.runs_checked,
         "checked_bytes": report.checked_bytes,
-        "damaged_cut_lines": report.damaged_cut_lines,
+        "damaged_log_lines": report.damaged_log_lines,
         "aside": list(report.aside),
     }
 
@@ -241,8 +239,8 @@ def _verify_facts(report: VerifyReport) -> dict[str, Any]:
 def _verify_text(report: VerifyReport, place: str) -> str:
     lines = [fact.problem or f"checkpoint {fact.epoch} is whole." for fact in report.checkpoints]
     lines += [f"damaged: {place}/runs/{digest}" for digest, _ in report.damaged_runs]
-    if report.damaged_cut_lines:
-        lines.append(f"damaged: {place}/cuts.jsonl, {fmt.count(report.damaged_cut_lines, 'line')}")
+    if report.damaged_log_lines:
+        lines.append(f"damaged: {place}/epochs.jsonl, {fmt.count(report.damaged_log_lines, 'line')}")
     if report.aside:
         lines.append(f"set aside earlier: {fmt.count(len(report.aside), 'file')} in {place}/aside")
     read = f"{fmt.count(report.runs_checked, 'run')}, {fmt.size(report.checked_bytes)} read"

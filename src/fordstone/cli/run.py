@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig
     from fordstone.hub.client.address import HubAddress
     from fordstone.plan.plan import Plan
-    from fordstone.runtime.progress import Progress, Report
+    from fordstone.protocol.progress import Progress, Report
     from fordstone.spark.config import SparkConfig
 
 Part = Literal["edge", "center"]

@@ -182,7 +182,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
     options = context.params
     _reject_options(context)
     from fordstone.edge.agent.supervisor import Supervisor
-    from fordstone.protocol.restart import AT_A_TERMINAL
+    from fordstone.protocol.retry import AT_A_TERMINAL
     from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
@@ -276,7 +276,7 @@ class LineRouter:
     def _show(self, name: str, event: dict[str, Any]) -> None:
         import msgspec
 
-        from fordstone.runtime.progress import Progress, Report
+        from fordstone.protocol.progress import Progress, Report
 
         if event["event"] == PREPARES:
             self._view.note(str(event.get("doing", "")), name)

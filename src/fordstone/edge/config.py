@@ -11,7 +11,7 @@ from fordstone.errors import ConfigError
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
-from fordstone.protocol.restart import RestartPolicy
+from fordstone.protocol.retry import RestartPolicy
 from fordstone.runtime.outlet import WAITING_BYTES_MAX
 
 AUTO: Final = "auto"

@@ -1,25 +1,26 @@
 """Run a plan on this machine: lock the state directory, recover, run, and start again after failures.
 
-What to do after a failure is judged in `protocol.restart`. A damaged file that turns up while a checkpoint is loaded
+What to do after a failure is judged in `protocol.retry`. A damaged file that turns up while a checkpoint is loaded
 makes the checkpoint count as damaged, and the one before it is used.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal
 
 from fordstone.connectors.control import HubIsAwayError
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Environment, Job
-from fordstone.edge.engine.engine import Engine
+from fordstone.edge.engine.engine import Engine, Steppable
 from fordstone.edge.engine.recovery import Remote, resume_from
 from fordstone.edge.engine.replay import replay
-from fordstone.edge.engine.scheduler import ThreadScheduler
 from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
@@ -27,9 +28,9 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
-from fordstone.protocol.restart import RestartAfter, Stop, decide_restart
+from fordstone.protocol.progress import Progress, Report
+from fordstone.protocol.retry import RestartAfter, Stop, decide_restart
 from fordstone.runtime.clock import SystemClock
-from fordstone.runtime.progress import Progress, Report
 from fordstone.runtime.signals import Signals
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints
@@ -39,6 +40,68 @@ log = logging.getLogger(__name__)
 HUB_WAIT_SECONDS: Final = 1.0
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OnProgress = Callable[[Progress], None]
+TICK_SECONDS: Final = 0.01
+TICKS_A_CALL: Final = 5
+"""Number of checks whether the run is over per call of `every_tick`."""
+JOIN_SECONDS: Final = 60.0
+
+
+class ThreadScheduler:
+    """Runs each task, the coordinator and the writer on a thread of its own, until a condition holds. Used once.
+
+    Polars releases the interpreter while it works, so tasks run in parallel. A thread whose step did nothing sleeps until it is woken.
+    The first failure stops all.
+    """
+
+    def __init__(self, steppables: Sequence[Steppable]) -> None:
+        self._steppables = tuple(steppables)
+        self._events = [threading.Event() for _ in steppables]
+        self._halt = threading.Event()
+        self._done = threading.Event()
+        self._failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def run(self, until: Callable[[], bool], *, every_tick: Callable[[], None] | None = None) -> None:
+        """Start, and return when `until` holds; raises what a step raised. `every_tick` is called about 20 times a second."""
+        for steppable, event in zip(self._steppables, self._events, strict=True):
+            steppable.wake = event.set
+        for index, (steppable, event) in enumerate(zip(self._steppables, self._events, strict=True)):
+            name = f"fordstone-{getattr(steppable, 'id', type(steppable).__name__.lower())}-{index}"
+            thread = threading.Thread(target=self._loop, args=(steppable, event), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        try:
+            for tick in itertools.count():
+                if self._failures or until():
+                    break
+                self._done.wait(TICK_SECONDS)
+                if every_tick is not None and tick % TICKS_A_CALL == 0:
+                    every_tick()
+        finally:
+            self._stop()
+        if self._failures:
+            raise self._failures[0]
+
+    def _stop(self) -> None:
+        self._halt.set()
+        for event in self._events:
+            event.set()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+
+    def _loop(self, steppable: Steppable, event: threading.Event) -> None:
+        try:
+            while not self._halt.is_set():
+                event.clear()
+                if steppable.step():
+                    continue
+                wait_us = steppable.idle_wait_us
+                if self._halt.is_set():
+                    return
+                event.wait(None if wait_us is None else wait_us / 1e6)
+        except BaseException as failure:  # noqa: BLE001 - handed to the caller of run
+            self._failures.append(failure)
+            self._done.set()
 
 
 def run(
@@ -186,12 +249,12 @@ def recovered_engine(
 
     A checkpoint that turns out to be damaged while it is read is set aside, and the one before is used.
     """
+    job = Job(plan, functions, config, environment, store)
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
-            if resumption.replay:
-                resumption = replay(Job(plan, functions, config, environment, store), resumption)
-            engine = Engine(plan, functions, config, environment, store, resumption, outbox=outbox)
+            resumption = replay(job, resumption)
+            engine = Engine(job, resumption, outbox=outbox)
             try:
                 engine.release_again()
             except BaseException:

@@ -18,15 +18,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from fordstone.epochs.cut_log import parse_cut_log
-from fordstone.epochs.manifest import Cut, Manifest
+from fordstone.epochs.epoch_log import parse_epoch_log
+from fordstone.epochs.manifest import (
+    Cut,
+    Manifest,
+    decode_manifest,
+    encode_cut,
+    encode_manifest,
+    epoch_name,
+    parse_epoch_name,
+)
 from fordstone.epochs.run_file import run_problem, short
-from fordstone.epochs.sealed import decode_manifest, encode_cut, encode_manifest, epoch_name, parse_epoch_name
 from fordstone.epochs.store import KEEP_DEFAULT, CheckpointStore, Survey
 from fordstone.errors import CheckpointError, DamagedError, StorageError
-from fordstone.protocol.backoff import Backoff
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote
@@ -97,7 +104,6 @@ class Uploader:
 
     @property
     def status(self) -> UploadStatus:
-        """The present state."""
         return self._status
 
     def offer(self, epoch: int) -> None:
@@ -341,25 +347,20 @@ class _Copies:
         self._base = f"{store.pipeline}/{store.node}"
 
     def epochs(self) -> tuple[int, ...]:
-        """The epochs with a manifest, oldest first."""
         names = self._remote.sizes(f"{self._base}/manifests")
         return tuple(sorted(epoch for name in names if (epoch := parse_epoch_name(name))))
 
     def run_sizes(self) -> dict[str, int]:
-        """The runs that are there."""
         return self._remote.sizes(f"{self._base}/runs")
 
     def manifest(self, epoch: int) -> Manifest:
-        """One manifest, checked."""
         data = self._get(f"manifests/{epoch_name(epoch)}")
         return decode_manifest(data, pipeline=self._pipeline, node=self._node, epoch=epoch)
 
     def run(self, ref: RunRef) -> bytes:
-        """The bytes of one run, unchecked."""
         return self._get(f"runs/{ref.digest}")
 
     def run_fault(self, ref: RunRef) -> str | None:
-        """What is wrong with a run, after reading all of it."""
         try:
             problem = run_problem(self.run(ref), ref)
         except DamagedError as error:
@@ -367,12 +368,11 @@ class _Copies:
         return f"run {short(ref.digest)} {problem}" if problem else None
 
     def cuts(self) -> dict[int, Cut]:
-        """Every cut that can be read."""
         cuts: dict[int, Cut] = {}
         for name in sorted(self._remote.sizes(f"{self._base}/cuts")):
             if parse_epoch_name(name, ".jsonl") is not None:
                 with contextlib.suppress(DamagedError):
-                    cuts |= parse_cut_log(self._get(f"cuts/{name}")).cuts
+                    cuts |= parse_epoch_log(self._get(f"cuts/{name}")).cuts
         return cuts
 
     def _get(self, path: str) -> bytes:

@@ -1,21 +1,29 @@
-"""What a checkpoint says: a manifest, the cut it stands for, and the runs it is made of.
+"""The record of an epoch (`Cut`), and the checkpoint that it is sealed with (`Manifest`): frozen values and their stored form.
 
-Frozen values, encoded as canonical JSON. Reading and writing files is `checkpoint`'s work.
+The record says all that an epoch contains: what was read, what each sink got, and what crosses to the hub. A manifest is the record
+and the state after it. `epochs.store` and `epochs.epoch_log` read and write the files.
 
 Invariants: a manifest is an ordered list of runs with repetition (two equal runs are two contributions); epochs start
-at 1 and have no gaps; times are microseconds of event time, UTC.
+at 1 and have no gaps; times are microseconds of event time, UTC. Reading gives the value that was written or raises `DamagedError`,
+or `CheckpointError` for a newer version; run digests that were read are file names and nothing more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
 
+from fordstone.epochs.run_file import is_digest
+from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import RunRef
+from fordstone.storage.journal import Record, seal, unseal_as
 
 MANIFEST_VERSION: Final = 1
+EPOCH_DIGITS: Final = 12
+EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1
 
 
 class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,14 +54,22 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sink: str
     runs: tuple[RunRef, ...]
+    stream: str | None = None
+    """The stream at the hub that the rows cross to; None: they stay on this node."""
+    watermark_us: int = TIME_MIN_US
+    """The watermark of that stream at the barrier."""
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole of what decided an epoch: enough to compute it again. Kept in the manifest and once more beside it."""
+    """The record of an epoch: enough to compute it again, and to send it. Kept in the epoch log, and once more in the manifest."""
 
     epoch: int
     sources: dict[str, SourceCut]
     segments: tuple[Segment, ...] = ()
+    controls: dict[str, int] = {}
+    """The version of each control table that was in effect when the epoch ended."""
+    restated: bool = False
+    """Rows that cross were damaged and computed again: the hub may have them in other bytes."""
     overtaking: bool = False
     """Unaligned, with rows in flight: they count as read, and come out in a later epoch."""
     bounded: bool = False
@@ -61,6 +77,11 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended: bool = False
     now_us: int = 0
     """The time by the clock that the epoch ended at: what waited for it came out."""
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it has anything for the hub."""
+        return any(segment.stream is not None for segment in self.segments)
 
 
 class StateRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +148,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The output of this epoch."""
         return self.cut.segments
 
     def runs(self) -> tuple[RunRef, ...]:
@@ -136,3 +156,75 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         found += [item.run for log in self.channels for item in log.items if item.run is not None]
         found += [run for segment in (*self.segments, *self.pending) for run in segment.runs]
         return tuple(found)
+
+
+_MANIFEST: Final = msgspec.json.Decoder(Manifest)
+_CUT: Final = msgspec.json.Decoder(Cut)
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_VERSION: Final = msgspec.json.Decoder(_Version)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest file."""
+    return seal("manifest", manifest)
+
+
+def decode_manifest(data: bytes, *, pipeline: str, node: str, epoch: int) -> Manifest:
+    """Read a manifest file back that was found where this epoch of this pipeline on this node belongs."""
+    version = unseal_as("manifest", data, _VERSION).version
+    if version > MANIFEST_VERSION:
+        raise CheckpointError(
+            f"the manifest has version {version}, this Fordstone reads up to {MANIFEST_VERSION}. "
+            f"It was written by a newer one: use that, or a copy of the state from before the upgrade."
+        )
+    manifest = unseal_as("manifest", data, _MANIFEST)
+    if manifest.version < 1:
+        raise DamagedError(f"the version is {manifest.version}, versions start at 1")
+    if not 1 <= manifest.epoch <= EPOCH_MAX or manifest.cut.epoch != manifest.epoch:
+        raise DamagedError(f"the epoch is {manifest.epoch}, and its cut has {manifest.cut.epoch}")
+    if (manifest.pipeline, manifest.node, manifest.epoch) != (pipeline, node, epoch):
+        raise DamagedError(
+            f"it is checkpoint {manifest.epoch} of pipeline {manifest.pipeline} on node {manifest.node} under a wrong name"
+        )
+    _check_runs(manifest.runs())
+    return manifest
+
+
+def encode_cut(cut: Cut) -> bytes:
+    """The bytes of one line of the epoch log, without its newline."""
+    return seal("cut", cut)
+
+
+def cut_of(record: Record) -> Cut:
+    """Decode a record. `DamagedError` if it is none, or an impossible one."""
+    cut = record.decode(_CUT)
+    if not 1 <= cut.epoch <= EPOCH_MAX:
+        raise DamagedError(f"the epoch is {cut.epoch}")
+    _check_runs(run for segment in cut.segments for run in segment.runs)
+    return cut
+
+
+def epoch_name(epoch: int, suffix: str = ".json") -> str:
+    """The file name that belongs to an epoch; names sort as epochs do."""
+    return f"{epoch:0{EPOCH_DIGITS}}{suffix}"
+
+
+def parse_epoch_name(name: str, suffix: str = ".json") -> int | None:
+    """The epoch that a file name belongs to, if it is one of ours."""
+    stem = name.removesuffix(suffix)
+    if len(name) != EPOCH_DIGITS + len(suffix) or len(stem) != EPOCH_DIGITS or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem)
+
+
+def _check_runs(runs: Iterable[RunRef]) -> None:
+    for run in runs:
+        if not is_digest(run.digest) or run.size_bytes < 0 or run.rows < 0:
+            raise DamagedError(
+                f"it names an impossible run: {run.digest[:80]!r}, {run.size_bytes} bytes, {run.rows} rows"
+            )

@@ -2,13 +2,13 @@
 
     <pipeline>/<node>/manifests/<epoch>.json   a checkpoint each; its durable name is the commit
     <pipeline>/<node>/runs/<sha256>            immutable; shared between checkpoints
-    <pipeline>/<node>/cuts.jsonl               what decided each epoch, a second time
+    <pipeline>/<node>/epochs.jsonl             the record of each epoch, a second time, and how far the hub has them
     <pipeline>/<node>/aside/                   what was damaged, with notes; never deleted
 
 What to resume from is decided by `protocol.recovery`, what to remove by `protocol.retention`; this module brings the
 facts and carries it out. It takes no lock against other processes: `OsDisk.lock` does.
 
-Invariants: a run is durable before a manifest names it, a cut before its manifest; a manifest is durable before
+Invariants: a run is durable before a manifest names it, the record of an epoch before its manifest; a manifest is durable before
 `commit` returns; an epoch that was sealed once stays known as sealed, even when its manifest is damaged, missing or aside;
 a run is removed only after every manifest that named it is gone durably.
 """
@@ -19,22 +19,31 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+import msgspec
 import polars as pl
 
-from fordstone.epochs.cut_log import Aside, CutLog
-from fordstone.epochs.manifest import Cut, Manifest
+from fordstone.epochs.epoch_log import EpochLog
+from fordstone.epochs.manifest import (
+    EPOCH_DIGITS,
+    Cut,
+    Manifest,
+    StateRuns,
+    decode_manifest,
+    encode_manifest,
+    epoch_name,
+    parse_epoch_name,
+)
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, RunStore, short
-from fordstone.epochs.sealed import decode_manifest, encode_manifest, epoch_name, parse_epoch_name
-from fordstone.errors import CheckpointError, ConfigError, DamagedError
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, StorageError
 from fordstone.plan.ids import checked_name
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
-from fordstone.state.base import RunRef
+from fordstone.state.base import Piece, RunRef, State
 from fordstone.storage.atomic import AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
@@ -46,7 +55,7 @@ class Survey:
 
     checkpoints: tuple[CheckpointFact, ...]
     cuts: frozenset[int]
-    damaged_cut_lines: int = 0
+    damaged_log_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +76,66 @@ class VerifyReport:
     """Digest, and what is wrong with it."""
     runs_checked: int
     checked_bytes: int
-    damaged_cut_lines: int
+    damaged_log_lines: int
     aside: tuple[str, ...]
     """The names of what was set aside earlier."""
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong with what is in place."""
-        return not self.damaged_cut_lines and all(fact.problem is None for fact in self.checkpoints)
+        return not self.damaged_log_lines and all(fact.problem is None for fact in self.checkpoints)
+
+
+class _Aside:
+    """The directory for damaged files. A file is never deleted: the note that it was set aside is durable before it moves."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+
+    def take(self, epoch: int, reason: str, paths: Sequence[str]) -> None:
+        """Note down why, durably, then move the files here. The directories they came from are the caller's to sync."""
+        names = set(self._disk.list(self._directory))
+        number = 1
+        while f"{epoch:0{EPOCH_DIGITS}}-{number}.json" in names:
+            number += 1
+        stem = f"{epoch:0{EPOCH_DIGITS}}-{number}"
+        moves = [(path, f"{stem}.{path.rpartition('/')[2].removesuffix('.json')}") for path in paths]
+        note = {"epoch": epoch, "reason": reason, "files": {new: old for old, new in moves}}
+        text = msgspec.json.format(msgspec.json.encode(note, order="deterministic")) + b"\n"
+        self._disk.create(f"{self._directory}/{stem}.json", text)
+        self._disk.fsync(f"{self._directory}/{stem}.json")
+        self._disk.fsync_dir(self._directory)
+        for old, new in moves:
+            self._disk.rename(old, f"{self._directory}/{new}")
+        self._disk.fsync_dir(self._directory)
+
+    def copy(self, path: str) -> None:
+        """Keep the bytes of a file as they are now, durably; the file stays where it is."""
+        names = set(self._disk.list(self._directory))
+        stem, _, ending = path.rpartition("/")[2].rpartition(".")
+        number = 1
+        while f"{stem}-{number}.{ending}" in names:
+            number += 1
+        kept = f"{self._directory}/{stem}-{number}.{ending}"
+        try:
+            self._disk.create(kept, self._disk.read(path))
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._disk.remove(kept)
+            raise
+        self._disk.fsync(kept)
+        self._disk.fsync_dir(self._directory)
+
+    def epochs(self) -> set[int]:
+        stems = (
+            name[:EPOCH_DIGITS]
+            for name in self.files()
+            if name.endswith(".json") and name[EPOCH_DIGITS : EPOCH_DIGITS + 1] == "-"
+        )
+        return {int(stem) for stem in stems if stem.isascii() and stem.isdigit()}
+
+    def files(self) -> tuple[str, ...]:
+        return tuple(self._disk.list(self._directory))
 
 
 KEEP_DEFAULT: Final = 3
@@ -112,8 +173,8 @@ class CheckpointStore:
         self._mutex = threading.RLock()
         self._commit_mutex = threading.Lock()
         self._writer = AtomicWriter(disk, self.failpoints)
-        self._cuts = CutLog(disk, self._base, failpoints=self.failpoints)
-        self._aside = Aside(disk, f"{self._base}/aside")
+        self.log = EpochLog(disk, self._base, failpoints=self.failpoints)
+        self._aside = _Aside(disk, f"{self._base}/aside")
         self._runs = RunStore(
             disk,
             f"{self._base}/runs",
@@ -167,12 +228,12 @@ class CheckpointStore:
                 needed_from = min(self._named, default=manifest.epoch)
             self._runs.sync()
             self.failpoints.hit("runs.dir-synced")
-            self._cuts.record(manifest.cut, rebuilt=rebuilt, needed_from=needed_from)
+            self.log.record(manifest.cut, rebuilt=rebuilt, needed_from=needed_from)
             if manifest.epoch in self._named:
                 self.set_aside(manifest.epoch, "it was computed again")
                 self._check_present(manifest, digests)
             self._publish(manifest, digests)
-            self._cuts.note_sealed(manifest.epoch)
+            self.log.note_sealed(manifest.epoch)
 
     def replace(self, manifest: Manifest) -> None:
         """Put a manifest that means the same (runs merged) in place of the one of its epoch, at once or not at all."""
@@ -205,29 +266,28 @@ class CheckpointStore:
             raise CheckpointError(f"{self._title(epoch)} cannot be used: {error}") from error
 
     def cut(self, epoch: int) -> Cut:
-        """What decided an epoch, from the cut log or else from its manifest; `DamagedError` if neither can be read."""
-        cut = self._cuts.read().cuts.get(epoch)
+        """What decided an epoch, from the epoch log or else from its manifest; `DamagedError` if neither can be read."""
+        cut = self.log.read().cuts.get(epoch)
         return self.manifest(epoch).cut if cut is None else cut
 
     def cuts(self) -> dict[int, Cut]:
-        """Every cut that the log holds, by epoch."""
-        return self._cuts.read().cuts
+        return self.log.read().cuts
 
     def add_cuts(self, cuts: Iterable[Cut]) -> None:
         """Take in cuts that came with a remote checkpoint."""
         self._check_writable()
         with self._commit_mutex:
-            self._cuts.add(cuts)
+            self.log.add(cuts)
 
     def mend_cuts(self) -> str | None:
-        """Rewrite the cut log if it is damaged, with the help of the manifests that are whole; return what was wrong."""
+        """Rewrite the epoch log if it is damaged, with the help of the manifests that are whole; return what was wrong."""
         self._check_writable()
         cuts = []
         for epoch in self.epochs():
             with contextlib.suppress(CheckpointError):
                 cuts.append(self.manifest(epoch).cut)
         with self._commit_mutex:
-            return self._cuts.mend(cuts, self._aside)
+            return self.log.mend(cuts, self._aside.copy)
 
     def survey(self, *, deep: bool = False) -> Survey:
         """Look at everything there is, for `decide_recovery`. `deep` reads every run, else only sizes are compared.
@@ -235,7 +295,7 @@ class CheckpointStore:
         What only `deep` would have found shows when the run is read: on `DamagedError` then, survey again with `deep`.
         A manifest of a newer version stops the survey with `CheckpointError`: passing over it would unseal an epoch.
         """
-        log = self._cuts.read()
+        log = self.log.read()
         cuts = set(log.cuts)
         facts = []
         faults: dict[RunRef, str | None] = {}
@@ -255,7 +315,7 @@ class CheckpointStore:
             facts.append(CheckpointFact(epoch=log.sealed, problem=f"{self._title(log.sealed)} is missing."))
         # A cut beyond the newest sealed epoch belongs to a commit that never happened.
         sealed = frozenset(epoch for epoch in cuts if facts and epoch <= facts[-1].epoch)
-        return Survey(checkpoints=tuple(facts), cuts=sealed, damaged_cut_lines=log.damaged_lines)
+        return Survey(checkpoints=tuple(facts), cuts=sealed, damaged_log_lines=log.damaged_lines)
 
     def set_aside(self, epoch: int, reason: str) -> None:
         """Move a checkpoint that cannot be used out of the way, with its damaged runs and a note. Nothing is deleted.
@@ -270,7 +330,7 @@ class CheckpointStore:
         damaged = [digest for digest, run in runs.items() if self._runs.fault(run, deep=True)]
         with self._mutex:
             in_place = epoch in self._named
-            if not in_place and (epoch in self._aside_epochs or epoch > self._cuts.read().sealed):
+            if not in_place and (epoch in self._aside_epochs or epoch > self.log.read().sealed):
                 return
             damaged = [digest for digest in damaged if self._disk.exists(self._runs.path(digest))]
             paths = [self._runs.path(digest) for digest in damaged]
@@ -296,7 +356,7 @@ class CheckpointStore:
             damaged_runs=tuple((run.digest, fault) for run, fault in faults.items() if fault),
             runs_checked=len(faults),
             checked_bytes=sum(run.size_bytes for run in faults),
-            damaged_cut_lines=self._cuts.read().damaged_lines,
+            damaged_log_lines=self.log.read().damaged_lines,
             aside=self._aside.files(),
         )
 
@@ -308,7 +368,6 @@ class CheckpointStore:
             self._pins[epoch] += 1
 
     def unpin(self, epoch: int) -> None:
-        """Take back one `pin`."""
         with self._mutex:
             self._pins[epoch] -= 1
             if self._pins[epoch] <= 0:
@@ -354,7 +413,6 @@ class CheckpointStore:
             )
 
     def size_bytes(self) -> int:
-        """What the runs take on disk."""
         return self._runs.size_bytes()
 
     def _tidy(self) -> None:
@@ -420,7 +478,7 @@ class CheckpointStore:
     def _sealed_output(self) -> set[str]:
         """The output of the epochs after the newest manifest in place: those that are to be replayed."""
         newest, sealed = max(self._named, default=0), max(self._aside_epochs, default=0)
-        return self._cuts.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
+        return self.log.output_of(range(newest + 1, sealed + 1)) if sealed > newest else set()
 
     def _first_fault(self, manifest: Manifest, known: dict[RunRef, str | None], *, deep: bool) -> str | None:
         first = self._runs.first_fault(manifest.runs(), known, deep=deep)
@@ -435,3 +493,84 @@ class CheckpointStore:
     def _check_writable(self) -> None:
         if self._read_only:
             raise CheckpointError(f"store of pipeline {self.pipeline} on node {self.node}: opened for reading only.")
+
+
+class Combine(Protocol):
+    """`State.combine`, or something that means the same."""
+
+    def __call__(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
+        """The rows that mean the same as `frames` together, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What `merge_checkpoint` did to a checkpoint."""
+
+    epoch: int
+    runs_before: int
+    runs_after: int
+    size_bytes_before: int
+    size_bytes_after: int
+
+
+def merge_state(store: CheckpointStore, state: State, *, first: Piece | None = None) -> bool:
+    """Fold what the state says is worth folding, if anything; says whether it was. Off the task's thread.
+
+    `first` is the first piece of the newest freeze, if known: when the fold begins with it, tombstones have nothing
+    older to hide and go too.
+    """
+    pieces = state.mergeable()
+    if not pieces:
+        return False
+    frame = state.combine([_rows(store, piece) for piece in pieces], oldest=pieces[0] is first)
+    ref = store.write_run(frame)
+    store.failpoints.hit("merge.written")
+    state.merged(pieces, Piece(frame, ref=ref, keep=True) if state.keeps_frames else Piece(ref=ref))
+    return True
+
+
+def merge_checkpoint(store: CheckpointStore, combine_of: Callable[[str, str], Combine | None]) -> Merged | None:
+    """Fold every state of the newest checkpoint into one run each, under the same epoch. None: nothing to fold.
+
+    `combine_of` maps a step and the name of its state to what folds it; None leaves that state as it is. The old runs
+    go when no older manifest names them: with the next `collect`.
+    """
+    epochs = store.epochs()
+    if not epochs:
+        raise CheckpointError(
+            f"pipeline {store.pipeline} has no checkpoint on node {store.node}: there is nothing to merge."
+        )
+    old = store.manifest(epochs[-1])
+    new = msgspec.structs.replace(old, states=tuple(_folded(store, state, combine_of) for state in old.states))
+    if new == old:
+        return None
+    store.failpoints.hit("merge.written")
+    store.replace(new)
+    return Merged(
+        epoch=old.epoch,
+        runs_before=sum(len(state.runs) for state in old.states),
+        runs_after=sum(len(state.runs) for state in new.states),
+        size_bytes_before=sum(run.size_bytes for state in old.states for run in state.runs),
+        size_bytes_after=sum(run.size_bytes for state in new.states for run in state.runs),
+    )
+
+
+def _folded(store: CheckpointStore, state: StateRuns, combine_of: Callable[[str, str], Combine | None]) -> StateRuns:
+    combine = combine_of(state.step, state.state)
+    if combine is None or len(state.runs) < 2:  # noqa: PLR2004 - one run is as few as can be
+        return state
+    frame = combine([store.read_run(run) for run in state.runs], oldest=True)
+    return msgspec.structs.replace(state, runs=(store.write_run(frame),))
+
+
+def _rows(store: CheckpointStore, piece: Piece) -> pl.DataFrame:
+    if piece.in_memory:
+        try:
+            return piece.frame()
+        except LookupError:
+            # The writer has just made it durable and dropped the rows.
+            pass
+    ref = piece.ref
+    if ref is None:
+        raise LookupError("a piece is neither in memory nor stored")
+    return store.read_run(ref)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
@@ -20,11 +20,11 @@ import msgspec
 import polars as pl
 
 from fordstone.errors import PlanError
+from fordstone.lang.duration import human_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import Derived, StreamType, Types
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.plan.stream_type import Derived, EventTime, StreamType, Types
+from fordstone.state.base import State, StateBackend
 from fordstone.state.memory import IN_MEMORY
 
 MAIN: Final = "main"
@@ -91,14 +91,13 @@ class Operator(ABC):
 
 
 class Stateless(Operator):
-    """An operator whose output for a batch depends on that batch alone."""
+    """An operator whose output for a batch depends on that batch alone: `apply` gives the rows that come of rows, late ones as well."""
 
-    @abstractmethod
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Give the rows that come of these rows. May be called with late rows as well."""
+    def __init__(self, apply: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+        self._apply = apply
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        out = self.apply(frame)
+        out = self._apply(frame)
         return [Emit(out, late=late)] if out.height else []
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
@@ -109,6 +108,11 @@ class Stateless(Operator):
 
     def states(self) -> Mapping[str, State]:
         return {}
+
+
+def pass_on(frame: pl.DataFrame) -> pl.DataFrame:
+    """Give rows on as they are."""
+    return frame
 
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -170,6 +174,10 @@ class Family(ABC, Generic[S]):
 
     steps: ClassVar[tuple[type[p.AnyStep], ...]]
     """The classes of steps that this family serves."""
+    fed: ClassVar[bool] = False
+    """Whether an operator runs before the shuffle into every step of the family."""
+    stays: ClassVar[str]
+    """Why its steps never run below the cut, as a clause about `{step}`; a family whose steps may overrides `push_down`."""
 
     @abstractmethod
     def check(self, step: S, types: Types) -> Derived:
@@ -187,7 +195,7 @@ class Family(ABC, Generic[S]):
 
     def has_feeder(self, step: S, plan: p.Plan) -> bool:  # noqa: ARG002 - as most steps
         """Whether an operator runs before the shuffle into the step."""
-        return False
+        return self.fed
 
     def make_feeder(self, step: S, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - as most steps
         """Make the stateless operator that runs before the shuffle into input `index`; None: rows are sent as they are."""
@@ -197,9 +205,9 @@ class Family(ABC, Generic[S]):
     def title(self, step: S) -> str:
         """Describe in a few words what the step does, for `explain`."""
 
-    @abstractmethod
-    def describe(self, step: S, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
-        """Describe the step for `explain`: labels and texts. `operators.describe.stream_details` has what all have in common."""
+    def describe(self, step: S, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as most steps
+        """Describe the step for `explain`: labels and texts. By default only what it changes about its stream."""
+        return stream_details(step, types)
 
     def digest(self, step: S, types: Types) -> object:
         """Return what the state of the step depends on, as plain values; None: it keeps none.
@@ -214,9 +222,9 @@ class Family(ABC, Generic[S]):
         own = {name: msgspec.to_builtins(value) for name, value in fields.items() if not isinstance(value, p.Input)}
         return [{"op": step.__struct_config__.tag, **own}, read]
 
-    @abstractmethod
-    def push_down(self, step: S, plan: p.Plan, types: Types) -> Moves | Combines | Stays:
+    def push_down(self, step: S, plan: p.Plan, types: Types) -> Moves | Combines | Stays:  # noqa: ARG002 - as most steps
         """Judge whether the step, written right above the cut between edge and center, may run below it (rule 9)."""
+        return Stays(reason=self.stays.format(step=step.name))
 
     def columns_read(self, step: S, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:  # noqa: ARG002 - as most steps
         """Return the columns of its input that the step needs: the others need not cross. By default all.
@@ -245,3 +253,57 @@ def resolve_function(path: str, known: Functions) -> Callable[..., Any]:
     if not callable(found):
         raise PlanError(f"{path} is not a function.")
     return found  # type: ignore[no-any-return]  # callable, checked above
+
+
+_FIRST_OPTIONS: Final = ("path", "url", "topic")
+"""Shown without their name: they say which thing of its kind the connector means."""
+_SECRETS: Final = ("password", "secret", "token", "credential")
+
+
+def stream_details(
+    step: p.AnyStep, types: Types, *, time: str | None = None, columns: bool = False
+) -> Iterator[tuple[str, str]]:
+    """What the step changes about its stream: columns, time, and whether rows replace each other.
+
+    `time`: a text in place of the usual one; `columns`: show them even if they are those of the input.
+    """
+    stream = types[p.Input(step.name)]
+    before = types[step.inputs[0]] if step.inputs else None
+    if columns or before is None or before.schema != stream.schema:
+        yield "columns", ", ".join(f"{name} {kind}" for name, kind in stream.schema.items())
+    if (before is None or before.time != stream.time) and not stream.table:
+        yield "time", time_text(stream.time) if time is None else time
+    if stream.upsert_key is not None and (before is None or before.upsert_key != stream.upsert_key):
+        key = ", ".join(stream.upsert_key)
+        yield "rows", f"replace each other by {key}" if key else "each replaces the one before"
+
+
+def time_text(time: EventTime | None) -> str:
+    """Where rows carry their time."""
+    if time is None:
+        return "none"
+    return f"{time.column} + {human_us(time.shift_us)}" if time.shift_us > 0 else time.column
+
+
+def keys_text(keys: Sequence[str]) -> str:
+    """By which columns a step takes rows together."""
+    return f"for each {', '.join(keys)}" if keys else "over all rows"
+
+
+def function_text(path: str) -> str:
+    """A user's function by its path."""
+    if not path.startswith(p.LOCAL_FUNCTION):
+        return path
+    return f"{path.split(':')[1]} (written in place: runs in this process only)"
+
+
+def connector_text(spec: p.ConnectorSpec) -> str:
+    """A connector as it would be written, secrets left out."""
+    if spec.kind == "inline":
+        rows = max((len(column) for column in spec.options.get("columns", {}).values()), default=0)
+        return f"{rows} {'row' if rows == 1 else 'rows'} in the plan"
+    shown = {
+        name: "***" if any(word in name.lower() for word in _SECRETS) else value for name, value in spec.options.items()
+    }
+    first = [repr(shown.pop(name)) for name in _FIRST_OPTIONS if name in shown]
+    return f"{spec.kind}({', '.join([*first, *(f'{name}={value!r}' for name, value in shown.items())])})"

@@ -10,13 +10,12 @@ needed, and rebuilt when more than half of its keys are of the past. So forgetti
 
 Invariants: the timeline has at most one row per key, with an end above the watermark; an end in the index that the
 watermark has passed means the same as none.
-
-What a deduplication gives: its input, with fewer rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -26,9 +25,8 @@ import polars as pl
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import stream_details
-from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
+from fordstone.operators.base import Emit, Emits, Family, Operator, OperatorContext, stream_details
+from fordstone.operators.row_order import Numbers, OrderedOperator, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     Derived,
@@ -40,9 +38,7 @@ from fordstone.plan.stream_type import (
     needs_time,
     plain_keys,
 )
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
-from fordstone.state.key_index import KeyIndex
+from fordstone.state.base import State, StateBackend
 
 UNTIL: Final = "__until"
 """When the span of a key that was opened last ends."""
@@ -54,6 +50,7 @@ class DeduplicateFamily(Family[p.Deduplicate]):
     """Rows without those that follow another of their key too soon."""
 
     steps = (p.Deduplicate,)
+    stays = "{step} drops what another node may have sent before"
 
     def check(self, step: p.Deduplicate, types: Types) -> Derived:
         stream = types[step.input]
@@ -73,7 +70,6 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         return {p.Input(step.name): kept, **late_rows(step, stream)}
 
     def make(self, step: p.Deduplicate, context: OperatorContext) -> Operator:
-        """Keeps the first row of each key within a span."""
         stream = context.types[step.input]
         time = needs_time(step, stream, "deduplicate")
         return Deduplicate(step.keys, stream.schema, within_us=step.within_us, time=time, state=context.state)
@@ -85,46 +81,33 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         yield from stream_details(step, types)
         yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
 
-    def push_down(self, step: p.Deduplicate, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} drops what another node may have sent before")
 
-
-class Deduplicate(Operator):
+class Deduplicate(OrderedOperator):
     """Keeps the first row of each key within a span."""
 
     def __init__(
         self, keys: Sequence[str], schema: Schema, *, within_us: int, time: EventTime, state: StateBackend
     ) -> None:
-        """At least one key. `schema` is the input's."""
         self._waiting = WaitingRows(keys, schema, time=time, state=state)
         self._kept = state.timeline(keys, time_column=UNTIL, merge_rows=lambda rows: rows)
-        self._spans = _Spans(self._waiting.key_types, within_us)
+        self._spans = _Spans(self._waiting.key_types, within_us, state)
         self._fresh = True
         """Nothing has been read from the timeline yet."""
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Give out the rows below it that are to be kept, by time."""
         rows = self._waiting.release(watermark_us)
         found = self._keep(rows, watermark_us) if rows.height else rows
         over = self._kept.close(watermark_us).height
         if not self._fresh:
             self._spans.live -= over
-            if self._spans.is_mostly_past:
+            if len(self._spans.index) > 2 * self._spans.live + PAST_KEYS_MIN:
                 self._spans.fill(self._kept.scan())
         return [Emit(found)] if found.height else []
 
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
-
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and until when the span of each key lasts."""
         return {"waiting": self._waiting.state, "kept": self._kept}
 
     def _keep(self, rows: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        """Those of the rows that no kept row lies shortly before; and remember them."""
         if self._fresh:
             self._spans.fill(self._kept.scan())
             self._fresh = False
@@ -149,10 +132,10 @@ class Deduplicate(Operator):
 class _Spans:
     """Until when the span of each key lasts that was opened last: an index over the timeline. Never stored."""
 
-    def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int) -> None:
-        self._key_types = key_types
+    def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int, state: StateBackend) -> None:
+        self._new_index = partial(state.key_index, key_types)
         self._within_us = within_us
-        self._index = KeyIndex(key_types)
+        self.index = self._new_index()
         self.until_us: Numbers = np.zeros(0, dtype=np.int64)
         """By slot."""
         self._last: Numbers = np.zeros(0, dtype=np.int64)
@@ -160,24 +143,18 @@ class _Spans:
         self.live = 0
         """Keys in the timeline."""
 
-    @property
-    def is_mostly_past(self) -> bool:
-        """Whether more than half of the keys may go."""
-        return len(self._index) > 2 * self.live + PAST_KEYS_MIN
-
     def fill(self, kept: pl.DataFrame) -> None:
-        """Become what the timeline holds."""
-        self._index, self.until_us = KeyIndex(self._key_types), np.zeros(0, dtype=np.int64)
+        self.index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
         self.live = kept.height
         if kept.height:
-            slots = self._index.fill(kept)
+            slots = self.index.fill(kept)
             self._make_room()
             self.until_us[slots] = kept.get_column(UNTIL).to_numpy()
 
     def slots_of(self, keys: pl.DataFrame) -> Numbers:
         """The slot of each row's key; new keys have a span that ended long ago."""
-        slots, fresh = self._index.insert(keys)
-        if self._index.capacity > self.until_us.size:
+        slots, fresh = self.index.insert(keys)
+        if self.index.capacity > self.until_us.size:
             self._make_room()
         self.until_us[fresh] = TIME_MIN_US
         return slots
@@ -207,11 +184,10 @@ class _Spans:
         return kept, several
 
     def ends(self, times: Numbers) -> Numbers:
-        """When spans end that begin at these times."""
         return np.minimum(times, TIME_MAX_US - self._within_us) + self._within_us
 
     def _make_room(self) -> None:
-        more = np.full(self._index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
+        more = np.full(self.index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
         self.until_us = np.concatenate([self.until_us, more])
         self._last = np.zeros(self.until_us.size, dtype=np.int64)
 

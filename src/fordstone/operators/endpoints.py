@@ -1,75 +1,74 @@
-"""Where streams begin and end: sources, sinks and the heads of loops. The engines move the rows; these steps compute nothing."""
+"""Where streams begin and end, and where they cross between edge and center. The engines move the rows: nothing is computed here.
+
+`planner.split` replaces the steps between the tiers (`to_center`, `control`, `to_edges`) with sources and sinks: no engine runs one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import polars as pl
 
 from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.duration import human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import OP, ROW_ID, Emit, Emits, Family, Operator, OperatorContext, Stateless, Stays
-from fordstone.operators.describe import connector_text, stream_details, time_text
-from fordstone.operators.rowwise import PassOn
+from fordstone.operators.base import (
+    OP,
+    ROW_ID,
+    Emits,
+    Family,
+    Operator,
+    OperatorContext,
+    Stateless,
+    connector_text,
+    pass_on,
+    stream_details,
+    time_text,
+)
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import TIMESTAMP, Derived, EventTime, StreamType, Types, append_only
+from fordstone.plan.stream_type import TIMESTAMP, Derived, EventTime, StreamType, Types, append_only, plain_keys, shown
 
-FAR_ENDS: Final = frozenset({"center", "hub", "control"})
-"""Connectors between the tiers: `planner.split` makes them."""
 LATE_MARK: Final = "__late"
 """A Boolean column beside the declared ones."""
 
 
 class ToHub(Stateless):
-    """The declared columns in order, and whether the row is late. Partial rows have no such mark: none of them is."""
-
-    def __init__(self, schema: Schema, *, hidden: Sequence[str], partial: bool) -> None:
-        self._columns = [*schema, *hidden]
-        self._partial = partial
+    """The last step before the hub: marks whether rows are late."""
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        out = self.apply(frame)
-        if not self._partial:
-            out = out.with_columns(pl.lit(late).alias(LATE_MARK))
-        return [Emit(out, late=late)] if out.height else []
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.select(self._columns)
-
-
-class ToSink(Stateless):
-    """The last step before a sink: the declared columns in order, and of the hidden ones those that the sink is to see."""
-
-    def __init__(self, schema: Schema, *, hidden: Sequence[str]) -> None:
-        self._columns = [*schema, *hidden]
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.select(self._columns)
+        return super().on_batch(frame.with_columns(pl.lit(late).alias(LATE_MARK)), late=late)
 
 
 class SourceFamily(Family[p.Source]):
     """Rows from outside."""
 
     steps = (p.Source,)
+    stays = "{step} is at the center"
 
     def check(self, step: p.Source, types: Types) -> Derived:  # noqa: ARG002
-        return {p.Input(step.name): _source(step)}
+        at = p.Input(step.name)
+        schema = Schema.stored(step.schema) if step.declares_time else Schema.of(step.schema)
+        if step.replaces:
+            return {at: StreamType(schema=schema, upsert_key=step.replaces, row_wise=False, table=True)}
+        if step.time is None:
+            return {at: StreamType(schema=schema)}
+        if step.time not in schema:
+            raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
+        if schema[step.time] != TIMESTAMP:
+            raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
+        return {at: StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))}
 
     def make(self, step: p.Source, context: OperatorContext) -> Operator:  # noqa: ARG002
-        return PassOn()
+        return Stateless(pass_on)
 
     def title(self, step: p.Source) -> str:
-        options = step.connector.options
-        match step.connector.kind:
-            case "hub":
-                return f"what all nodes sent as {options['stream']}, from the hub"
-            case "control":
-                return f"this node's copy of control table {options['control']}"
-            case _:
-                return f"source {connector_text(step.connector)}"
+        if step.declares_time:
+            return f"what all nodes sent as {step.connector.options['stream']}, from the hub"
+        if step.replaces:
+            return f"this node's copy of control table {step.connector.options['control']}"
+        return f"source {connector_text(step.connector)}"
 
     def describe(self, step: p.Source, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
         yield from stream_details(step, types, time=_source_time(step, types[p.Input(step.name)]))
@@ -85,14 +84,12 @@ class SourceFamily(Family[p.Source]):
     def digest(self, step: p.Source, types: Types) -> object:  # noqa: ARG002
         return ["source", step.connector.kind, step.time]
 
-    def push_down(self, step: p.Source, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        return Stays(reason=f"{step.name} is at the center")
-
 
 class SinkFamily(Family[p.Sink]):
     """Rows to the outside."""
 
     steps = (p.Sink,)
+    stays = "{step} writes the rows themselves"
 
     def check(self, step: p.Sink, types: Types) -> Derived:
         return {p.Input(step.name): types[step.input]}
@@ -103,40 +100,35 @@ class SinkFamily(Family[p.Sink]):
             _check_at_once(step, plan, types[step.input])
 
     def make(self, step: p.Sink, context: OperatorContext) -> Operator:
-        """The declared columns, and those that the sink needs beside them."""
         stream = context.types[step.input]
         hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
-        if step.connector.kind == "center":
-            partial = isinstance(context.plan.step(step.input.step), p.Combine)
-            return ToHub(stream.schema, hidden=hidden, partial=partial)
-        return ToSink(stream.schema, hidden=hidden)
+        columns = [*stream.schema, *hidden]
+        # None of the partial rows of a combiner is late.
+        if step.tier == "center" and not isinstance(context.plan.step(step.input.step), p.Combine):
+            return ToHub(lambda frame: frame.select(*columns, LATE_MARK))
+        return Stateless(lambda frame: frame.select(columns))
 
     def title(self, step: p.Sink) -> str:
-        options = step.connector.options
-        match step.connector.kind:
-            case "center":
-                return f"to the center as {options['stream']}, through the outbox and the hub"
-            case "control":
-                return f"to every node as control table {options['control']}"
-            case _:
-                return f"sink {connector_text(step.connector)}"
+        if step.tier == "center":
+            return f"to the center as {step.connector.options['stream']}, through the outbox and the hub"
+        if step.tier == "edges":
+            return f"to every node as control table {step.connector.options['control']}"
+        return f"sink {connector_text(step.connector)}"
 
     def describe(self, step: p.Sink, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        if step.connector.kind in FAR_ENDS or (plan.guarantee == "exactly_once" and step.release == "commit"):
+        if step.tier is not None or (plan.guarantee == "exactly_once" and step.release == "commit"):
             yield "releases", "when the epoch is sealed"
         elif plan.guarantee == "exactly_once":
             yield "releases", "at once, with ids (__id) to deduplicate by"
         else:
             yield "releases", "at once"
 
-    def push_down(self, step: p.Sink, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        return Stays(reason=f"{step.name} writes the rows themselves")
-
 
 class LoopFamily(Family[p.Loop]):
     """The head of a loop."""
 
     steps = (p.Loop,)
+    stays = "{step} begins a loop at the center"
 
     def check(self, step: p.Loop, types: Types) -> Derived:
         """Inside a loop there is no event time."""
@@ -150,7 +142,7 @@ class LoopFamily(Family[p.Loop]):
             raise PipelineError(f"step {step.name}: a loop cannot be snapshot in mode 'unaligned'. Use mode='aligned'.")
 
     def make(self, step: p.Loop, context: OperatorContext) -> Operator:  # noqa: ARG002
-        return PassOn()
+        return Stateless(pass_on)
 
     def title(self, step: p.Loop) -> str:
         return f"loop, fed back from {step.feedback}"
@@ -162,22 +154,6 @@ class LoopFamily(Family[p.Loop]):
 
     def digest(self, step: p.Loop, types: Types) -> object:
         return ["loop", types[step.input].schema.to_dict()]
-
-    def push_down(self, step: p.Loop, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        return Stays(reason=f"{step.name} begins a loop at the center")
-
-
-def _source(step: p.Source) -> StreamType:
-    schema = Schema.stored(step.schema) if step.declares_time else Schema.of(step.schema)
-    if step.replaces:
-        return StreamType(schema=schema, upsert_key=step.replaces, row_wise=False, table=True)
-    if step.time is None:
-        return StreamType(schema=schema)
-    if step.time not in schema:
-        raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
-    if schema[step.time] != TIMESTAMP:
-        raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
-    return StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))
 
 
 def _source_time(step: p.Source, stream: StreamType) -> str:
@@ -215,3 +191,93 @@ def _check_at_once(step: p.Sink, plan: p.Plan, stream: StreamType) -> None:
         )
     if wrong is not None:
         raise PipelineError(f"sink {step.name}: {wrong}")
+
+
+T = TypeVar("T", bound=p.ToCenter | p.Control | p.ToEdges)
+
+
+class _TierFamily(Family[T]):
+    """What the steps between the tiers have in common: they are never run, and stay where they are."""
+
+    def make(self, step: T, context: OperatorContext) -> Operator:  # noqa: ARG002 - never run
+        raise PipelineError(f"step {step.name} is between the tiers: split the plan before running it.")
+
+
+class ToCenterFamily(_TierFamily[p.ToCenter]):
+    """The cut."""
+
+    steps = (p.ToCenter,)
+    stays = "{step} is at the center"
+
+    def check(self, step: p.ToCenter, types: Types) -> Derived:
+        stream = types[step.input]
+        append_only(step, stream, "to_center")
+        if stream.looped:
+            raise PipelineError(f"step {step.name}: to_center is not possible inside or below a loop.")
+        return {p.Input(step.name): replace(stream, row_wise=False, windowed=False, id_step=None)}
+
+    def check_plan(self, step: p.ToCenter, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
+        if plan.mode == "unaligned":
+            raise PipelineError(
+                f"step {step.name}: in mode 'unaligned' what is in flight at a barrier is in the checkpoint and not among the "
+                "rows of its epoch, so the time sent to the center would be ahead of them. Use mode='aligned'."
+            )
+
+    def title(self, step: p.ToCenter) -> str:  # noqa: ARG002 - all are alike
+        return "to the center"
+
+
+class ControlFamily(_TierFamily[p.Control]):
+    """A table that the center keeps and every node has a copy of."""
+
+    steps = (p.Control,)
+    stays = "{step} is at the center"
+
+    def check(self, step: p.Control, types: Types) -> Derived:  # noqa: ARG002 - it reads nothing
+        schema = Schema.of(step.schema)
+        if not step.keys:
+            raise PipelineError(f"control {step.name}: name the column that rows replace each other by: key=.")
+        plain_keys(step.keys, schema, what="key")
+        return {p.Input(step.name): StreamType(schema=schema, upsert_key=step.keys, row_wise=False, table=True)}
+
+    def title(self, step: p.Control) -> str:
+        return f"control table by {', '.join(step.keys)}"
+
+
+class ToEdgesFamily(_TierFamily[p.ToEdges]):
+    """Rows of the center that become rows of a control table."""
+
+    steps = (p.ToEdges,)
+    stays = "{step} publishes the rows themselves"
+
+    def check(self, step: p.ToEdges, types: Types) -> Derived:
+        return {p.Input(step.name): types[step.input]}
+
+    def check_plan(self, step: p.ToEdges, plan: p.Plan, types: Types) -> None:
+        tables = {table.name: table for table in plan.steps if isinstance(table, p.Control)}
+        table = tables.get(step.control)
+        if table is None:
+            known = f" Declared are: {', '.join(tables)}." if tables else ""
+            raise PipelineError(
+                f"to_edges({step.control!r}): there is no such control table. Declare it: "
+                f"p.control({step.control!r}, schema=..., key=...).{known}"
+            )
+        twice = [other.name for other in plan.steps if isinstance(other, p.ToEdges) and other.control == step.control]
+        if len(twice) > 1:
+            raise PipelineError(
+                f"to_edges({step.control!r}) is there twice: a control table has one writer. Unite the streams."
+            )
+        given, wanted = types[step.input], Schema.of(table.schema)
+        if dict(given.schema) != dict(wanted):
+            raise SchemaError(
+                f"to_edges({step.control!r}): the rows do not have the table's columns.\n"
+                f"  given:  {shown(given.schema)}\n  wanted: {shown(wanted)}"
+            )
+        if given.upsert_key is not None and given.upsert_key != table.keys:
+            raise PipelineError(
+                f"to_edges({step.control!r}): rows replace each other by ({', '.join(given.upsert_key)}), and the table's by "
+                f"({', '.join(table.keys)}). After a window, .final() gives the last result of each."
+            )
+
+    def title(self, step: p.ToEdges) -> str:
+        return f"to the edges as {step.control}"

@@ -6,9 +6,15 @@ from typing import Any, Final
 
 from fordstone.operators.aggregate.family import AggregateFamily, CombineFamily
 from fordstone.operators.base import Family, Operator, OperatorContext
-from fordstone.operators.crossing import ControlFamily, ToCenterFamily, ToEdgesFamily
 from fordstone.operators.deduplicate import DeduplicateFamily
-from fordstone.operators.endpoints import LoopFamily, SinkFamily, SourceFamily
+from fordstone.operators.endpoints import (
+    ControlFamily,
+    LoopFamily,
+    SinkFamily,
+    SourceFamily,
+    ToCenterFamily,
+    ToEdgesFamily,
+)
 from fordstone.operators.ewma import EwmaFamily
 from fordstone.operators.join.interval import JoinFamily
 from fordstone.operators.join.lookup import LookupFamily, LookupLatestFamily

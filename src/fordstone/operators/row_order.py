@@ -23,9 +23,9 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.plan.stream_type import EventTime
-from fordstone.state.backend import StateBackend
+from fordstone.state.base import StateBackend
 
 Numbers = npt.NDArray[np.int64]
 
@@ -37,17 +37,55 @@ _COUNT: Final = "__count"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedRows:
-    """Rows in order of time, those of one key and one time in order among themselves; and where those of each key stand."""
+class Keyed:
+    """Where the rows of each key stand in a frame."""
 
-    rows: pl.DataFrame
-    """The input's columns, and `TIME` where the time is shifted."""
     keys: pl.DataFrame
     """One row per key: the key columns, or `ONE` where there are none."""
     counts: Numbers
     """Rows per key, none of them 0."""
     by_key: Numbers
-    """The numbers of the rows, those of one key together (as in `keys`) and in order."""
+    """The numbers of the rows, those of one key together (as in `keys`), and as they stood before among themselves."""
+
+    def begins(self) -> npt.NDArray[np.bool_]:
+        """For each of `by_key`, whether it is the first of its key."""
+        found = np.zeros(self.by_key.size, dtype=np.bool_)
+        found[np.cumsum(self.counts) - self.counts] = True
+        return found
+
+    def key_numbers(self) -> Numbers:
+        """For each of `by_key`, the row of its key in `keys`."""
+        return np.repeat(np.arange(self.counts.size), self.counts)
+
+    def by_row(self, values: Numbers) -> Numbers:
+        """Values in the order of `by_key`, put where their rows stand."""
+        found = np.empty_like(values)
+        found[self.by_key] = values
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedRows(Keyed):
+    """Rows in order of time, those of one key and one time in order among themselves; and where those of each key stand."""
+
+    rows: pl.DataFrame
+    """The input's columns, and `TIME` where the time is shifted."""
+
+
+def key_expressions(keys: Sequence[str]) -> list[pl.Expr]:
+    """The columns that rows belong together by: never none."""
+    return [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+
+
+def keyed(rows: pl.DataFrame, keys: Sequence[pl.Expr], *, in_order: bool = False) -> Keyed:
+    """Bring rows (at least one) together by key. `in_order`: keys stand in the order of their first rows."""
+    count = pl.len().cast(pl.Int64).alias(_COUNT)
+    groups = rows.with_row_index(_ROW).group_by(keys, maintain_order=in_order).agg(count, _ROW)
+    return Keyed(
+        keys=groups.drop(_COUNT, _ROW),
+        counts=groups.get_column(_COUNT).to_numpy(),
+        by_key=groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy(),
+    )
 
 
 class WaitingRows:
@@ -63,7 +101,7 @@ class WaitingRows:
         self.time = TIME if time.shift_us else time.column
         """The column of the rows that `release` gives which holds their time."""
         self.state = state.buffer(keys, time_column=self.time)
-        self._keys = [pl.col(name) for name in keys] or [pl.lit(0, dtype=pl.Int8).alias(ONE)]
+        self._keys = key_expressions(keys)
         self._shifted = None if not time.shift_us else (pl.col(time.column).cast(pl.Int64) + time.shift_us).alias(TIME)
         self._order = total_order(read, schema)
         self._watermark_us = TIME_MIN_US + 1
@@ -92,15 +130,7 @@ class WaitingRows:
         return self.state.release(watermark_us)
 
     def times(self, rows: pl.DataFrame) -> Numbers:
-        """The times of released rows in microseconds."""
         return microseconds(rows.get_column(self.time)).to_numpy()
-
-    def in_order(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Released rows in the order of all, whatever their keys. Costs a sort by all columns where many times are equal."""
-        as_before = same_as_before(self.times(rows))
-        if not as_before.any():
-            return rows
-        return self.with_ties_in_order(rows, np.arange(rows.height), as_before)
 
     def by_key(self, rows: pl.DataFrame) -> KeyedRows:
         """Released rows (at least one), in order within each key, and where each key's rows stand.
@@ -108,14 +138,11 @@ class WaitingRows:
         Only rows of one key and one time are compared by their columns: mostly that is none, or few, and comparing all
         takes several times as long as all the rest.
         """
-        groups = rows.with_row_index(_ROW).group_by(self._keys).agg(pl.len().cast(pl.Int64).alias(_COUNT), _ROW)
-        counts = groups.get_column(_COUNT).to_numpy()
-        by_key = groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy()
-        as_before = same_as_before(self.times(rows).take(by_key))
-        as_before[np.cumsum(counts)[:-1]] = False
+        at = keyed(rows, self._keys)
+        as_before = same_as_before(self.times(rows).take(at.by_key)) & ~at.begins()
         if as_before.any():
-            rows = self.with_ties_in_order(rows, by_key, as_before)
-        return KeyedRows(rows=rows, keys=groups[list(self.key)], counts=counts, by_key=by_key)
+            rows = self.with_ties_in_order(rows, at.by_key, as_before)
+        return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
 
     def with_ties_in_order(self, rows: pl.DataFrame, places: Numbers, tied: npt.NDArray[np.bool_]) -> pl.DataFrame:
         """The rows, with those that are tied to each other in order among themselves; the others stay where they are.
@@ -134,6 +161,18 @@ class WaitingRows:
         order = np.arange(rows.height)
         order[places] = ordered
         return rows[order]
+
+
+class OrderedOperator(Operator):
+    """An operator that takes rows in order of time, and emits when time passes: nothing waits for the clock."""
+
+    _waiting: WaitingRows
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        return self._waiting.take(frame, late=late)
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - as above
+        return []
 
 
 def total_order(read: Sequence[str], schema: Schema) -> list[pl.Expr]:

@@ -5,13 +5,15 @@ Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it; if a row become
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
 
 from fordstone.errors import PipelineError, SchemaError, TaskError
+from fordstone.lang.dialect import quoted_name
 from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import Schema
@@ -26,9 +28,10 @@ from fordstone.operators.base import (
     OperatorContext,
     Stateless,
     Stays,
+    function_text,
+    pass_on,
     resolve_function,
 )
-from fordstone.operators.describe import function_text, stream_details
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import TIMESTAMP, WINDOW_END, Derived, StreamType, Types, append_only, shown
 
@@ -41,12 +44,8 @@ def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expressio
     if isinstance(step, p.Select):
         return parsed
     new = {expression.name: expression for expression in parsed}
-    kept = [new.pop(name) if name in new else parse(_quoted(name), schema) for name in schema]
+    kept = [new.pop(name) if name in new else parse(quoted_name(name), schema) for name in schema]
     return [*kept, *new.values()]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schema]:
@@ -58,137 +57,56 @@ def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schem
     return array, Schema.of(columns | {array.name: array.type.element})
 
 
-class PassOn(Stateless):
-    """Gives rows on as they are: sources, unions and loop heads."""
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame
-
-
-class TagBranch(Stateless):
-    """Marks the ids of rows with the branch of a union that they come along: the same row may come along several."""
-
-    def __init__(self, branch: int) -> None:
-        self._id = pl.format("{}~{}", ROW_ID, pl.lit(branch)).alias(ROW_ID)
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows, with ids that no other branch gives."""
-        return frame.with_columns(self._id) if ROW_ID in frame.columns else frame
+def tag_branch(branch: int) -> Stateless:
+    """Make what marks the ids of rows with the branch of a union that they come along: the same row may come along several."""
+    tagged = pl.format("{}~{}", ROW_ID, pl.lit(branch)).alias(ROW_ID)
+    return Stateless(lambda frame: frame.with_columns(tagged) if ROW_ID in frame.columns else frame)
 
 
-class FilterRows(Stateless):
-    """Keeps the rows for which a condition is true."""
-
-    def __init__(self, predicate: Expression, schema: Schema) -> None:
-        self._predicate = to_polars(predicate, schema)
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows for which it is true; neither false nor null."""
-        return frame.filter(self._predicate)
+def _explode(frame: pl.DataFrame, array: pl.Expr, name: str, columns: Sequence[str]) -> pl.DataFrame:
+    lists = frame.with_columns(array).filter(pl.col(name).list.len() > 0)
+    if ROW_ID not in frame.columns:
+        return lists.explode(name).select(columns)
+    rows = lists.with_columns(pl.int_ranges(0, pl.col(name).list.len()).alias("__n")).explode(name, "__n")
+    return rows.select(*columns, pl.format("{}.{}", ROW_ID, "__n").alias(ROW_ID))
 
 
-class FilterUpserts(Stateless):
-    """A filter on rows that replace each other: a key whose row no longer passes is deleted (rule 8)."""
-
-    def __init__(self, predicate: Expression, schema: Schema) -> None:
-        passes = to_polars(predicate, schema).fill_null(value=False)
-        self._op = pl.when(passes & (pl.col(OP) == UPSERT)).then(pl.lit(UPSERT)).otherwise(pl.lit(DELETE)).alias(OP)
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Every row, with what it does to its key."""
-        return frame.with_columns(self._op)
-
-
-class Project(Stateless):
-    """New columns in place of the old."""
-
-    def __init__(self, columns: Sequence[Expression], schema: Schema) -> None:
-        self._columns = [to_polars(column, schema) for column in columns]
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The columns, and what the row carries beside them."""
-        return frame.select(*self._columns, *carried(frame))
+def _map_records(
+    frame: pl.DataFrame, function: Callable[[Record], Any], out: Schema, step: str, *, many: bool
+) -> pl.DataFrame:
+    """The records that a user's function makes of each row (`many`: any number of them), in order."""
+    ids = frame[ROW_ID].to_list() if ROW_ID in frame.columns else None
+    found: list[Record] = []
+    found_ids: list[str] = []
+    for index, record in enumerate(frame.drop(ROW_ID, strict=False).iter_rows(named=True)):
+        given: Iterable[Record] = function(record) if many else (function(record),)
+        for ordinal, made in enumerate(given):
+            if not isinstance(made, dict):
+                raise TaskError(f"step {step}: the function gave {type(made).__name__} {made!r}; records are dicts.")
+            found.append(made)
+            if ids is not None:
+                found_ids.append(f"{ids[index]}.{ordinal}" if many else ids[index])
+    rows = frame_of(found, out, step)
+    return rows if ids is None else rows.with_columns(pl.Series(ROW_ID, found_ids, dtype=pl.String()))
 
 
-class ExplodeRows(Stateless):
-    """A row for each element of an array. A null or empty array gives none."""
-
-    def __init__(self, array: Expression, schema: Schema, out: Schema) -> None:
-        self._array = to_polars(array, schema)
-        self._name = array.name
-        self._columns = list(out)
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        lists = frame.with_columns(self._array)
-        lists = lists.filter(pl.col(self._name).list.len() > 0)
-        if ROW_ID not in frame.columns:
-            return lists.explode(self._name).select(self._columns)
-        ordinals = pl.int_ranges(0, pl.col(self._name).list.len()).alias("__n")
-        rows = lists.with_columns(ordinals).explode(self._name, "__n")
-        return rows.select(*self._columns, pl.format("{}.{}", ROW_ID, "__n").alias(ROW_ID))
-
-
-class MapRecords(Stateless):
-    """A user's function of one record, giving one or many."""
-
-    def __init__(self, step: str, function: Callable[[Record], Any], out: Schema, *, many: bool) -> None:
-        self._step = step
-        self._function = function
-        self._out = out
-        self._many = many
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The records that come of each row, in order."""
-        ids = frame[ROW_ID].to_list() if ROW_ID in frame.columns else None
-        found: list[Record] = []
-        found_ids: list[str] = []
-        for index, record in enumerate(frame.drop(ROW_ID, strict=False).iter_rows(named=True)):
-            given: Iterable[Record] = self._function(record) if self._many else (self._function(record),)
-            for ordinal, made in enumerate(given):
-                if not isinstance(made, dict):
-                    raise TaskError(
-                        f"step {self._step}: the function gave {type(made).__name__} {made!r}; records are dicts."
-                    )
-                found.append(made)
-                if ids is not None:
-                    found_ids.append(f"{ids[index]}.{ordinal}" if self._many else ids[index])
-        out = frame_of(found, self._out, self._step)
-        return out if ids is None else out.with_columns(pl.Series(ROW_ID, found_ids, dtype=pl.String()))
-
-
-class MapBatches(Stateless):
-    """A user's function of a frame."""
-
-    def __init__(self, step: str, function: Callable[[pl.DataFrame], pl.DataFrame], out: Schema) -> None:
-        self._step = step
-        self._function = function
-        self._out = out
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """What the function gave, checked against the declared schema."""
-        # Other steps may hold this frame; what the function does to its own in place is its own business.
-        given = self._function(frame.clone().drop(ROW_ID, strict=False))
-        if not isinstance(given, pl.DataFrame):
-            raise TaskError(
-                f"step {self._step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame."
-            )
-        missing = [name for name in self._out if name not in given.columns]
-        if missing:
-            raise SchemaError(
-                f"step {self._step}: map_batches gave columns {', '.join(given.columns)}; "
-                f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
-            )
-        try:
-            return given.select(pl.col(name).cast(kind.polars) for name, kind in self._out.items())
-        except pl.exceptions.PolarsError as error:
-            raise SchemaError(
-                f"step {self._step}: map_batches gave values that are not of the declared type: {error}"
-            ) from error
-
-
-def carried(frame: pl.DataFrame) -> list[pl.Expr]:
-    """The hidden columns that rows of this frame carry."""
-    return [pl.col(name) for name in (ROW_ID, OP) if name in frame.columns]
+def _map_batch(
+    frame: pl.DataFrame, function: Callable[[pl.DataFrame], pl.DataFrame], out: Schema, step: str
+) -> pl.DataFrame:
+    # Other steps may hold this frame; what the function does to its own in place is its own business.
+    given = function(frame.clone().drop(ROW_ID, strict=False))
+    if not isinstance(given, pl.DataFrame):
+        raise TaskError(f"step {step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame.")
+    missing = [name for name in out if name not in given.columns]
+    if missing:
+        raise SchemaError(
+            f"step {step}: map_batches gave columns {', '.join(given.columns)}; "
+            f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
+        )
+    try:
+        return given.select(pl.col(name).cast(kind.polars) for name, kind in out.items())
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"step {step}: map_batches gave values that are not of the declared type: {error}") from error
 
 
 def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFrame:
@@ -219,22 +137,22 @@ class FilterFamily(Family[p.Filter]):
         return {p.Input(step.name): types[step.input]}
 
     def make(self, step: p.Filter, context: OperatorContext) -> Operator:
-        """Rows that replace each other are filtered by deleting."""
         stream = context.types[step.input]
-        predicate = parse_predicate(step.predicate, stream.schema)
-        return (FilterRows if stream.upsert_key is None else FilterUpserts)(predicate, stream.schema)
+        predicate = to_polars(parse_predicate(step.predicate, stream.schema), stream.schema)
+        if stream.upsert_key is None:
+            return Stateless(lambda frame: frame.filter(predicate))
+        # Rows replace each other: a key whose row no longer passes is deleted (rule 8).
+        passes = predicate.fill_null(value=False) & (pl.col(OP) == UPSERT)
+        op = pl.when(passes).then(pl.lit(UPSERT)).otherwise(pl.lit(DELETE)).alias(OP)
+        return Stateless(lambda frame: frame.with_columns(op))
 
     def title(self, step: p.Filter) -> str:
         return f"keep rows where {step.predicate}"
-
-    def describe(self, step: p.Filter, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        return stream_details(step, types)
 
     def push_down(self, step: p.Filter, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
         return _moves(step, [parse_predicate(step.predicate, types[step.input].schema)], Moves(rows="fewer"))
 
     def columns_read(self, step: p.Filter, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
-        """Those of the condition, and those read later."""
         return needed() | set(parse_predicate(step.predicate, schema).columns)
 
 
@@ -264,13 +182,12 @@ class ProjectFamily(Family[p.Select | p.WithColumns]):
 
     def make(self, step: p.Select | p.WithColumns, context: OperatorContext) -> Operator:
         schema = context.types[step.input].schema
-        return Project(projection(step, schema), schema)
+        columns = [to_polars(column, schema) for column in projection(step, schema)]
+        hidden = (ROW_ID, OP)
+        return Stateless(lambda frame: frame.select(*columns, *(name for name in hidden if name in frame.columns)))
 
     def title(self, step: p.Select | p.WithColumns) -> str:
         return f"{'select' if isinstance(step, p.Select) else 'add'} {', '.join(step.columns)}"
-
-    def describe(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        return stream_details(step, types)
 
     def push_down(self, step: p.Select | p.WithColumns, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
         return _moves(step, projection(step, types[step.input].schema), Moves(rows="same"))
@@ -302,20 +219,16 @@ class ExplodeFamily(Family[p.Explode]):
     def make(self, step: p.Explode, context: OperatorContext) -> Operator:
         schema = context.types[step.input].schema
         array, out = exploded_columns(step, schema)
-        return ExplodeRows(array, schema, out)
+        return Stateless(partial(_explode, array=to_polars(array, schema), name=array.name, columns=list(out)))
 
     def title(self, step: p.Explode) -> str:
         return f"a row for each element of {step.expression}"
-
-    def describe(self, step: p.Explode, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        return stream_details(step, types)
 
     def push_down(self, step: p.Explode, plan: p.Plan, types: Types) -> Moves | Stays:  # noqa: ARG002
         """If the array is deterministic; alone it makes more rows cross."""
         return _moves(step, [exploded_columns(step, types[step.input].schema)[0]], Moves(rows="more"))
 
     def columns_read(self, step: p.Explode, schema: Schema, needed: Callable[[], frozenset[str]]) -> frozenset[str]:
-        """Those of the array, and those read later."""
         array, _ = exploded_columns(step, schema)
         return (needed() - {array.name}) & frozenset(schema) | set(array.columns)
 
@@ -324,9 +237,9 @@ class FunctionFamily(Family[p.Function]):
     """A user's function of records or of batches."""
 
     steps = (p.Function,)
+    stays = "{step} is a function of yours, which may depend on where it runs"
 
     def check(self, step: p.Function, types: Types) -> Derived:
-        """The declared columns; time survives in a column of its name."""
         stream = types[step.input]
         append_only(step, stream, step.kind)
         schema = Schema.of(step.schema)
@@ -335,30 +248,23 @@ class FunctionFamily(Family[p.Function]):
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False, row_wise=row_wise)}
 
     def make(self, step: p.Function, context: OperatorContext) -> Operator:
-        """Calls the function for each record, or each batch."""
-        function = resolve_function(step.path, context.functions)
-        out = Schema.of(step.schema)
+        function, out = resolve_function(step.path, context.functions), Schema.of(step.schema)
         if step.kind == "map_batches":
-            return MapBatches(step.name, function, out)
-        return MapRecords(step.name, function, out, many=step.kind == "flat_map")
+            return Stateless(partial(_map_batch, function=function, out=out, step=step.name))
+        many = step.kind == "flat_map"
+        return Stateless(partial(_map_records, function=function, out=out, step=step.name, many=many))
 
     def title(self, step: p.Function) -> str:
         return f"{step.kind} {function_text(step.path)}"
-
-    def describe(self, step: p.Function, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        return stream_details(step, types)
-
-    def push_down(self, step: p.Function, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        return Stays(reason=f"{step.name} is a function of yours, which may depend on where it runs")
 
 
 class UnionFamily(Family[p.Union]):
     """The rows of several streams of one schema."""
 
     steps = (p.Union,)
+    stays = "{step} unites it with other streams"
 
     def check(self, step: p.Union, types: Types) -> Derived:
-        """All schemas are equal; time survives if it is the same everywhere."""
         streams = [types[stream] for stream in step.streams]
         first = streams[0]
         for stream, given in zip(streams, step.streams, strict=True):
@@ -377,17 +283,10 @@ class UnionFamily(Family[p.Union]):
         return {p.Input(step.name): united}
 
     def make(self, step: p.Union, context: OperatorContext) -> Operator:  # noqa: ARG002
-        return PassOn()
+        return Stateless(pass_on)
 
     def title(self, step: p.Union) -> str:
         return f"union of {', '.join(map(str, step.streams))}"
-
-    def describe(self, step: p.Union, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        return stream_details(step, types)
-
-    def push_down(self, step: p.Union, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002
-        """Never: the other streams are at the center."""
-        return Stays(reason=f"{step.name} unites it with other streams")
 
 
 def _moves(step: p.AnyStep, columns: Sequence[Expression], moves: Moves) -> Moves | Stays:

@@ -330,7 +330,6 @@ class Join(AnyStep, frozen=True, tag="join", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.left_keys)),) * 2
 
     @property
@@ -370,7 +369,6 @@ class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.keys)),) * 2
 
     @property
@@ -468,6 +466,8 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     input: Input
     connector: ConnectorSpec
     release: Release = "commit"
+    tier: Literal["center", "edges"] | None = None
+    """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, late ones marked."""
 
 
 KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process
@@ -487,7 +487,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     steps: tuple[Step, ...]
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
         for step in self.steps:
             if step.name == name:
                 return step
@@ -520,6 +519,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 todo += [stream.step for stream in self.step(at).inputs]
         return tuple(step for step in self.steps if step.name in seen)
 
+    def sources_of(self, name: str) -> tuple[Source, ...]:
+        """The sources whose rows come to a step."""
+        return tuple(step for step in self.upstream(name) if isinstance(step, Source))
+
     def has_late_reader(self, name: str) -> bool:
         """Whether a step reads the late rows of this one."""
         return any(stream.port == "late" for _, stream in self.consumers(name))
@@ -529,7 +532,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return msgspec.json.encode(self)
 
     def digest(self) -> str:
-        """The sha256 of the JSON."""
         return hashlib.sha256(self.unplaced().to_json()).hexdigest()
 
     @property

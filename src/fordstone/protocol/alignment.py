@@ -6,32 +6,24 @@ does the moving. Barriers carry attempts; an attempt only ever gives way to a ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import Enum, auto
 
 from fordstone.plan.ids import Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
-    """The barrier belongs to an attempt that has been given up: drop it."""
+class Arrival(Enum):
+    """What the arrival of a barrier means."""
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
+    STALE = auto()
+    """It belongs to an attempt that has been given up: drop it."""
+    WAITING = auto()
     """Barriers of other channels are still to come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+    SNAPSHOT = auto()
     """The cut goes through here and now: freeze the state and pass the barrier on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The barrier came back around the loop: what was logged since is the loop's part of the cut."""
-
-
-AlignmentDecision = Stale | Waiting | Snapshot | Returned
+    RETURNED = auto()
+    """It came back around the loop: what was logged since is the loop's part of the cut."""
+    LOGGED = auto()
+    """Unaligned: the barriers of all channels have come, so what was logged is complete."""
 
 
 class Alignment:
@@ -55,28 +47,20 @@ class Alignment:
         """Whether nothing may be taken from this channel now."""
         return self._hold and self._open and channel in self._come
 
-    def arrive(self, channel: int, attempt: Attempt) -> AlignmentDecision:
+    def arrive(self, channel: int, attempt: Attempt) -> Arrival:
         """A barrier stands at the head of a channel and is taken off it."""
         if channel in self._back:
-            return Returned() if attempt == self._newest else Stale()
+            return Arrival.RETURNED if attempt == self._newest else Arrival.STALE
         if attempt < self._newest or (attempt == self._newest and not self._open):
-            return Stale()
+            return Arrival.STALE
         if attempt > self._newest:
             # Letting go of what was held for an older attempt: its remaining barriers will be stale.
             self._newest, self._open, self._come = attempt, True, frozenset()
         self._come |= {channel}
         if len(self._come) < self._channels - len(self._back):
-            return Waiting()
+            return Arrival.WAITING
         self._open, self._come = False, frozenset()
-        return Snapshot()
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """The barriers of all channels have come: what was logged is complete."""
-
-
-OvertakingDecision = Stale | Waiting | Snapshot | Logged
+        return Arrival.SNAPSHOT
 
 
 class Overtaking:
@@ -102,15 +86,15 @@ class Overtaking:
         """Stop logging: a newer attempt of another kind has come."""
         self._awaited = frozenset()
 
-    def arrive(self, channel: int, attempt: Attempt) -> OvertakingDecision:
-        """A barrier has overtaken what stands in a channel. After `Snapshot`, ask `complete` whether it was the only one."""
+    def arrive(self, channel: int, attempt: Attempt) -> Arrival:
+        """A barrier has overtaken what stands in a channel. After `SNAPSHOT`, ask `complete` whether it was the only one."""
         if attempt < self._newest:
-            return Stale()
+            return Arrival.STALE
         if attempt > self._newest:
             self._newest = attempt
             self._awaited = frozenset(range(self._channels)) - {channel}
-            return Snapshot()
+            return Arrival.SNAPSHOT
         if channel not in self._awaited:
-            return Stale()
+            return Arrival.STALE
         self._awaited -= {channel}
-        return Waiting() if self._awaited else Logged()
+        return Arrival.WAITING if self._awaited else Arrival.LOGGED

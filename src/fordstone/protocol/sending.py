@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 
 SEND_BACKOFF: Final = Backoff(first_us=250_000, max_us=30_000_000)
 COMMIT_BYTES_MAX: Final = 64 << 20

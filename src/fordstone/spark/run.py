@@ -1,6 +1,6 @@
 """Run a pipeline on Spark: as a stream until it is stopped, or as a batch job; start again after failures.
 
-What to do after a failure is decided in `protocol.restart`, as on the edge. An error of the user's is raised at once, and not
+What to do after a failure is decided in `protocol.retry`, as on the edge. An error of the user's is raised at once, and not
 tried again. Spark wraps a worker's traceback into its own text several times over: the innermost one counts (`worker_trace`).
 """
 
@@ -27,8 +27,8 @@ from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskErr
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.planner.split import placed, split
-from fordstone.protocol.restart import RestartAfter, RestartPolicy, Stop, decide_restart
-from fordstone.runtime.progress import Progress, Report
+from fordstone.protocol.progress import Progress, Report
+from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.query import HostedQuery, hosted_query

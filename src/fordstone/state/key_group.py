@@ -31,7 +31,6 @@ Groups = npt.NDArray[np.uint8]
 
 BLOCK_ROWS: Final = 32768
 """Number of rows hashed at a time, so that their words stay in the processor's cache."""
-_NULL: Final = 0
 _VALUE: Final = 1
 _NAN_BITS: Final = np.uint64(0x7FF8000000000000)
 _WORD: Final = 8
@@ -104,7 +103,6 @@ def _blocks(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def _hashes(columns: Sequence[_Fixed | _Ragged], rows: int) -> Words:
-    """The hash of each row's canonical bytes."""
     if len(columns) == 1 and isinstance(columns[0], _Fixed):
         hashes = hash_tagged_words(_VALUE, columns[0].words)
         valid = columns[0].valid
@@ -123,7 +121,6 @@ def _hashes(columns: Sequence[_Fixed | _Ragged], rows: int) -> Words:
 
 
 def _widths(column: _Fixed | _Ragged) -> Lengths:
-    """How many canonical bytes each row of a column has."""
     if isinstance(column, _Fixed):
         if column.valid is None:
             return np.full(column.words.size, 1 + _WORD, dtype=np.int64)
@@ -133,7 +130,6 @@ def _widths(column: _Fixed | _Ragged) -> Lengths:
 
 
 def _write(buffer: Bytes, at: Lengths, column: _Fixed | _Ragged) -> None:
-    """Write the canonical bytes of a column, each row's at its place."""
     valid = column.valid
     buffer[at] = _VALUE if valid is None else valid
     here = (at if valid is None else at[valid]) + 1
@@ -152,7 +148,6 @@ def _write(buffer: Bytes, at: Lengths, column: _Fixed | _Ragged) -> None:
 
 
 def _canonical(column: pl.Series) -> _Fixed | _Ragged:
-    """The values of a key column in canonical form."""
     dtype = column.dtype
     if isinstance(dtype, pl.Datetime):
         column = column.dt.cast_time_unit("us")

@@ -12,19 +12,18 @@ Invariants: two keys have the same slot exactly if they are equal, where null eq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fordstone.state.base import KeyIndex
 from fordstone.state.column import Cells, Slots, column_of
 
 MISSING: Final = -1
 BUCKETS_MIN: Final = 64
-HASH_BLOCK_ROWS: Final = 32768
-"""Number of rows hashed at a time, so that their words stay in the processor's cache."""
 # A bucket is 0 when empty, negative when its key was removed, else the tag above `slot + 1`. Tags are never 0.
 _EMPTY: Final = 0
 _REMOVED: Final = -1
@@ -32,36 +31,8 @@ _CLAIM: Final = -2
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 _TAG_LOW_BIT: Final = 1 << 30
-_ODD: Final = np.uint64(0xD6E8FEB86659FD93)
-_NULL_WORD: Final = np.uint64(0x5851F42D4C957F2D)
 
 Hashes = npt.NDArray[np.uint64]
-
-
-def hash_words(cells: Sequence[Cells]) -> Hashes:
-    """A hash of keys that all lie in arrays. For small batches this is done before Polars has got going."""
-    rows = 0 if cells[0].values is None else cells[0].values.size
-    hashes = np.empty(rows, dtype=np.uint64)
-    for start in range(0, rows, HASH_BLOCK_ROWS):
-        block = slice(start, start + HASH_BLOCK_ROWS)
-        mixed = _mixed(_words(cells[0], block))
-        for cell in cells[1:]:
-            mixed = _mixed(mixed ^ _words(cell, block))
-        hashes[block] = mixed
-    return hashes
-
-
-def _words(cell: Cells, block: slice) -> Hashes:
-    """Some values as new words of 64 bits."""
-    if cell.values is None:
-        raise TypeError(f"column {cell.series.name!r} does not lie in an array")
-    values = cell.values[block]
-    if values.dtype.kind == "f":
-        values = values.view(f"u{values.dtype.itemsize}")
-    words = values.astype(np.uint64)
-    if cell.valid is not None:
-        words[~cell.valid[block]] = _NULL_WORD
-    return words
 
 
 def _tags(hashes: Hashes) -> Slots:
@@ -69,16 +40,8 @@ def _tags(hashes: Hashes) -> Slots:
     return (hashes >> np.uint64(_SLOT_BITS + 2)).view(np.int64) | _TAG_LOW_BIT
 
 
-def _mixed(words: Hashes) -> Hashes:
-    mixed = words * _ODD
-    mixed ^= mixed >> np.uint64(32)
-    mixed *= _ODD
-    mixed ^= mixed >> np.uint64(29)
-    return mixed
-
-
-class KeyIndex:
-    """Keys to dense slots. Called by one thread."""
+class MemoryKeyIndex(KeyIndex):
+    """Keys to dense slots by open addressing."""
 
     def __init__(
         self, schema: Mapping[str, pl.DataType], *, hash_keys: Callable[[pl.DataFrame], Hashes] | None = None
@@ -105,24 +68,20 @@ class KeyIndex:
 
     @property
     def capacity(self) -> int:
-        """How many slots there is room for: arrays kept by slot need this size."""
         return self._live.size
 
     def live_slots(self) -> Slots:
-        """The slots of all keys, ascending."""
         return np.flatnonzero(self._live[: self._end])
 
     def is_live(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Whether each slot has a key."""
         live: npt.NDArray[np.bool_] = self._live.take(slots)
         return live
 
-    def slots(self, keys: pl.DataFrame, insert: bool) -> Slots:  # noqa: FBT001 - the seam's own signature
-        """The slot of each key; `MISSING` where there is none, unless they are to be inserted. Keys may repeat."""
-        return self.insert(keys)[0] if insert else self._search(*self._read(keys))[0]
+    def find(self, keys: pl.DataFrame) -> Slots:
+        """The slot of each key; `MISSING` where there is none. Keys may repeat."""
+        return self._search(*self._read(keys))[0]
 
     def insert(self, keys: pl.DataFrame) -> tuple[Slots, Slots]:
-        """The slot of each key, new where need be; and the slots that are new."""
         cells, hashes = self._read(keys)
         slots, at = self._search(cells, hashes)
         missing = np.flatnonzero(slots == MISSING)
@@ -152,7 +111,6 @@ class KeyIndex:
         return slots, np.concatenate(fresh)
 
     def fill(self, keys: pl.DataFrame) -> Slots:
-        """Take all keys at once into an empty index, none of them twice: several times faster than `insert`."""
         if self._end:
             raise ValueError("only an empty index is filled")
         cells, hashes = self._read(keys)
@@ -179,12 +137,10 @@ class KeyIndex:
         return removed
 
     def size_bytes(self) -> int:
-        """About how much memory the index and its keys take."""
         own = self._buckets.nbytes + self._hashes.nbytes + self._live.nbytes
         return own + sum(column.size_bytes() for column in self.columns)
 
     def _read(self, keys: pl.DataFrame) -> tuple[list[Cells], Hashes]:
-        """The key columns as cells, and their hashes."""
         series = [keys.get_column(name) for name in self._schema]
         for column in series:
             if column.dtype != self._schema[column.name]:
@@ -197,9 +153,7 @@ class KeyIndex:
             cells = [_one_form(cell) if cell.series.name in self._floats else cell for cell in cells]
         if self._hash_keys is not None:
             return cells, self._hash_keys(pl.DataFrame(series))
-        if any(cell.values is None for cell in cells):
-            return cells, pl.DataFrame(series).hash_rows().to_numpy()
-        return cells, hash_words(cells)
+        return cells, pl.DataFrame(series).hash_rows().to_numpy()
 
     def _search(self, cells: list[Cells], hashes: Hashes, start: Slots | None = None) -> tuple[Slots, Slots]:
         """The slot of each key or `MISSING`, and the bucket where its search ended: its own, or an empty one."""
@@ -240,7 +194,6 @@ class KeyIndex:
         return same
 
     def _settle(self, winners: Slots, buckets: Slots, cells: list[Cells], hashes: Hashes) -> Slots:
-        """Give each of these new keys a slot and its bucket."""
         given = self._allot(winners.size)
         self._buckets[buckets] = (_tags(hashes) << _SLOT_BITS) | (given + 1)
         self._used += winners.size
@@ -252,7 +205,6 @@ class KeyIndex:
         return given
 
     def _allot(self, count: int) -> Slots:
-        """Free slots, old ones first."""
         parts = []
         while count and self._free:
             part = self._free.pop()
@@ -299,7 +251,7 @@ class KeyIndex:
 
 
 def _one_form(cells: Cells) -> Cells:
-    """Floats with one zero and one NaN: equal keys must look equal to the hash. (Polars would optimise `x + 0.0` away.)"""
+    """Floats with one zero and one NaN. (Polars would optimise `x + 0.0` away.)"""
     if cells.values is None:
         return cells
     values: npt.NDArray[Any] = np.add(cells.values, 0.0)

@@ -7,10 +7,10 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.state.backend import Buffer, SearchBuffer, StateBackend, Table, Timeline
-from fordstone.state.search import MemorySearchBuffer
+from fordstone.state.base import Buffer, KeyIndex, SearchBuffer, StateBackend, Table, Timeline
+from fordstone.state.key_index import MemoryKeyIndex
 from fordstone.state.table import MemoryTable
-from fordstone.state.timeline import MemoryBuffer, MemoryTimeline
+from fordstone.state.timeline import MemoryBuffer, MemorySearchBuffer, MemoryTimeline
 
 
 class MemoryBackend(StateBackend):
@@ -29,6 +29,9 @@ class MemoryBackend(StateBackend):
 
     def search_buffer(self, key: Sequence[str], *, time_column: str) -> SearchBuffer:
         return MemorySearchBuffer(key, time_column=time_column)
+
+    def key_index(self, schema: Mapping[str, pl.DataType]) -> KeyIndex:
+        return MemoryKeyIndex(schema)
 
 
 IN_MEMORY: Final = MemoryBackend()

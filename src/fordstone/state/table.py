@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.state.backend import FOUND, Table
-from fordstone.state.base import SMALLEST_ROWS, Piece, PieceList, worth_folding
+from fordstone.state.base import FOUND, SMALLEST_ROWS, Piece, PieceList, Table, worth_folding
 from fordstone.state.column import Cells, Slots, column_of
-from fordstone.state.key_index import MISSING, KeyIndex
+from fordstone.state.key_index import MISSING, MemoryKeyIndex
 
 DELETED: Final = "__deleted"
 DENSE_SHARE: Final = 4
@@ -36,11 +35,10 @@ class MemoryTable(Table):
     """One row per key, in NumPy arrays beside a hash index."""
 
     def __init__(self, key: Sequence[str], *, schema: Mapping[str, pl.DataType], sub_key: Sequence[str] = ()) -> None:
-        """As `StateBackend.table` says."""
         self._key = (*key, *sub_key)
         self._group_key = tuple(key)
         self._schema = pl.Schema(schema)
-        self._index = KeyIndex({name: self._schema[name] for name in self._key})
+        self._index = MemoryKeyIndex({name: self._schema[name] for name in self._key})
         self._values = [column_of(name, dtype) for name, dtype in self._schema.items() if name not in self._key]
         self._columns = list(self._schema)
         self._pieces = PieceList()
@@ -56,7 +54,6 @@ class MemoryTable(Table):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns by which rows belong to key groups."""
         return self._group_key
 
     @property
@@ -68,12 +65,10 @@ class MemoryTable(Table):
         return len(self._index)
 
     def size_bytes(self) -> int:
-        """About how much memory the rows and the index take."""
         return self._index.size_bytes() + sum(column.size_bytes() for column in self._values) + 6 * self._dirty.size
 
     def get(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """For each of `keys`, in order: the key, its values (null where missing), and `__found`. Keys may repeat."""
-        slots = self._index.slots(keys, insert=False)
+        slots = self._index.find(keys)
         found = slots != MISSING
         every = bool(found.all())
         if not len(self._index):
@@ -88,7 +83,6 @@ class MemoryTable(Table):
         return pl.DataFrame([*(columns[name] for name in self._columns), pl.Series(FOUND, found)])
 
     def put(self, frame: pl.DataFrame) -> None:
-        """Set the rows of these keys, all columns of them. A key is meant to stand in `frame` once; else its last row counts."""
         if not frame.height:
             return
         cells = self._cells(frame)
@@ -120,12 +114,10 @@ class MemoryTable(Table):
         return cells
 
     def _write(self, slots: Slots, cells: Sequence[Cells]) -> None:
-        """Set the values of slots."""
         for column, cell in zip(self._values, cells, strict=True):
             column.put(slots, cell)
 
     def delete(self, keys: pl.DataFrame) -> None:
-        """Remove the rows of these keys. Keys may repeat; those without a row are passed over."""
         slots = self._index.remove(keys)
         stored = slots[self._stored.take(slots)]
         if stored.size:
@@ -134,7 +126,6 @@ class MemoryTable(Table):
             column.forget(slots)
 
     def scan(self) -> pl.DataFrame:
-        """All rows, in any order. Costs as much as the state is large."""
         slots = self._index.live_slots()
         return pl.DataFrame([column.get(slots) for column in (*self._index.columns, *self._values)]).select(
             self._columns

@@ -23,8 +23,18 @@ import polars as pl
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
-from fordstone.state.backend import Buffer, Timeline
-from fordstone.state.base import Piece, PieceList, RunRef, State, worth_folding
+from fordstone.state.base import (
+    Asked,
+    Buffer,
+    Found,
+    Piece,
+    PieceList,
+    RunRef,
+    SearchBuffer,
+    State,
+    Timeline,
+    worth_folding,
+)
 
 NEVER_US: Final = TIME_MAX_US + 1
 """The time of rows that are never due."""
@@ -37,25 +47,25 @@ DEAD_ROWS_MIN: Final = 65536
 class TimedPiece(Piece):
     """A piece whose rows are ordered by `time`, or in any order and never due when that is None."""
 
-    __slots__ = ("_size_bytes", "_time", "_times", "least_us", "most_us")
+    __slots__ = ("_size_bytes", "_time", "_times", "index", "least_us", "most_us")
 
     def __init__(
         self,
         frame: pl.DataFrame | None = None,
         *,
         time: str | None,
-        least_us: int,
-        most_us: int,
+        span_us: tuple[int, int],
         make: Callable[[], pl.DataFrame] | None = None,
         size_bytes: int = 0,
         ref: RunRef | None = None,
     ) -> None:
-        super().__init__(frame, make=make, ref=ref, keep=True, span_us=(least_us, most_us))
-        self.least_us = least_us
-        self.most_us = most_us
+        super().__init__(frame, make=make, ref=ref, keep=True, span_us=span_us)
+        self.least_us, self.most_us = span_us
         self._size_bytes = size_bytes
         self._time = time
         self._times: npt.NDArray[np.int64] | None = None
+        self.index: _Index | None = None
+        """By key, once it has been searched."""
 
     def _rank(self, bound_us: int) -> int:
         """How many rows have a time up to `bound_us`. Makes the rows only when that cannot be known without."""
@@ -75,7 +85,6 @@ class TimedPiece(Piece):
         return self.frame().slice(self._rank(bound_us))
 
     def rows_after(self, bound_us: int) -> int:
-        """How many rows are alive after `bound_us`."""
         return 0 if self.most_us <= bound_us else self._rows() - self._rank(bound_us)
 
     def _rows(self) -> int:
@@ -116,7 +125,6 @@ class OpenRows:
         self.most_us = TIME_MIN_US
 
     def append(self, frame: pl.DataFrame, least_us: int, most_us: int) -> None:
-        """Take a batch."""
         self.frames.append(frame)
         self.rows += frame.height
         self.size_bytes += int(frame.estimated_size())
@@ -156,7 +164,6 @@ class TimedRows(State):
         return self._closed_us
 
     def size_bytes(self) -> int:
-        """About how much memory the rows take, dead ones in living pieces included."""
         return self._raw.size_bytes + sum(piece.size_bytes() for piece in (*self._held(), *self._ordered))
 
     # Rows in and out, on the task's thread.
@@ -222,7 +229,6 @@ class TimedRows(State):
         self._ordered.append(self._piece(self._in_order(frames)))
 
     def _coalesce(self) -> None:
-        """Fold all open rows."""
         frames = [*(piece.after(self._closed_us) for piece in self._ordered), *self._raw.frames]
         self._ordered = [self._piece(self._in_order(frames))]
         self._raw = OpenRows()
@@ -241,14 +247,12 @@ class TimedRows(State):
             self._pieces.append(ordered[0])
         elif ordered or raw.rows:
             frames = (*(piece.after(closed_us) for piece in ordered), *raw.frames)
+            least_us = min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)])
+            most_us = max([raw.most_us, *(piece.most_us for piece in ordered)])
+            size_bytes = raw.size_bytes + sum(piece.size_bytes() for piece in ordered)
+            make = partial(self._in_order, frames)
             self._pieces.append(
-                TimedPiece(
-                    make=partial(self._in_order, frames),
-                    time=self._time,
-                    least_us=min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)]),
-                    most_us=max([raw.most_us, *(piece.most_us for piece in ordered)]),
-                    size_bytes=raw.size_bytes + sum(piece.size_bytes() for piece in ordered),
-                )
+                TimedPiece(make=make, time=self._time, span_us=(least_us, most_us), size_bytes=size_bytes)
             )
         self._ordered, self._raw = [], OpenRows()
         return self._pieces.snapshot()
@@ -263,17 +267,9 @@ class TimedRows(State):
                 continue
             if span_us is not None and span_us[0] > self._closed_us:
                 # All of it is alive: the rows are not needed before some of them are due.
-                least_us, most_us = span_us
-                size_bytes = piece.ref.size_bytes if piece.ref is not None else 0
+                size_bytes = 0 if piece.ref is None else piece.ref.size_bytes
                 held.append(
-                    TimedPiece(
-                        make=piece.frame,
-                        time=self._time,
-                        least_us=least_us,
-                        most_us=most_us,
-                        size_bytes=size_bytes,
-                        ref=piece.ref,
-                    )
+                    TimedPiece(make=piece.frame, time=self._time, span_us=span_us, size_bytes=size_bytes, ref=piece.ref)
                 )
                 continue
             frame = piece.frame()
@@ -310,7 +306,6 @@ class TimedRows(State):
     # Shared steps.
 
     def _held(self) -> tuple[TimedPiece, ...]:
-        """The sealed pieces, oldest first."""
         return self._pieces.snapshot()  # type: ignore[return-value]  # only timed pieces are ever put in
 
     def _closed_by(self, watermark_us: int) -> int:
@@ -318,7 +313,6 @@ class TimedRows(State):
         return watermark_us
 
     def _extremes(self, frame: pl.DataFrame) -> tuple[int, int]:
-        """The least and the most time of a frame with rows."""
         if self._time is None:
             return NEVER_US, NEVER_US
         times = microseconds(frame.get_column(self._time))
@@ -327,11 +321,16 @@ class TimedRows(State):
         return int(times.min()), int(times.max())  # type: ignore[arg-type]  # never null, checked above
 
     def _alive(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame without rows that have been closed."""
         if self._time is None or frame.height == 0:
             return frame
         alive = times_of(frame, self._time) > self._closed_us
         return frame if alive.all() else frame.filter(alive)
+
+    def _together(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """The frames folded into one; without columns if there never were rows."""
+        if frames:
+            return self._fold(pl.concat(frames, rechunk=True))
+        return pl.DataFrame() if self._empty is None else self._empty
 
     def _in_order(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Fold the frames and order the rows by time; equal times stay as they came."""
@@ -341,44 +340,31 @@ class TimedRows(State):
     def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
         """A piece of these rows, put in order by time where they are not."""
         if frame.height == 0:
-            return TimedPiece(frame, time=self._time, least_us=NEVER_US, most_us=TIME_MIN_US, ref=ref)
-        least_us, most_us = self._extremes(frame)
+            return TimedPiece(frame, time=self._time, span_us=(NEVER_US, TIME_MIN_US), ref=ref)
+        span_us = self._extremes(frame)
         if self._time is not None and not times_of(frame, self._time).is_sorted():
             frame = frame.sort(self._time, maintain_order=True)
-        return TimedPiece(frame, time=self._time, least_us=least_us, most_us=most_us, ref=ref)
+        return TimedPiece(frame, time=self._time, span_us=span_us, ref=ref)
 
 
 class MemoryBuffer(TimedRows, Buffer):
     """Rows ordered by time."""
 
-    def __init__(self, key: Sequence[str], *, time_column: str, order_columns: Sequence[str] = ()) -> None:
-        """`time_column` is Datetime in microseconds, or Int64; rows of one time are given out by `order_columns`."""
+    def __init__(self, key: Sequence[str], *, time_column: str) -> None:
         super().__init__(key, time_column=time_column)
-        self._order = (time_column, *(column for column in order_columns if column != time_column))
+        self._column = time_column
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add rows; none of them below the last watermark. Called for every batch."""
         self._take(frame)
 
     def release(self, watermark_us: int) -> pl.DataFrame:
-        """Remove the rows with time < `watermark_us` and give them by time, order columns and arrival.
-
-        The last watermark, `TIME_MAX_US`, releases all there is. Called at every watermark; costs nothing when no row is
-        due. A frame without columns if there never were rows.
-        """
-        return self._sorted(self._due(self._closed_by(watermark_us)))
+        return self._together(self._due(self._closed_by(watermark_us)))
 
     def scan(self) -> pl.DataFrame:
-        """All rows, in the order in which they would be released."""
-        return self._sorted(self._live())
-
-    def _sorted(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        if not frames:
-            return pl.DataFrame() if self._empty is None else self._empty
-        return pl.concat(frames, rechunk=True).sort(self._order, maintain_order=True)
+        return self._together(self._live())
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame
+        return frame.sort(self._column, maintain_order=True)
 
     def _closed_by(self, watermark_us: int) -> int:
         if watermark_us == TIME_MAX_US:
@@ -409,18 +395,12 @@ class MemoryTimeline(TimedRows, Timeline):
         merge_rows: Callable[[pl.DataFrame], pl.DataFrame],
         coalesce_rows_min: int = COALESCE_ROWS_MIN,
     ) -> None:
-        """`time_column` (Int64 microseconds): when a row is due. None: never, for aggregates without a window.
-
-        `merge_rows` folds the partial rows of equal key (and equal time) into one, keeps the columns and their
-        types, gives them in any order, and is called on any thread: it must be pure.
-        """
         super().__init__(key, time_column=time_column)
         self._coalesce_rows_min = coalesce_rows_min
         self._merge_rows = merge_rows
         self._patience = 1
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add partial rows; all of them later than the last `close`. Called for every batch: no work per key."""
         self._take(frame)
         raw = self._raw
         left_rows = sum(piece.rows_after(self._closed_us) for piece in self._ordered)
@@ -432,32 +412,131 @@ class MemoryTimeline(TimedRows, Timeline):
             self._patience = 1 if shrunk else min(2 * self._patience, PATIENCE_MAX)
 
     def close(self, bound_us: int) -> pl.DataFrame:
-        """Remove the rows with time <= `bound_us` and give them folded, in any order.
-
-        Called at every watermark, with the watermark itself: after a restore all rows up to the watermark count as
-        closed. Costs nothing when no row is due. A frame without columns if there never were rows.
-        """
-        return self._folded(self._due(bound_us))
+        return self._together(self._due(bound_us))
 
     def scan(self) -> pl.DataFrame:
-        """All rows, folded, in any order. Costs as much as the state is large."""
-        return self._folded(self._live())
+        return self._together(self._live())
 
     def drain(self) -> pl.DataFrame:
-        """Remove all rows and give them folded, in any order. A frame without columns if there never were rows."""
         rows = self.scan()
         self._pieces.reset([])
         self._ordered, self._raw = [], OpenRows()
         self._least_us = NEVER_US
         return rows
 
-    def _folded(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        if frames:
-            return self._fold(pl.concat(frames, rechunk=True))
-        return pl.DataFrame() if self._empty is None else self._empty
-
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
         folded = self._merge_rows(frame).select(frame.columns)
         if folded.dtypes != frame.dtypes:
             raise TypeError(f"merge_rows must keep the types of its rows: took {frame.schema}, gave {folded.schema}.")
         return folded
+
+
+Rows = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
+
+
+class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
+    """Rows that can be searched by key and time."""
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add rows, and put them in order: they are searched soon."""
+        self._take(frame)
+        raw, self._raw = self._raw, OpenRows()
+        if raw.rows:
+            self._push(raw.frames)
+
+    def drop(self, watermark_us: int) -> None:
+        self._due(self._closed_by(watermark_us))
+
+    def search(self, asked: Asked) -> Found | None:
+        least_us, most_us = max(int(asked.from_us.min()), self._closed_us + 1), int(asked.to_us.max())
+        pieces = [
+            piece
+            for piece in (*self._held(), *self._ordered)
+            if piece.least_us <= most_us and piece.most_us >= least_us
+        ]
+        if not pieces:
+            return None
+        hashes = _hashes(asked.keys)
+        by_hash = (hashes >> np.uint32(16)).astype(np.uint16).argsort(kind="stable")
+        if (there := _there(asked.keys)) is not None:
+            by_hash = by_hash[there.take(by_hash)]
+        pairs = [self._index(piece).search(hashes, asked, by_hash) for piece in pieces]
+        # One call for all columns of a piece, and the rest for all pieces together: calls are what small batches cost.
+        rows = [piece.frame()[at] for piece, (_, at) in zip(pieces, pairs, strict=True) if at.size]
+        if not rows:
+            return None
+        found = Found(asked=np.concatenate([number for number, _ in pairs]), rows=pl.concat(rows))
+        return _equal(found, asked.keys[found.asked])
+
+    def _index(self, piece: TimedPiece) -> _Index:
+        if piece.index is None:
+            frame = piece.frame()
+            piece.index = _Index(frame, self._key, times_of(frame, self._column).to_numpy())
+        return piece.index
+
+
+class _Index:
+    """The rows of a frame that is ordered by time, by the hash of their key, then by time. Rows with a null key are left out.
+
+    A search costs the steps of a bisection and what it finds, however many rows a key has. Made when a piece is first searched,
+    dropped with it, never stored. Hashes only narrow the search down: keys are compared.
+    """
+
+    def __init__(self, frame: pl.DataFrame, key: Sequence[str], times: Rows) -> None:
+        self._times = times
+        keys = frame.select(key)
+        hashes = _hashes(keys)
+        # Two sorts by 16 bits each, which NumPy does by radix, take a third of one by 32.
+        order = hashes.astype(np.uint16).argsort(kind="stable")
+        order = order[(hashes.take(order) >> np.uint32(16)).astype(np.uint16).argsort(kind="stable")]
+        if (there := _there(keys)) is not None:
+            order = order[there.take(order)]
+        self._order = order
+        # A row's number is its place in time: hash and place together are one number that ascends.
+        self._codes: Rows = self._code(hashes.take(order)) + order
+
+    def _code(self, hashes: Hashes) -> Rows:
+        return hashes.astype(np.int64) * (self._times.size + 1)
+
+    def search(self, hashes: Hashes, asked: Asked, by_hash: Rows) -> tuple[Rows, Rows]:
+        """Numbers of what is asked, and of the rows that have its hash, and a time between.
+
+        `by_hash`: what is asked, about in order of the hashes: then the search goes through memory once.
+        """
+        first = self._times.searchsorted(asked.from_us, "left").take(by_hash)
+        until = self._times.searchsorted(asked.to_us, "right").take(by_hash)
+        some = until > first
+        if not some.all():
+            by_hash, first, until = by_hash[some], first[some], until[some]
+        codes = self._code(hashes.take(by_hash))
+        start = self._codes.searchsorted(codes + first)
+        counts = self._codes.searchsorted(codes + until) - start
+        pairs = int(counts.sum())
+        # From the start of each stretch, one after the other.
+        places = np.arange(pairs) + (start - (np.cumsum(counts) - counts)).repeat(counts)
+        return by_hash.repeat(counts), self._order.take(places)
+
+
+def _equal(found: Found, keys: pl.DataFrame) -> Found | None:
+    """Without pairs whose keys only have the same hash. `keys`: what was asked, for each pair."""
+    same = np.ones(found.asked.size, dtype=np.bool_)
+    for key in keys.get_columns():
+        same &= (key == found.rows.get_column(key.name)).to_numpy()
+    if same.all():
+        return found
+    return Found(asked=found.asked[same], rows=found.rows.filter(pl.Series(same))) if same.any() else None
+
+
+def _hashes(keys: pl.DataFrame) -> Hashes:
+    found: Hashes = (keys.hash_rows().to_numpy() >> np.uint64(32)).astype(np.uint32)
+    return found
+
+
+def _there(keys: pl.DataFrame) -> Mask | None:
+    """Which keys have no null; None: all."""
+    if not any(column.null_count() for column in keys.get_columns()):
+        return None
+    there: Mask = keys.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy()
+    return there

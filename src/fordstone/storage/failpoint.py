@@ -46,13 +46,10 @@ SPARK_FAILPOINTS: Final[tuple[str, ...]] = (
     "batch.kept",
 )
 OUTBOX_FAILPOINTS: Final[tuple[str, ...]] = (
-    "outbox.before-add",
-    "outbox.added",
     "outbox.blob-sent",
     "outbox.before-commit",
     "outbox.committed",
     "outbox.marked",
-    "outbox.trimmed",
 )
 CONTROL_FAILPOINTS: Final[tuple[str, ...]] = (
     "control.fetched",

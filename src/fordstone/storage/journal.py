@@ -23,7 +23,6 @@ import msgspec
 from fordstone.errors import DamagedError
 from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk
-from fordstone.storage.failpoint import Failpoints
 
 T = TypeVar("T")
 DIGEST_CHARS: Final = 64
@@ -95,22 +94,16 @@ class JournalContent:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything in the file could not be read."""
         return bool(self.damaged_lines or self.torn_bytes)
 
 
 class Journal:
     """Reads, appends to and rewrites one file. Calls must not overlap; the owner of the log serializes them."""
 
-    def __init__(
-        self, disk: Disk, path: str, *, failpoints: Failpoints | None = None, failpoint_kind: str | None = None
-    ) -> None:
-        """`failpoint_kind`: synced writes hit `<kind>.appended` and `<kind>.synced`."""
+    def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
         self._disk = disk
         self._directory = path.rpartition("/")[0]
-        self._failpoints = failpoints
-        self._kind = failpoint_kind
         self._writer = AtomicWriter(disk)
         self._size_bytes: int | None = None
         """The size up to the last whole line; None until the file has been read or rewritten."""
@@ -120,13 +113,11 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file without a torn tail."""
         if self._size_bytes is None:
             self._look()
         return self._size_bytes or 0
 
     def exists(self) -> bool:
-        """Whether the file is there."""
         return self._disk.exists(self.path)
 
     def read(self) -> JournalContent:
@@ -151,33 +142,26 @@ class Journal:
         self._disk.append(self.path, data)
         self._has_torn_tail = self._lacks_newline = False
         self._size_bytes = (self._size_bytes or 0) + len(data)
-        if not sync:
-            return
-        self._hit("appended")
+        if sync:
+            self.sync()
+
+    def sync(self) -> None:
         self._disk.fsync(self.path)
         if self._is_new:
             self._disk.fsync_dir(self._directory)
             self._is_new = False
-        self._hit("synced")
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Replace the whole file with these lines, durably. On `StorageError` the old file is still there."""
         data = b"".join(line + b"\n" for line in lines)
-        self._writer.replace(self.path, data)
+        self._writer.write(self.path, data)
         self._size_bytes, self._has_torn_tail, self._lacks_newline, self._is_new = len(data), False, False, False
-        self._hit("appended")
-        self._disk.fsync_dir(self._directory)
-        self._hit("synced")
 
     def _look(self) -> None:
         content = self.read()
         self._size_bytes = content.whole_bytes
         self._has_torn_tail, self._lacks_newline = content.torn_bytes > 0, content.lacks_newline
         self._is_new = not self.exists()
-
-    def _hit(self, event: str) -> None:
-        if self._kind is not None and self._failpoints is not None:
-            self._failpoints.hit(f"{self._kind}.{event}")
 
 
 def parse_journal(data: bytes) -> JournalContent:

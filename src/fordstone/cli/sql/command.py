@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
     from fordstone.api.stream import Stream
     from fordstone.cli.sql.output import Output
-    from fordstone.runtime.progress import Progress, Report
+    from fordstone.protocol.progress import Progress, Report
 
 PIPELINE: Final = "sql"
 RESULT: Final = "result"

@@ -19,8 +19,7 @@ import polars as pl
 from fordstone.cli import format as fmt
 from fordstone.cli.table import GAP, UNSAFE, Layout, pad, safe
 from fordstone.cli.view.view import Rate, notices_of
-from fordstone.connectors.files.rows import encoded
-from fordstone.connectors.files.settings import DELETE, OP
+from fordstone.connectors.files.rows import DELETE, OP, encoded
 from fordstone.connectors.memory import MemorySink
 from fordstone.errors import SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, Schema
@@ -29,7 +28,7 @@ from fordstone.plan.stream_type import TIMESTAMP, StreamType
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fordstone.runtime.progress import Progress
+    from fordstone.protocol.progress import Progress
 
 
 DECIMALS: Final = 6

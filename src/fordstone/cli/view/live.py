@@ -21,7 +21,7 @@ from fordstone.cli import format as fmt
 from fordstone.cli.view.view import Board, LineView, notices_of, words_of
 
 if TYPE_CHECKING:
-    from fordstone.runtime.progress import Progress
+    from fordstone.protocol.progress import Progress
 
 DRAW_EVERY_US: Final = 200_000
 BAR_CHARS: Final = 30

@@ -27,8 +27,7 @@ from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
-    from fordstone.protocol.progress import Counters
-    from fordstone.runtime.progress import Progress, Report
+    from fordstone.protocol.progress import Counters, Progress, Report
 
 JSON_EVERY_US: Final = 1_000_000
 LINE_EVERY_US: Final = 10_000_000

@@ -15,8 +15,8 @@ from fordstone.protocol.progress import Counters
 
 if TYPE_CHECKING:
     from fordstone.hub.client.client import HubClient
+    from fordstone.protocol.progress import Progress
     from fordstone.runtime.clock import Clock
-    from fordstone.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,9 @@ class HealthReporter:
             self._changed.set()
 
     def failed(self, error: BaseException) -> None:
-        """Record that the run has failed."""
         self._end = ("failed", str(error))
 
     def stopped(self) -> None:
-        """Record that the run has ended without an error."""
         self._end = ("stopped", "")
 
     def step(self) -> None:

@@ -24,9 +24,8 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.recovery import check_plan
-from fordstone.edge.engine.reservation import Reservations
 from fordstone.edge.engine.sealing import Identity, OutputRules, waits_for_seal
-from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
+from fordstone.edge.engine.source_task import ReadingTask, Reservations, SourceSetup
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
 from fordstone.edge.link.owner import holder_of
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
@@ -35,10 +34,9 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import MAIN, OP, Functions, Operator, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
-from fordstone.operators.rowwise import TagBranch
+from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
 from fordstone.plan.ids import TaskId
-from fordstone.plan.stream_type import StreamType
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph, steps_with_ids
 from fordstone.runtime.assignment import assign, readers
@@ -51,61 +49,6 @@ from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
-
-
-class ConnectorOpener:
-    """Opens the sources and sinks of one plan. The caller closes them."""
-
-    def __init__(
-        self,
-        types: Mapping[p.Input, StreamType],
-        disk: Disk,
-        home: str,
-        *,
-        bounded: bool,
-        clock_us: Callable[[], int],
-        node: str = "",
-    ) -> None:
-        """`home`: the pipeline's directory on this node."""
-        self._node = node
-        self._types = types
-        self._disk = disk
-        self._home = home
-        self._bounded = bounded
-        self._clock_us = clock_us
-
-    def source(self, step: p.Source) -> Source:
-        """The live source of a step."""
-        options = SourceOptions(
-            schema=Schema.stored(step.schema), bounded=self._bounded, options=step.connector.options
-        )
-        return open_source(step.connector, options, self._context(step.connector))
-
-    def sink(self, step: p.Sink) -> Sink:
-        """The live sink of a step."""
-        stream = self._types[step.input]
-        # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
-        owner = holder_of(self._disk, self._home) if Capability.NEEDS_HOME in capabilities(step.connector) else ""
-        taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
-        return open_sink(step.connector, taken, self._context(step.connector))
-
-    def _context(self, spec: p.ConnectorSpec) -> OpenContext:
-        needs_home = Capability.NEEDS_HOME in capabilities(spec)
-        home = Home(disk=self._disk, directory=self._home) if needs_home else None
-        return OpenContext(node=self._node, home=home, clock_us=self._clock_us)
-
-    def schema(self, step: p.Sink) -> pl.Schema:
-        """The columns of what a sink is given."""
-        stream = self._types[step.input]
-        columns = dict(stream.schema.polars)
-        return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
-
-    def dead_letters(self, state: str | Path, source: str) -> Sink:
-        """Where what a source could not read goes. `state`: the state directory."""
-        directory = Path(state) / self._home / "dead-letters" / source
-        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
-        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
-
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4
@@ -139,8 +82,8 @@ class Environment:
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
     """Opens the sink for what a source could not read; None: files below the state directory."""
-    opener: Callable[..., ConnectorOpener] = ConnectorOpener
-    """Opens sources and sinks."""
+    opener: Callable[[Job], ConnectorOpener] | None = None
+    """Opens sources and sinks; None: as the plan says."""
     wait: Callable[[float], object] = time.sleep
     """Waits for seconds, before and while the engine runs. A true value: the process was asked to stop."""
 
@@ -175,18 +118,15 @@ class Job:
             plan_digest=plan.digest(),
             step_digests=step_digests(plan, self.types),
         )
-        self.connectors = environment.opener(
-            self.types,
-            environment.disk,
-            self.home,
-            bounded=config.bounded,
-            clock_us=environment.clock.monotonic_us,
-            node=store.node,
-        )
+        self.connectors = (environment.opener or ConnectorOpener)(self)
 
     def open_sources(self) -> dict[str, Source]:
-        """The sources by step."""
         return {step.name: self.connectors.source(step) for step in self.plan.steps if isinstance(step, p.Source)}
+
+    def sink_schema(self, step: p.Sink) -> pl.Schema:
+        stream = self.types[step.input]
+        columns = dict(stream.schema.polars)
+        return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
 
     def load_steps(self, manifest: Manifest | None) -> frozenset[str]:
         """The steps whose state is loaded from a checkpoint; `PlanMismatchError` if it does not fit the plan."""
@@ -201,17 +141,38 @@ class Job:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Where the tasks of a run begin."""
+class ConnectorOpener:
+    """Opens the sources and sinks of one job. The caller closes them."""
 
-    manifest: Manifest | None
-    load_steps: frozenset[str]
-    sources: Mapping[str, Source]
-    partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
-    """For each source, for each of its subtasks: those of the checkpoint."""
-    reserved_us: Mapping[str, int] = field(default_factory=dict)
-    """For at-most-once, by source: how far time may have come before the crash."""
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def source(self, step: p.Source) -> Source:
+        options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._job.config.bounded)
+        return open_source(step.connector, options, self._context(step.connector))
+
+    def sink(self, step: p.Sink) -> Sink:
+        job, stream = self._job, self._job.types[step.input]
+        # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
+        needs_home = Capability.NEEDS_HOME in capabilities(step.connector)
+        owner = holder_of(job.environment.disk, job.home) if needs_home else ""
+        taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        return open_sink(step.connector, taken, self._context(step.connector))
+
+    def dead_letters(self, source: str) -> Sink:
+        """Where what a source could not read goes."""
+        job = self._job
+        if job.environment.dead_letters is not None:
+            return job.environment.dead_letters(source)
+        directory = Path(job.config.state) / job.home / "dead-letters" / source
+        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
+        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+
+    def _context(self, spec: p.ConnectorSpec) -> OpenContext:
+        environment, home = self._job.environment, None
+        if Capability.NEEDS_HOME in capabilities(spec):
+            home = Home(disk=environment.disk, directory=self._job.home)
+        return OpenContext(node=self._job.store.node, home=home, clock_us=environment.clock.monotonic_us)
 
 
 def assigned_partitions(
@@ -230,15 +191,21 @@ def assigned_partitions(
     return assign(known, job.config.parallelism, readers(manifest, source, job.config.parallelism))
 
 
-MakeSource = Callable[[TaskParts, SourceSetup], ReadingTask]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class Parts:
+    """What the tasks of a run are made of, and where they begin."""
+
     job: Job
-    begins: Beginning
+    manifest: Manifest | None
+    load_steps: frozenset[str]
+    sources: Mapping[str, Source]
+    partitions: Mapping[str, Sequence[Mapping[str, PartitionCut]]]
+    """For each source, for each of its subtasks: those of the checkpoint."""
     reports: Reports
-    make_source: MakeSource
+    make_source: Callable[[TaskParts, SourceSetup], ReadingTask]
+    """Makes the source tasks: live or replaying ones."""
+    reserved_us: Mapping[str, int] = field(default_factory=dict)
+    """For at-most-once, by source: how far time may have come before the crash."""
 
     @property
     def plan(self) -> p.Plan:
@@ -247,10 +214,6 @@ class _Parts:
     @property
     def graph(self) -> Graph:
         return self.job.graph
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self.begins.manifest
 
 
 @dataclass(slots=True)
@@ -261,9 +224,8 @@ class _Wiring:
     into: dict[tuple[str, int], list[tuple[Channel, bool]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def assemble(job: Job, begins: Beginning, reports: Reports, make_source: MakeSource) -> list[Task]:
-    """Every task, sources first, ready to be stepped. `make_source` makes the source tasks: live or replaying ones."""
-    parts = _Parts(job=job, begins=begins, reports=reports, make_source=make_source)
+def assemble(parts: Parts) -> list[Task]:
+    """Every task, sources first, ready to be stepped."""
     wiring = _wire(parts)
     tasks: list[Task] = []
     for vertex in parts.graph.vertices:
@@ -288,7 +250,7 @@ def _waker(task: Task) -> Callable[[], None]:
     return wake
 
 
-def _wire(parts: _Parts) -> _Wiring:
+def _wire(parts: Parts) -> _Wiring:
     # At-most-once replays nothing: what was in flight at the checkpoint has come out since, or is lost.
     replays = parts.manifest is not None and parts.plan.guarantee != "at_most_once"
     logs = {log.channel: log for log in parts.manifest.channels} if parts.manifest is not None and replays else {}
@@ -330,7 +292,7 @@ def _items(store: CheckpointStore, log: ChannelLog) -> Iterable[Item]:
             yield Watermark(item.watermark_us, item.idle)
 
 
-def _task(parts: _Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
+def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     task_id = TaskId(f"{vertex.name}/{subtask}")
     pending: deque[tuple[Channel, Item]] = deque()
     outputs = {
@@ -363,24 +325,24 @@ def _task(parts: _Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:
     return LoopTask(made_of, gate) if vertex.kind is VertexKind.LOOP else StreamTask(made_of, gate)
 
 
-def _source_setup(parts: _Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
+def _source_setup(parts: Parts, name: str, subtask: int, dead_letters: Outlet) -> SourceSetup:
     step = parts.plan.step(name)
     if not isinstance(step, p.Source):
         raise TypeError(f"{name} is not a source")
-    known = parts.manifest is not None and name in parts.begins.load_steps
+    known = parts.manifest is not None and name in parts.load_steps
     cut = parts.manifest.cut.sources.get(name) if parts.manifest is not None and known else None
     return SourceSetup(
         step=step,
-        source=parts.begins.sources[name],
+        source=parts.sources[name],
         batch_rows=parts.job.config.batch_rows,
         with_ids=name in parts.job.setting.with_ids,
         dead_letters=dead_letters,
-        partitions=parts.begins.partitions[name][subtask],
+        partitions=parts.partitions[name][subtask],
         watermark_us=cut.watermark_us if cut is not None else TIME_MIN_US,
     )
 
 
-def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
+def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Output], watermark_us: int) -> list[Link]:
     links: list[Link] = []
     for name in vertex.steps:
         step = parts.plan.step(name)
@@ -396,7 +358,7 @@ def _links(parts: _Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Ou
                 branch = edge.number - parts.graph.into(edge.target)[0].number
                 tag = f"{edge.target}/branch{branch}"
                 inside[edge.port].append(tag)
-                feeders.append(Link(tag, TagBranch(branch), outputs={MAIN: [outputs[edge.number]]}))
+                feeders.append(Link(tag, tag_branch(branch), outputs={MAIN: [outputs[edge.number]]}))
                 continue
             target = parts.plan.step(edge.target)
             feeder = make_feeder(target, edge.index, parts.job.setting) if isinstance(target, p.KeyedStep) else None
@@ -418,7 +380,7 @@ def _is_feedback(consumer: p.Step, stream: p.Input) -> bool:
     return isinstance(consumer, p.Loop) and stream == consumer.feedback
 
 
-def _outlet(parts: _Parts, step: p.Sink) -> Outlet:
+def _outlet(parts: Parts, step: p.Sink) -> Outlet:
     waits = waits_for_seal(parts.plan, step)
     bytes_max = parts.job.config.waiting_bytes_max
     crosses = Capability.CROSSES in capabilities(step.connector)
@@ -431,14 +393,14 @@ def _outlet(parts: _Parts, step: p.Sink) -> Outlet:
     )
 
 
-def _restore_pending(parts: _Parts, outlets: Sequence[Outlet]) -> None:
+def _restore_pending(parts: Parts, outlets: Sequence[Outlet]) -> None:
     """Put back the output that no epoch has released yet. The first subtask has it: its rows come first in a segment."""
     pending = {} if parts.manifest is None else {segment.sink: segment.runs for segment in parts.manifest.pending}
     for outlet in outlets:
         outlet.restore(_read(parts.job.store, pending.get(outlet.sink, ())))
 
 
-def _watermark_of(parts: _Parts, vertex: Vertex, task: TaskId) -> int:
+def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
     """How far time had come at this vertex.
 
     A keyed subtask has its own, which never goes back; the least of all after rescaling, for they are equal at an aligned
@@ -448,9 +410,9 @@ def _watermark_of(parts: _Parts, vertex: Vertex, task: TaskId) -> int:
         return TIME_MIN_US
     keyed = any(edge.keys is not None for edge in parts.graph.edges if edge.target == vertex.name)
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
-    if keyed and parts.begins.reserved_us:
+    if keyed and parts.reserved_us:
         # At-most-once: a window that may have been output since the checkpoint is lost rather than output twice.
-        return max([*own, min(parts.begins.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
+        return max([*own, min(parts.reserved_us[step.name] for step in parts.plan.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
 
@@ -463,7 +425,7 @@ def _least_watermark(manifest: Manifest, vertex: Vertex) -> int:
 
 
 def _channel_times(
-    parts: _Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
+    parts: Parts, manifest: Manifest, task: TaskId, channels: Sequence[Channel], floor_us: int
 ) -> dict[str, int]:
     """The watermark of each channel, but no more than the least of the vertex that it comes from.
 
@@ -477,9 +439,9 @@ def _channel_times(
     }
 
 
-def _load(parts: _Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
+def _load(parts: Parts, step: str, operator: Operator, vertex: Vertex, subtask: int, watermark_us: int) -> None:
     states = operator.states()
-    if parts.manifest is None or step not in parts.begins.load_steps or not states:
+    if parts.manifest is None or step not in parts.load_steps or not states:
         return
     for name, state in states.items():
         found = [runs for runs in parts.manifest.states if (runs.step, runs.state) == (step, name)]

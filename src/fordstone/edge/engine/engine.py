@@ -13,31 +13,26 @@ from typing import Final
 import polars as pl
 
 from fordstone.connectors.base import Sink, Source
-from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.assembly import Beginning, Environment, Job, Steppable, assemble, assigned_partitions
+from fordstone.edge.engine.assembly import Environment, Job, Parts, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
-from fordstone.edge.engine.crossing import Crossing, check_tiers, crossing_streams
 from fordstone.edge.engine.recovery import Resumption, without_end
 from fordstone.edge.engine.release import LocalReleaseLog, Retention, SinkRelease
-from fordstone.edge.engine.reservation import Reservations
-from fordstone.edge.engine.sealing import Sealing, waits_for_seal
-from fordstone.edge.engine.source_task import LiveSetup, SourceSetup, SourceTask
+from fordstone.edge.engine.sealing import Crossing, Sealing, check_tiers, waits_for_seal
+from fordstone.edge.engine.source_task import LiveSetup, Reservations, SourceSetup, SourceTask
 from fordstone.edge.engine.task import LoopTask, Task, TaskParts
 from fordstone.edge.engine.writer import Stages, Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, PartitionCut
-from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, positive_us
-from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
+from fordstone.protocol.progress import Progress
 from fordstone.runtime.assignment import newcomers
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
 from fordstone.runtime.partition import has_event_time
-from fordstone.runtime.progress import Progress
 from fordstone.runtime.snapshot import TaskSnapshot
 
 LOOK_EVERY_US: Final = 500_000
@@ -86,25 +81,12 @@ __all__ = ["Engine", "Environment", "Steppable"]
 class Engine:
     """One run. Raises while it is made if the checkpoint does not fit the plan."""
 
-    def __init__(
-        self,
-        plan: p.Plan,
-        functions: Functions,
-        config: RunConfig,
-        environment: Environment,
-        store: CheckpointStore,
-        resumption: Resumption,
-        *,
-        outbox: Outbox | None = None,
-    ) -> None:
+    def __init__(self, job: Job, resumption: Resumption, *, outbox: Outbox | None = None) -> None:
         """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center."""
-        check_tiers(plan, outbox)
-        self.plan = plan
-        self.config = config
-        self.environment = environment
-        self.store = store
+        plan, config, environment = job.plan, job.config, job.environment
+        check_tiers(plan, has_hub=outbox is not None)
+        self._job, self.plan, self.config, self.environment, self.store = job, plan, config, environment, job.store
         self.resumption = replace(resumption, manifest=without_end(resumption.manifest, plan))
-        self._job = Job(plan, functions, config, environment, store)
         self._interval_us = config.interval_us or 1_000_000
         self._timeout_us = positive_us(config.checkpoint_timeout, what="checkpoint_timeout")
         self._began_us = environment.clock.monotonic_us()
@@ -113,7 +95,10 @@ class Engine:
             Reservations(environment.disk, self._job.home) if plan.guarantee == "at_most_once" else None
         )
         self.sources = self._job.open_sources()
-        self._crossing = None if outbox is None else self._begin_crossing(outbox)
+        self._crossing = Crossing(plan, self._job.graph)
+        self._outbox = outbox
+        if outbox is not None:
+            outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
         self.writer = self._make_writer()
         self.coordinator, self.tasks = self._make_tasks()
         self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
@@ -121,12 +106,10 @@ class Engine:
     # What a scheduler and its caller use.
 
     def steppables(self) -> list[Steppable]:
-        """Everything that is to be stepped."""
         return [*self.tasks, self.coordinator, self.writer]
 
     @property
     def over(self) -> bool:
-        """Whether the last epoch has been sealed and released."""
         return self.coordinator.over
 
     @property
@@ -141,7 +124,6 @@ class Engine:
 
     @property
     def ended(self) -> bool:
-        """Whether all input was read to its end."""
         return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
 
     def release_again(self) -> None:
@@ -152,23 +134,19 @@ class Engine:
         manifest = self.resumption.manifest
         if manifest is None:
             return
-        if self._crossing is not None:
-            self._crossing.sealed(manifest)
-            self._crossing.check(manifest, self._job.store)
+        if self._outbox is not None and self.plan.guarantee == "exactly_once":
+            self._outbox.check(manifest.cut)
         self.writer.stages.sinks.release_again(manifest, self._job.store)
 
     def stop(self) -> None:
-        """Finish the epoch and end."""
         self.coordinator.stop()
 
     def close(self) -> None:
-        """Close readers and sinks."""
         for task in self.tasks:
             task.close()
         self.writer.close()
 
     def progress(self, *, restarts: int = 0) -> Progress:
-        """The state of the run now."""
         sources = [task for task in self.tasks if isinstance(task, SourceTask)]
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
@@ -200,14 +178,6 @@ class Engine:
 
     # Sealing and release.
 
-    def _begin_crossing(self, outbox: Outbox) -> Crossing:
-        store = self._job.store
-        crossing = Crossing(outbox, self.plan, self._job.graph)
-        outbox.begin(self.resumption.next_epoch - 1, crossing.finder(store))
-        for cut in self.resumption.replay:
-            crossing.replayed(store.manifest(cut.epoch), store)
-        return crossing
-
     def _make_writer(self) -> Writer:
         job = self._job
         acks = any(type(source).ack is not Source.ack for source in self.sources.values())
@@ -215,12 +185,9 @@ class Engine:
             store=job.store,
             release_log=LocalReleaseLog(job.store),
             crossing=self._crossing,
+            outbox=self._outbox,
             sinks=SinkRelease(self._waiting_sinks(), self.environment.failpoints),
-            retention=Retention(
-                job.store,
-                outbox=None if self._crossing is None else self._crossing.outbox,
-                ack=self._acknowledge if acks else None,
-            ),
+            retention=Retention(job.store, outbox=self._outbox, ack=self._acknowledge if acks else None),
         )
         return Writer(
             stages,
@@ -233,20 +200,14 @@ class Engine:
         )
 
     def _waiting_sinks(self) -> dict[str, tuple[Sink, pl.Schema]]:
-        """The sinks that wait for seals, and the columns of their rows."""
-        connectors, crossing = self._job.connectors, crossing_streams(self.plan)
+        connectors = self._job.connectors
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in self.plan.steps:
-            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in crossing:
-                sinks[step.name] = (connectors.sink(step), connectors.schema(step))
+            if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in self._crossing.streams:
+                sinks[step.name] = (connectors.sink(step), self._job.sink_schema(step))
             if isinstance(step, p.Source):
-                sinks[DEAD_LETTERS + step.name] = (self._dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
+                sinks[DEAD_LETTERS + step.name] = (connectors.dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
         return sinks
-
-    def _dead_letters(self, source: str) -> Sink:
-        if self.environment.dead_letters is not None:
-            return self.environment.dead_letters(source)
-        return self._job.connectors.dead_letters(self.config.state, source)
 
     def _acknowledge(self, cut: Cut) -> None:
         """Acknowledge positions to the sources, which may then remove the rows before them."""
@@ -295,15 +256,18 @@ class Engine:
             )
             return SourceTask(parts, setup, live)
 
-        begins = Beginning(
+        reports = _Reports()
+        parts = Parts(
+            job=job,
             manifest=manifest,
             load_steps=self._load_steps,
             sources=self.sources,
             partitions=known,
+            reports=reports,
+            make_source=live_source,
             reserved_us=self._reserved_us(),
         )
-        reports = _Reports()
-        tasks = assemble(job, begins, reports, live_source)
+        tasks = assemble(parts)
         coordinator = Coordinator(
             pace=lambda: Pace(interval_us=self._interval_us, timeout_us=self._timeout_us),
             clock=clock,

@@ -13,7 +13,7 @@ from typing import Final
 from fordstone.edge.engine.channel import Channel
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import Attempt
-from fordstone.protocol.alignment import Alignment, Logged, Overtaking, Returned, Snapshot
+from fordstone.protocol.alignment import Alignment, Arrival, Overtaking
 from fordstone.runtime.snapshot import Barrier, Batch, Item, Probe, Watermark
 
 FORWARD_EVERY: Final = 4
@@ -108,7 +108,6 @@ class Gate:
         self.watermark_us = max(floor_us, min((self._times[i] for i in self._forward()), default=TIME_MIN_US))
 
     def times_us(self) -> dict[str, int]:
-        """The watermark of each channel, for the manifest."""
         return {channel.name: time for channel, time in zip(self.channels, self._times, strict=True)}
 
     def next(self, *, urgent_only: bool = False) -> GateEvent | None:
@@ -202,7 +201,7 @@ class Gate:
             self._loop_log = None
         self._idle_next[index] = barrier.idle
         match self._alignment.arrive(index, barrier.attempt):
-            case Snapshot():
+            case Arrival.SNAPSHOT:
                 if self._back:
                     self._loop_log = []
                 if self._hold:
@@ -212,7 +211,7 @@ class Gate:
                 # Time moves after the cut: windows that close by it belong to the next epoch, and so does the watermark.
                 self._idle_changed = True
                 return CutHere(replace(barrier, idle=not self._busy()), logging=bool(self._back))
-            case Returned() if self._loop_log is not None:
+            case Arrival.RETURNED if self._loop_log is not None:
                 log, self._loop_log = tuple(self._loop_log), None
                 return InFlight(barrier.attempt, {self.channels[index].name: log})
             case _:
@@ -224,13 +223,13 @@ class Gate:
         self._newest = barrier.attempt
         moving: list[Item] = [item for item in overtook if not isinstance(item, Barrier | Probe)]
         match self._overtaking.arrive(index, barrier.attempt):
-            case Snapshot():
+            case Arrival.SNAPSHOT:
                 self._logs = {i: [] for i in range(len(self.channels))}
                 self._logs[index] = moving
                 if self._overtaking.complete:
                     self._ready = self._in_flight(barrier.attempt)
                 return CutHere(barrier, logging=True)
-            case Logged():
+            case Arrival.LOGGED:
                 self._logs[index] += moving
                 return self._in_flight(barrier.attempt)
             case _:

@@ -87,7 +87,7 @@ def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
 
 
 def _mend_cuts(store: CheckpointStore) -> None:
-    """Log damage to the cut log and repair it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
+    """Log damage to the epoch log and repair it. Nothing is lost by it yet: it is needed only when a manifest is damaged too."""
     try:
         problem = store.mend_cuts()
     except FatalStorageError:
@@ -95,7 +95,7 @@ def _mend_cuts(store: CheckpointStore) -> None:
     except StorageError as error:
         problem = f"it could not be mended: {error}"
     if problem is not None:
-        log.warning("cut log damaged", extra={"problem": problem})
+        log.warning("epoch log damaged", extra={"problem": problem})
 
 
 def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:

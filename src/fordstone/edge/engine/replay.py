@@ -21,7 +21,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.compare import difference
-from fordstone.edge.engine.assembly import Beginning, Job, assemble, assigned_partitions
+from fordstone.edge.engine.assembly import Job, Parts, assemble, assigned_partitions
 from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
 from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
@@ -108,14 +108,12 @@ class Replay:
         return manifest
 
     def close(self) -> None:
-        """Close readers, and the sinks that do not wait for a seal."""
         for task in self._tasks:
             task.close()
 
     # What tasks report.
 
     def acknowledge(self, snapshot: TaskSnapshot) -> None:
-        """Take in a task's part of the epoch."""
         self._acknowledged[snapshot.task] = snapshot
 
     def request_barrier(self) -> None:
@@ -133,8 +131,16 @@ class Replay:
         job, manifest = self._job, without_end(manifest, self._job.plan)
         load_steps = job.load_steps(manifest)
         partitions = {name: assigned_partitions(job, manifest, load_steps, name) for name in self._sources}
-        begins = Beginning(manifest=manifest, load_steps=load_steps, sources=self._sources, partitions=partitions)
-        self._tasks = assemble(job, begins, self, ReplaySourceTask)
+        parts = Parts(
+            job=job,
+            manifest=manifest,
+            load_steps=load_steps,
+            sources=self._sources,
+            partitions=partitions,
+            reports=self,
+            make_source=ReplaySourceTask,
+        )
+        self._tasks = assemble(parts)
         self._known = {name: {one for share in shares for one in share} for name, shares in partitions.items()}
         self._attempt = Attempt(manifest.attempt if manifest is not None else 0)
         self._before_us = manifest.cut.now_us if manifest is not None else 0
@@ -200,8 +206,9 @@ class Replay:
                         Segment(name, tuple(job.store.write_run(frame) for frame in frames))
                     )
                 )
-        cut = msgspec.structs.replace(cut, segments=tuple(whole.get(name) or again[name] for name in outputs))
-        manifest = draft.manifest(job.identity, cut, created_us=job.environment.clock.wall_us(), pending=tuple(pending))
+        cut = restated(cut, [whole.get(name) or again[name] for name in outputs])
+        created_us = job.environment.clock.wall_us()
+        manifest = draft.manifest(job.identity, cut, draft.tasks(), created_us=created_us, pending=tuple(pending))
         self._patiently(lambda: job.store.commit(manifest, rebuilt=True))
         for task in self._tasks:
             for outlet in task.chain.outlets if task.id.endswith("/0") else ():
@@ -228,6 +235,17 @@ class Replay:
             )
 
 
+def restated(cut: Cut, segments: Sequence[Segment]) -> Cut:
+    """The record of an epoch whose output is stored in these runs now: its streams and their watermarks stay."""
+    before = {segment.sink: segment for segment in cut.segments}
+    now = tuple(
+        msgspec.structs.replace(before[segment.sink], runs=segment.runs) if segment.sink in before else segment
+        for segment in segments
+    )
+    changed = any(segment.stream is not None and segment != before[segment.sink] for segment in now)
+    return msgspec.structs.replace(cut, segments=now, restated=cut.restated or changed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """One task's share of a recorded epoch."""
@@ -248,18 +266,15 @@ class ReplaySourceTask(ReadingTask):
         self._end: Stage | None = None
 
     def begin(self, recorded: Recorded) -> None:
-        """Start to read an epoch."""
         self._stages = deque(recorded.stages)
         self._end = recorded.end
         self._bounded = recorded.bounded
 
     @property
     def reached(self) -> bool:
-        """Whether all of the epoch has been read."""
         return self._end is not None and not self._stages and self._is_at(self._end)
 
     def step(self) -> bool:
-        """Pass queued output on, apply the next stage, or read a chunk."""
         if not self._flush() or self._end is None:
             return False
         did = False
@@ -308,7 +323,6 @@ class ReplaySourceTask(ReadingTask):
         return all(known[name].position >= cut.position for name, cut in stage.items() if name in known)
 
     def _apply(self, stage: Stage) -> None:
-        """Change the partitions as it was recorded."""
         for name, cut in stage.items():
             partition = self._share.partitions.get(name)
             if partition is None:

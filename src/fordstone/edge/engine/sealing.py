@@ -1,6 +1,7 @@
 """Turn a complete attempt into a manifest: write its runs and what was in flight, then describe all of it.
 
-Used by the live writer and by replay. Durability of the manifest itself, and all that follows it, is theirs.
+Used by the live writer and by replay. Durability of the manifest itself, and all that follows it, is theirs. What crosses to the
+hub (which sinks, under which stream, with which watermark) is added to the record before the seal: the outbox needs nothing else.
 
 Invariant: every run that a manifest names has been written before the manifest is made.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Capability
@@ -17,9 +19,12 @@ from fordstone.connectors.registry import capabilities
 from fordstone.edge.engine.source_task import source_cut
 from fordstone.epochs.manifest import ChannelLog, Cut, LoggedItem, Manifest, Segment, SourceCut, StateRuns, TaskCut
 from fordstone.epochs.store import CheckpointStore
+from fordstone.errors import ConfigError, PipelineError
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt
 from fordstone.plan.stream_type import StreamType
+from fordstone.planner.graph import Graph, VertexKind
 from fordstone.runtime.dead_letters import DEAD_LETTERS
 from fordstone.runtime.snapshot import Batch, FrozenSource, Item, TaskSnapshot, Watermark
 from fordstone.state.base import Piece, RunRef
@@ -42,7 +47,6 @@ class Sealing:
 
     @property
     def pause_us(self) -> int:
-        """The longest time that a task stopped at the barrier."""
         return max((snapshot.pause_us for snapshot in self.snapshots), default=0)
 
 
@@ -67,7 +71,6 @@ class OutputRules:
 
     @classmethod
     def of(cls, plan: p.Plan, types: Mapping[p.Input, StreamType]) -> OutputRules:
-        """The rules of a plan."""
         names: list[str] = []
         for step in plan.steps:
             if isinstance(step, p.Sink) and waits_for_seal(plan, step):
@@ -116,12 +119,10 @@ class Draft:
 
     @property
     def new_runs(self) -> int:
-        """Number of runs that this epoch adds."""
         return len(self._new)
 
     @property
     def new_bytes(self) -> int:
-        """Bytes of the runs that this epoch adds."""
         return sum(piece.ref.size_bytes for piece in self._new if piece.ref is not None)
 
     def work(self) -> Iterator[Callable[[], object]]:
@@ -148,12 +149,23 @@ class Draft:
         )
 
     def segments(self) -> tuple[Segment, ...]:
-        """The output as it was written."""
         return tuple(Segment(name, _refs(pieces)) for name, pieces in self._outputs.items())
 
-    def manifest(self, identity: Identity, cut: Cut, *, created_us: int, pending: tuple[Segment, ...] = ()) -> Manifest:
-        """The manifest, with this cut."""
-        snapshots = self._sealing.snapshots
+    def tasks(self) -> tuple[TaskCut, ...]:
+        return tuple(
+            TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
+            for snapshot in self._sealing.snapshots
+        )
+
+    def manifest(
+        self,
+        identity: Identity,
+        cut: Cut,
+        tasks: tuple[TaskCut, ...],
+        *,
+        created_us: int,
+        pending: tuple[Segment, ...] = (),
+    ) -> Manifest:
         return Manifest(
             pipeline=identity.pipeline,
             node=identity.node,
@@ -165,13 +177,10 @@ class Draft:
             step_digests=dict(identity.step_digests),
             created_us=created_us,
             cut=cut,
-            tasks=tuple(
-                TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
-                for snapshot in snapshots
-            ),
+            tasks=tasks,
             states=tuple(
                 StateRuns(state.step, state.name, state.subtask, _refs(state.pieces))
-                for snapshot in snapshots
+                for snapshot in self._sealing.snapshots
                 for state in snapshot.states
             ),
             channels=tuple(self._logs),
@@ -200,3 +209,98 @@ def _refs(pieces: Sequence[Piece]) -> tuple[RunRef, ...]:
     if len(refs) != len(pieces):
         raise AssertionError("a piece was not written before its manifest")
     return refs
+
+
+def crossing_streams(plan: p.Plan) -> dict[str, str]:
+    """The sinks whose rows cross, and the streams that they become."""
+    return {
+        step.name: str(step.connector.options.get("stream", step.name))
+        for step in plan.steps
+        if isinstance(step, p.Sink) and Capability.CROSSES in capabilities(step.connector)
+    }
+
+
+def check_tiers(plan: p.Plan, *, has_hub: bool) -> None:
+    """Refuse what is not for one engine alone."""
+    if plan.tiered:
+        raise PipelineError(
+            f"pipeline {plan.pipeline} has two tiers, so no engine runs it as it is. On one machine: fordstone run FILE. On several: "
+            "fordstone edge FILE on each node and fordstone center FILE at the center, with a hub between them."
+        )
+    if crossing_streams(plan) and not has_hub:
+        raise ConfigError(
+            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and nobody said through which hub. "
+            "Give its address (--hub URL)."
+        )
+
+
+class Crossing:
+    """Finds what crosses, by the plan and its task graph."""
+
+    def __init__(self, plan: p.Plan, graph: Graph) -> None:
+        self.streams = crossing_streams(plan)
+        self._graph = graph
+        self._controls = {
+            step.name: str(step.connector.options.get("control", step.name))
+            for step in plan.steps
+            if isinstance(step, p.Source) and Capability.FEEDS_BACK in capabilities(step.connector)
+        }
+
+    def add_to(self, cut: Cut, tasks: Sequence[TaskCut]) -> Cut:
+        """The record with the streams and control versions of its epoch. `tasks`: where they stood at the barrier."""
+        busy = self._busy(cut, tasks) if self.streams else set()
+
+        def marked(segment: Segment) -> Segment:
+            stream = self.streams.get(segment.sink)
+            if stream is None:
+                return segment
+            watermark_us = self._watermark_us(segment.sink, cut, tasks, busy)
+            return msgspec.structs.replace(segment, stream=stream, watermark_us=watermark_us)
+
+        controls = {control: _position(cut, source) for source, control in self._controls.items()}
+        return msgspec.structs.replace(cut, segments=tuple(map(marked, cut.segments)), controls=controls)
+
+    def _watermark_us(self, sink: str, cut: Cut, tasks: Sequence[TaskCut], busy: set[str]) -> int:
+        vertex = self._graph.vertex(self._graph.home[sink])
+        times_us = {task.task: task.watermark_us for task in tasks if task.task.rpartition("/")[0] == vertex.name}
+        # Idle tasks do not hold the watermark back, as at a gate. If all are idle, it stays.
+        counted = times_us.keys() & busy
+        if vertex.kind is VertexKind.SOURCE and not counted:
+            source = cut.sources.get(vertex.name)
+            return source.watermark_us if source is not None else TIME_MIN_US
+        return min((times_us[task] for task in counted or times_us), default=TIME_MIN_US)
+
+    def _busy(self, cut: Cut, tasks: Sequence[TaskCut]) -> set[str]:
+        """The tasks that receive rows with a time: from sources with a partition that is neither idle nor done."""
+        graph, cuts = self._graph, {task.task: task for task in tasks}
+        found: set[str] = set()
+        for vertex in graph.vertices:  # in the plan's order: the inputs of a vertex come before it
+            edges = graph.into(vertex.name)
+            for number in range(vertex.parallelism):
+                task = f"{vertex.name}/{number}"
+                if vertex.kind is VertexKind.SOURCE:
+                    comes = vertex.name not in self._controls and _reads(cuts.get(task), cut, vertex.name)
+                else:
+                    comes = any(
+                        f"{edge.source}/{other}" in found
+                        for edge in edges
+                        for other in range(graph.vertex(edge.source).parallelism)
+                        if edge.keys is not None or vertex.parallelism == 1 or other == number
+                    )
+                if comes:
+                    found.add(task)
+        return found
+
+
+def _position(cut: Cut, source: str) -> int:
+    found = cut.sources.get(source)
+    return max((part.position for part in found.partitions.values()), default=0) if found is not None else 0
+
+
+def _reads(task: TaskCut | None, cut: Cut, source: str) -> bool:
+    """Whether a source's task has partitions that are neither idle nor done."""
+    if task is None or source not in cut.sources:
+        return False
+    partitions = cut.sources[source].partitions
+    found = [partitions[name] for name in task.watermarks_us if name in partitions]
+    return any(not (partition.idle or partition.done) for partition in found)

@@ -9,18 +9,20 @@ an epoch can be replayed from its recorded cut (rule 1). Of several partitions, 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Final, Protocol
+from typing import Final
 
+import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Chunk, Source
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import PartitionCut, SourceCut
-from fordstone.errors import StorageError
+from fordstone.errors import CheckpointError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
@@ -29,7 +31,8 @@ from fordstone.runtime.dead_letters import DeadLetters
 from fordstone.runtime.outlet import Outlet
 from fordstone.runtime.partition import Partition, Share, has_event_time, limit_us, row_ids
 from fordstone.runtime.snapshot import Barrier, FrozenSource
-from fordstone.storage.disk import FatalStorageError
+from fordstone.storage.disk import Disk, FatalStorageError
+from fordstone.storage.journal import Journal, seal
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +42,87 @@ LOOK_EVERY_US: Final = 50_000
 """Interval at which silent and idle partitions are looked at while others are read."""
 
 
-class Reservation(Protocol):
-    """For at-most-once: positions are durably marked as used before their rows move."""
+REWRITE_AFTER_LINES: Final = 10_000
+
+
+class _Reserved(msgspec.Struct, frozen=True, array_like=True):
+    step: str
+    partition: str
+    position: int
+    time_us: int
+    """The newest time before the position."""
+
+    def line(self) -> bytes:
+        return seal("reserved", self)
+
+
+_RESERVED: Final = msgspec.json.Decoder(_Reserved)
+
+
+class Reservations:
+    """For at-most-once: the position that a source has read to is durable before the rows move on.
+
+    A restart begins after the reserved positions, so no row is processed twice. Rows between the last checkpoint and the crash
+    are lost. The journal is synced line by line, and rewritten when it grows long.
+    """
+
+    def __init__(self, disk: Disk, base: str) -> None:
+        self._lock = threading.Lock()
+        self._reserved: dict[tuple[str, str], _Reserved] = {}
+        self._lines = 0
+        disk.make_dirs(base)
+        self._journal = Journal(disk, f"{base}/reserved.jsonl")
+        content = self._journal.read()
+        if content.damaged_lines:
+            raise CheckpointError(
+                f"{self._journal.path}: {content.damaged_lines} lines are damaged, so rows that were read before might be read "
+                "again, which at_most_once rules out. Restore the file from a copy, or start with an empty state directory."
+            )
+        # A torn last line is left out: the rows that it reserved had not moved yet.
+        for record in content.records:
+            self._remember(record.decode(_RESERVED))
+        self._rewrite()
 
     def reserve(self, step: str, partition: str, position: int, time_us: int) -> None:
-        """After this returns, a restart begins after `position`, with time at `time_us` at most."""
-        ...
+        """After this returns, a restart begins after `position`, and outputs no window again that ends before `time_us`.
+
+        At the end of bounded input: partition "", position 0, `TIME_MAX_US`.
+        """
+        reserved = _Reserved(step, partition, position, time_us)
+        with self._lock:
+            self._remember(reserved)
+            self._lines += 1
+            if self._lines >= REWRITE_AFTER_LINES:
+                self._rewrite()
+            else:
+                self._journal.append(reserved.line())
+
+    def beyond(self, step: str, partitions: dict[str, PartitionCut]) -> dict[str, PartitionCut]:
+        """The partitions of a checkpoint, moved on to what has been reserved since."""
+        moved = dict(partitions)
+        for (source, partition), reserved in self._reserved.items():
+            if source != step or not partition:
+                continue
+            cut = moved.get(partition, PartitionCut(position=0))
+            moved[partition] = msgspec.structs.replace(
+                cut,
+                position=max(cut.position, reserved.position),
+                max_time_us=max(cut.max_time_us, reserved.time_us),
+            )
+        return moved
+
+    def time_us(self, step: str, lateness_us: int) -> int:
+        """The largest watermark that a source may have announced."""
+        times = [reserved.time_us for (source, _), reserved in self._reserved.items() if source == step]
+        newest_us = max(times, default=TIME_MIN_US)
+        return newest_us if newest_us in {TIME_MIN_US, TIME_MAX_US} else newest_us - lateness_us
+
+    def _remember(self, reserved: _Reserved) -> None:
+        self._reserved[reserved.step, reserved.partition] = reserved
+
+    def _rewrite(self) -> None:
+        self._journal.rewrite(reserved.line() for reserved in self._reserved.values())
+        self._lines = len(self._reserved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +145,7 @@ class LiveSetup:
     bounded: bool
     joining: tuple[PartitionId, ...] = ()
     """Partitions that were found at the start."""
-    reservation: Reservation | None = None
+    reservation: Reservations | None = None
     pauses_after_barrier: bool = False
     """Blocking mode: read nothing until the attempt is over."""
     before_us: int = 0
@@ -101,12 +179,10 @@ class ReadingTask(Task):
 
     @property
     def rejected_rows(self) -> int:
-        """Number of rows that could not be read."""
         return self._dead_letters.rows
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions that this task reads."""
         return len(self._share.partitions)
 
     @property
@@ -118,7 +194,6 @@ class ReadingTask(Task):
         return self._share.cuts()
 
     def reads(self, partition: str) -> bool:
-        """Whether this task reads the partition."""
         return partition in self._share.partitions
 
     def close(self) -> None:
@@ -248,11 +323,9 @@ class SourceTask(ReadingTask):
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Poll for new rows, less often the longer none came."""
         return None if self.finished else self._poll_us
 
     def step(self) -> bool:
-        """Pass queued output on, pass a barrier, or read a chunk."""
         blocked = not self._flush()
         if not self._announced and not blocked:
             # Before anything else, barriers too: how an epoch begins must not depend on which thread was quicker.
@@ -292,6 +365,7 @@ class SourceTask(ReadingTask):
         self._share.change_idleness(
             self._step.idle_after_us,
             self._setup.source.idleness,
+            bounded=self._bounded,
             watermark_us=self._watermark_us,
             now_us=now_us,
         )
@@ -305,7 +379,6 @@ class SourceTask(ReadingTask):
     # Reading.
 
     def _read(self) -> bool:
-        """Read one chunk of the first partition that has something."""
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
         for partition in self._readable():
@@ -333,7 +406,7 @@ class SourceTask(ReadingTask):
         """Request a barrier when a partition has become silent, or an idle one has rows again."""
         after_us = self._step.idle_after_us
         self._looked_us = now_us = self._clock.monotonic_us()
-        if after_us is None or self._asked:
+        if after_us is None or self._asked or self._bounded:
             return False
         self._look_at_idle()
         for partition in self._share.partitions.values():

@@ -1,8 +1,8 @@
 """The writer: makes complete attempts durable, seals them, and releases their output.
 
 Stepped like a task, on a thread of its own, so that no task waits for a disk. The order is what makes it exact: runs, then
-cut and manifest (the seal), then outbox and sinks, then retention. Each of these is in a piece of its own (`sealing`,
-`release`, `crossing`).
+the record and the manifest (the seal), then outbox and sinks, then retention. Each of these is in a piece of its own (`sealing`,
+`release`, `link.outbox`).
 
 Invariants: nothing is released before its epoch is sealed and final; epochs are numbered here, without gaps; a full disk stops
 reading, never acknowledges, and is tried again; a failed sync ends the process.
@@ -17,9 +17,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from fordstone.edge.engine.crossing import Crossing
 from fordstone.edge.engine.release import ReleaseLog, Retention, SinkRelease
-from fordstone.edge.engine.sealing import Draft, Identity, OutputRules, Sealing
+from fordstone.edge.engine.sealing import Crossing, Draft, Identity, OutputRules, Sealing
+from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import StorageError
@@ -54,7 +54,8 @@ class Stages:
 
     store: CheckpointStore
     release_log: ReleaseLog
-    crossing: Crossing | None
+    crossing: Crossing
+    outbox: Outbox | None
     sinks: SinkRelease
     retention: Retention
 
@@ -103,13 +104,11 @@ class Writer:
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Sooner when something is to be tried again."""
         if self._retry_at_us is None:
             return None
         return max(self._retry_at_us - self._clock.monotonic_us(), 1_000)
 
     def step(self) -> bool:
-        """Do one piece of work: a run, the seal, a sink, or a merge."""
         if self._retry_at_us is not None and self._clock.monotonic_us() < self._retry_at_us:
             return False
         self._retry_at_us = None
@@ -122,7 +121,6 @@ class Writer:
         return self.stages.retention.merge_one()
 
     def close(self) -> None:
-        """Close the sinks."""
         self.stages.sinks.close()
 
     def _write(self, sealing: Sealing) -> Iterator[None]:
@@ -133,7 +131,8 @@ class Writer:
         while not self.stages.release_log.is_final(manifest.epoch):
             self._retry_at_us = self._clock.monotonic_us() + FINAL_POLL_US
             yield
-        yield from self._patiently(lambda: self._cross(manifest))
+        if self.stages.outbox is not None:
+            self.crossed_rows += self.stages.outbox.add(manifest.cut)
         sinks = self.stages.sinks
         for name in [name for name in frames if name in sinks.names]:
             yield from self._patiently(lambda name=name: sinks.release(name, manifest.epoch, frames[name]))  # type: ignore[misc]
@@ -146,11 +145,12 @@ class Writer:
         began_us, cpu_ns = self._clock.monotonic_us(), time.thread_time_ns()
         for work in draft.work():
             yield from self._patiently(work)
-        cut = draft.cut(self.epoch + 1)
-        manifest = draft.manifest(self._identity, cut, created_us=self._clock.wall_us())
-        crossing = self.stages.crossing
-        if crossing is not None:
-            yield from self._patiently(lambda: crossing.make_room(manifest))
+        tasks = draft.tasks()
+        cut = self.stages.crossing.add_to(draft.cut(self.epoch + 1), tasks)
+        manifest = draft.manifest(self._identity, cut, tasks, created_us=self._clock.wall_us())
+        outbox = self.stages.outbox
+        if outbox is not None:
+            yield from self._patiently(lambda: outbox.make_room(cut))
         yield from self._patiently(lambda: self.stages.release_log.seal(manifest))
         self.epoch = Epoch(manifest.epoch)
         self.sealed_count += 1
@@ -165,10 +165,6 @@ class Writer:
         extra = {"epoch": manifest.epoch, "bytes": self.last.size_bytes, "took_us": self.last.took_us}
         log.info("epoch sealed", extra=extra)
         return manifest
-
-    def _cross(self, manifest: Manifest) -> None:
-        if self.stages.crossing is not None:
-            self.crossed_rows += self.stages.crossing.sealed(manifest)
 
     def _patiently(self, work: Callable[[], object]) -> Iterator[None]:
         """Do it; when the disk refuses, stop reading and try again until it succeeds."""

@@ -30,8 +30,8 @@ from fordstone.hub.client.publisher import apply_changes
 from fordstone.hub.messages import ControlPage, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
-from fordstone.protocol.backoff import Backoff
-from fordstone.runtime.progress import Progress
+from fordstone.protocol.progress import Progress
+from fordstone.protocol.retry import Backoff
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -92,7 +92,6 @@ class ControlFetcher:
         return 0.0
 
     def stop(self) -> None:
-        """Store nothing more."""
         with self._mutex:
             self._stopped = True
 
@@ -225,7 +224,6 @@ class ControlFetching:
             fetcher.step(wait_s=0.0)
 
     def start(self) -> None:
-        """Start a thread for each fetcher."""
         for fetcher in self.fetchers:
             thread = threading.Thread(
                 target=self._loop, args=(fetcher,), name=f"fordstone-control-{fetcher.control}", daemon=True

@@ -17,18 +17,20 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Environment, Steppable
 from fordstone.edge.engine.recovery import Remote
 from fordstone.edge.engine.writer import Writer
-from fordstone.edge.link.checkpoints import hub_checkpoints
 from fordstone.edge.link.outbox import Outbox
-from fordstone.edge.link.owner import next_owner
+from fordstone.edge.link.owner import Owner, next_owner
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, survey_remote
-from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import ConfigError
+from fordstone.epochs.manifest import decode_manifest
+from fordstone.epochs.store import CheckpointStore, Survey
+from fordstone.errors import CheckpointError, ConfigError, HubError, StorageError
+from fordstone.hub.messages import Checkpoint, LeaseRequest
 from fordstone.plan import plan as p
+from fordstone.protocol.progress import Progress
+from fordstone.protocol.recovery import CheckpointFact
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.progress import Progress
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a node without a hub loads no HTTP client
     from fordstone.hub.client.client import HubClient
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,77 @@ COPY_EVERY_US: Final = 100_000
 FINISH_UNITS_MAX: Final = 100_000
 """Maximum number of files that are still copied after the pipeline has ended."""
 _CHANCE_STEPS: Final = 1 << 20
+_NOTHING = Survey(checkpoints=(), cuts=frozenset())
+
+
+def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, take_over: bool) -> Remote:
+    """Return the hub's checkpoints, for a machine whose state directory is missing or damaged.
+
+    The hub has the newest checkpoint that a node sent with a commit, and the cuts of no other epoch: a node resumes exactly
+    where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here
+    is damaged, or if there is none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
+    """
+
+    def survey() -> Survey:
+        here = store.survey().checkpoints
+        damaged = any(fact.problem is not None for fact in here)
+        if not damaged and (here or not take_over):
+            return _NOTHING
+        try:
+            if not here:
+                # Checked before the former holder is fenced: if it cannot be taken over from, it should go on.
+                _check_head(
+                    store, hub.head(store.pipeline, store.node).epoch, hub.checkpoint(store.pipeline, store.node)
+                )
+            head = _fence_others(hub, store, owner) if not here else 0
+            found = hub.checkpoint(store.pipeline, store.node)
+        except HubError as error:
+            # It does not respond, or rejects the request: local checkpoints may be enough.
+            raise StorageError(f"{error} Without the hub, its checkpoint cannot be taken over.") from error
+        if not here:
+            _check_head(store, head, found)
+        if found is None:
+            return _NOTHING
+        return Survey(checkpoints=(CheckpointFact(epoch=found.epoch, where="remote"),), cuts=frozenset({found.epoch}))
+
+    def fetch(epoch: int) -> None:
+        found = hub.checkpoint(store.pipeline, store.node)
+        if found is None or found.epoch != epoch:
+            raise CheckpointError(
+                f"the hub had a checkpoint of epoch {epoch} of pipeline {store.pipeline} on node {store.node}, and now it has "
+                f"{'none' if found is None else f'that of epoch {found.epoch}'}: another process commits there. Start again."
+            )
+        data = hub.read_blob(found.manifest)
+        manifest = decode_manifest(data, pipeline=store.pipeline, node=store.node, epoch=epoch)
+        for run in dict.fromkeys(manifest.runs()):
+            if store.run_fault(run, deep=True) is not None:
+                store.put_run(run, hub.read_blob(run))
+        store.commit(manifest, rebuilt=True)
+
+    return Remote(survey=survey, fetch=fetch, fetch_cuts=lambda: None)
+
+
+def _fence_others(hub: HubClient, store: CheckpointStore, owner: Owner) -> int:
+    """Take the lease over. Return the newest epoch that the hub has, to which no other process can add any more."""
+    request = LeaseRequest(holder=owner.holder, local=owner.incarnation, take_over=True)
+    return hub.lease(store.pipeline, store.node, request).head
+
+
+def _check_head(store: CheckpointStore, head: int, found: Checkpoint | None) -> None:
+    if not head:
+        return
+    if found is None:
+        raise CheckpointError(
+            f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but no checkpoint of it: that node sends "
+            "none (--no-hub-state). Restore its state directory, or start from the beginning under another node's name."
+        )
+    # It may be newer: the former holder, not fenced yet, may have committed between the two calls.
+    if found.epoch < head:
+        raise CheckpointError(
+            f"the hub has pipeline {store.pipeline} of node {store.node} up to epoch {head}, but its newest checkpoint is of epoch "
+            f"{found.epoch}: that node was lost while it caught up, and the epochs between cannot be recomputed exactly. Restore "
+            "its state directory, or start from the beginning under another node's name."
+        )
 
 
 class HubLink:
@@ -53,17 +126,9 @@ class HubLink:
                 f"pipeline {plan.pipeline} promises {plan.guarantee}, so its outbox may drop nothing. Leave outbox_full at 'block', or "
                 "declare the pipeline with guarantee='at_most_once'."
             )
-        directory = f"{store.pipeline}/{store.node}"
-        owner = next_owner(environment.disk, directory)
+        owner = next_owner(environment.disk, f"{store.pipeline}/{store.node}")
         choose = environment.choose
-        self.outbox = Outbox(
-            environment.disk,
-            directory,
-            bytes_max=config.outbox_bytes_max,
-            drops=drops,
-            fresh=owner.incarnation == 1,
-            failpoints=environment.failpoints,
-        )
+        self.outbox = Outbox(store, bytes_max=config.outbox_bytes_max, drops=drops, fresh=owner.incarnation == 1)
         self.sender = Sender(
             hub=hub,
             outbox=self.outbox,
@@ -80,11 +145,9 @@ class HubLink:
             self.remote = hub_checkpoints(hub, store, owner, take_over=config.take_over)
 
     def acknowledged(self) -> int | None:
-        """Return the newest epoch that the hub has, for retention."""
         return self.outbox.sent or None
 
     def add_progress(self, progress: Progress) -> Progress:
-        """Return the progress with the figures of the outbox and the sender."""
         return msgspec.structs.replace(
             progress,
             outbox_epochs=self.outbox.epochs,
@@ -106,7 +169,6 @@ class CheckpointCopier:
 
     @property
     def idle_wait_us(self) -> int | None:
-        """The interval between two looks for a new checkpoint."""
         return COPY_EVERY_US
 
     def acknowledged(self) -> int | None:
@@ -114,7 +176,6 @@ class CheckpointCopier:
         return self._uploader.status.uploaded
 
     def step(self) -> bool:
-        """Copy one file. Return whether there may be more to do now."""
         epochs = self._store.epochs()
         if epochs:
             self._uploader.offer(epochs[-1])
@@ -148,7 +209,6 @@ class Links:
 
     @property
     def outbox(self) -> Outbox | None:
-        """The epochs that wait for the hub."""
         return None if self._hub is None else self._hub.outbox
 
     def remote(self) -> Remote | None:
@@ -182,17 +242,14 @@ class Links:
             self._hub.outbox.overrun = True
 
     def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None]) -> None:
-        """Copy and send what is left (see `Sender.finish`)."""
         if self._copier is not None:
             self._copier.finish()
         if self._hub is not None:
             self._hub.sender.finish(patient=patient, wait=wait, tick=tick)
 
     def add_progress(self, progress: Progress) -> Progress:
-        """Return the progress with the figures of the hub link, if there is one."""
         return progress if self._hub is None else self._hub.add_progress(progress)
 
     def close(self) -> None:
-        """Close connections."""
         if self._client is not None:
             self._client.close()

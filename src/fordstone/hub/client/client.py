@@ -51,7 +51,7 @@ from fordstone.hub.messages import (
     StreamPage,
     Streams,
 )
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 from fordstone.storage.remote import read_url
 

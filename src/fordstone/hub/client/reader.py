@@ -28,7 +28,7 @@ from fordstone.hub.client.client import HubClient, retry
 from fordstone.hub.messages import ENDED_US, ConsumerPosition, StreamEpoch, StreamPage
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
-from fordstone.protocol.backoff import Backoff
+from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,13 @@ import msgspec
 import polars as pl
 
 from fordstone.errors import PipelineError, PlanError, SchemaError
-from fordstone.lang.aggregates import Aggregate, AggregateCall, inverts, parse_aggregate, user_aggregate
+from fordstone.lang.aggregates import Aggregate, parse_aggregate, user_aggregate
 from fordstone.lang.duration import human_us
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.fragment import Fragments
 from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging, RunningAggregate, crossing_schema
-from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
+from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.session import SessionAggregate
 from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
@@ -84,49 +83,25 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
         )
 
 
-GAP_MAX_US: Final = 2**62
-"""Maximum gap: any time plus a gap is still a time."""
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
 
-def check_session(step: str, window: Session) -> None:
-    """Refuse gaps that no session could end by."""
-    if window.gap_us <= 0:
-        raise PipelineError(
-            f"step {step}: the gap of a session must be longer than zero, and this is {human_us(window.gap_us)}. "
-            'Give the silence after which a session is over: session("30s").'
-        )
-    if window.gap_us >= GAP_MAX_US:
-        raise PipelineError(
-            f"step {step}: no session could end by a gap of {human_us(window.gap_us)}. Give a shorter one."
-        )
-
-
-def check_count(step: str, window: Count) -> None:
-    """Refuse windows without rows, and windows that do not move on."""
+def check_unaligned(step: str, window: Session | Count) -> None:
+    """Refuse gaps that no session could end by, windows without rows, and windows that do not move on."""
+    if isinstance(window, Session):
+        if not 0 < window.gap_us < SPAN_MAX_US:
+            raise PipelineError(
+                f"step {step}: the gap of a session must be longer than zero (and shorter than {human_us(SPAN_MAX_US)}), and this "
+                f'is {human_us(window.gap_us)}. Give the silence after which a session is over: session("30s").'
+            )
+        return
     for what, rows in (("size", window.size), ("every", window.slide)):
         if not 1 <= rows <= ROWS_MAX:
             raise PipelineError(
                 f"step {step}: windows by count need 1 to {ROWS_MAX:,} rows, and {what} is {rows:,}. "
                 "Write by_count(100), or by_count(100, every=10) for a window of 100 rows at every tenth."
             )
-
-
-def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
-    """The streams of an aggregate step, by port."""
-    stream = rows_of(step, types)
-    main = _aggregated(step, stream)
-    if step.window is None:
-        return {p.Input(step.name): main}
-    # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
-    late = late_rows(step, stream) if step.merges is None else {}
-    if step.early_us is None:
-        return {p.Input(step.name): main} | late
-    # Until a window closes its results are provisional, and replace each other.
-    key = (*step.keys, WINDOW_START, WINDOW_END)
-    early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
-    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
 
 def rows_of(step: p.Aggregate, types: Types) -> StreamType:
@@ -191,11 +166,9 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:
-    if isinstance(step.window, Session):
-        check_session(step.name, step.window)
-    if isinstance(step.window, Count):
-        check_count(step.name, step.window)
-    if isinstance(step.window, Tumbling | Sliding):
+    if isinstance(step.window, Session | Count):
+        check_unaligned(step.name, step.window)
+    elif step.window is not None:
         check_aligned(step.name, step.window)
     needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):
@@ -213,14 +186,24 @@ class AggregateFamily(Family[p.Aggregate]):
     steps = (p.Aggregate,)
 
     def check(self, step: p.Aggregate, types: Types) -> Derived:
-        return derive_aggregate(step, types)
+        stream = rows_of(step, types)
+        main = _aggregated(step, stream)
+        if step.window is None:
+            return {p.Input(step.name): main}
+        # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
+        late = late_rows(step, stream) if step.merges is None else {}
+        if step.early_us is None:
+            return {p.Input(step.name): main} | late
+        # Until a window closes its results are provisional, and replace each other.
+        key = (*step.keys, WINDOW_START, WINDOW_END)
+        early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
+        return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
     def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
         made = _of_window(step, context)
         return made if step.merges is None else Merging(made, partials_of(step, context))
 
     def has_feeder(self, step: p.Aggregate, plan: p.Plan) -> bool:
-        """Partial rows are made before the shuffle where they may be."""
         return combines(step, plan)
 
     def make_feeder(self, step: p.Aggregate, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - one input
@@ -247,7 +230,6 @@ class AggregateFamily(Family[p.Aggregate]):
         return meaning if step.early_us is None else [*meaning, "early"]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
-        """Partial rows of aggregates that merge may be made below the cut."""
         if isinstance(step.window, p.Session):
             return Stays(
                 reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
@@ -271,15 +253,14 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    fed = True
+    stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
         return {p.Input(step.name): StreamType(schema=Schema.stored(step.schema), row_wise=False)}
 
     def make(self, step: p.Combine, context: OperatorContext) -> Operator:
         return EpochCombine(partials_of(step, context))
-
-    def has_feeder(self, step: p.Combine, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.Combine, index: int, context: OperatorContext) -> Operator:  # noqa: ARG002 - one input
         return make_combiner(step, context)
@@ -294,9 +275,6 @@ class CombineFamily(Family[p.Combine]):
     def digest(self, step: p.Combine, types: Types) -> object:  # noqa: ARG002 - no state
         return None
 
-    def push_down(self, step: p.Combine, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - it is below already
-        return Stays(reason=f"{step.name} is below the cut")
-
 
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     """Whether partial rows may be made before the shuffle (rule 9).
@@ -310,17 +288,27 @@ def combines(step: p.Aggregate, plan: p.Plan) -> bool:
 
 
 def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
+    # Whether partial rows come: of a combiner before the shuffle, or of nodes.
+    combined, state = step.merges is not None or combines(step, context.plan), context.state
     match step.window:
         case None:
-            return _running(step, context)
+            at_barriers = context.plan.guarantee == "exactly_once"
+            return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
         case p.Tumbling():
-            return _tumbling(step, context)
+            return WindowAggregate(partials_of(step, context), combined=combined, early_us=step.early_us, state=state)
         case p.Sliding():
-            return _sliding(step, step.window, context)
+            return SlidingAggregate(
+                partials_of(step, context),
+                PaneGrid(step.window),
+                combined=combined,
+                early_us=step.early_us,
+                counted=_counted(step, rows_of(step, context.types)),
+                state=state,
+            )
         case p.Session():
-            return _session(step, step.window, context)
+            return SessionAggregate(_fragments(step, context), gap_us=step.window.gap_us, state=state)
         case p.Count():
-            return _count(step, step.window, context)
+            return CountAggregate(_fragments(step, context), step.window, state=state)
         case _:
             assert_never(step.window)
 
@@ -376,60 +364,12 @@ def _cut(window: p.Window | None) -> p.Tumbling | None:
             assert_never(window)
 
 
-def _takes_partials(step: p.Aggregate, context: OperatorContext) -> bool:
-    """Whether partial rows come: of a combiner before the shuffle, or of nodes."""
-    return step.merges is not None or combines(step, context.plan)
-
-
-def _running(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return RunningAggregate(
-        partials_of(step, context),
-        combined=_takes_partials(step, context),
-        at_barriers=context.plan.guarantee == "exactly_once",
-        state=context.state,
-    )
-
-
-def _tumbling(step: p.Aggregate, context: OperatorContext) -> Operator:
-    return WindowAggregate(
-        partials_of(step, context), combined=_takes_partials(step, context), early_us=step.early_us, state=context.state
-    )
-
-
-def _sliding(step: p.Aggregate, window: p.Sliding, context: OperatorContext) -> Operator:
-    stream = rows_of(step, context.types)
-    calls = [call for found in aggregates(step, stream.schema) for call in found.calls]
-    return SlidingAggregate(
-        partials_of(step, context),
-        PaneGrid(window),
-        combined=_takes_partials(step, context),
-        inverts=all(_gives_back(call) for call in calls),
-        early_us=step.early_us,
-        counted=_counted(step, stream),
-        state=context.state,
-    )
-
-
-def _gives_back(call: AggregateCall) -> bool:
-    """Whether rows can be taken out of an aggregate again, exactly. Users' own are not asked to."""
-    kind = None if call.argument is None else call.argument.type
-    return call.declared is not None and inverts(call.declared, kind)
-
-
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:
     """Which rows count at all; None: all do, because windows leave no gaps."""
     if not isinstance(step.window, p.Sliding):
         return None
     time = _time(step, stream)
     return PaneGrid(step.window).in_window(pl.col(time.column).to_physical() + time.shift_us)
-
-
-def _session(step: p.Aggregate, window: p.Session, context: OperatorContext) -> Operator:
-    return SessionAggregate(_fragments(step, context), gap_us=window.gap_us, state=context.state)
-
-
-def _count(step: p.Aggregate, window: p.Count, context: OperatorContext) -> Operator:
-    return CountAggregate(_fragments(step, context), window, state=context.state)
 
 
 def _fragments(step: p.Aggregate, context: OperatorContext) -> Fragments:
@@ -458,8 +398,10 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
         case p.Tumbling():
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
         case p.Sliding():
+            gap_us = step.window.slide_us - step.window.size_us
+            between = f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
-            return every + _gaps(step.window) + _shifted(step.window.offset_us)
+            return every + between + _shifted(step.window.offset_us)
         case p.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
         case p.Count():
@@ -471,17 +413,11 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
             assert_never(step.window)
 
 
-def _gaps(window: p.Sliding) -> str:
-    gap_us = window.slide_us - window.size_us
-    return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
-
-
 def _shifted(offset_us: int) -> str:
     return f" shifted by {human_us(offset_us)}" if offset_us else ""
 
 
 def _kept(step: p.Aggregate) -> str:
-    """What is in a checkpoint."""
     match step.window:
         case None:
             return "one row per key" if step.keys else "one row"

@@ -10,17 +10,15 @@ Leaves to the operators where stretches begin and end. Pure; may be used by any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from fordstone.lang.aggregates import Aggregate
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.partial import ONE, Partials, normalised_key, spelt_key
-from fordstone.operators.base import ROW_ID, Functions
+from fordstone.operators.aggregate.partial import ONE, Partials, normalised_key, row_ids
+from fordstone.operators.base import Functions
 from fordstone.operators.row_order import Numbers
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
 
@@ -28,47 +26,7 @@ FRAGMENT: Final = "__fragment"
 """Which fragment a row or partial row is of: numbers from 0 on that mean nothing outside of one call."""
 FIRST: Final = "__first"
 LAST: Final = "__last"
-_ROW: Final = "__row"
-_COUNT: Final = "__count"
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keyed:
-    """Where the rows of each key stand in a frame."""
-
-    keys: pl.DataFrame
-    """One row per key."""
-    counts: Numbers
-    """Rows a key, none of them 0."""
-    by_key: Numbers
-    """The numbers of the rows, those of one key together (as in `keys`), and as they stood before among themselves."""
-
-    def begins(self) -> npt.NDArray[np.bool_]:
-        """For each of `by_key`, whether it is the first of its key."""
-        found = np.zeros(self.by_key.size, dtype=np.bool_)
-        found[np.cumsum(self.counts) - self.counts] = True
-        return found
-
-    def key_numbers(self) -> Numbers:
-        """For each of `by_key`, the row of its key in `keys`."""
-        return np.repeat(np.arange(self.counts.size), self.counts)
-
-    def by_row(self, values: Numbers) -> Numbers:
-        """Values in the order of `by_key`, put where their rows stand."""
-        found = np.empty_like(values)
-        found[self.by_key] = values
-        return found
-
-
-def keyed(keys: pl.DataFrame) -> Keyed:
-    """Bring rows (at least one) together by all columns of `keys`."""
-    groups = keys.with_row_index(_ROW).group_by(keys.columns).agg(pl.len().cast(pl.Int64).alias(_COUNT), _ROW)
-    return Keyed(
-        keys=groups[keys.columns],
-        counts=groups.get_column(_COUNT).to_numpy(),
-        by_key=groups.get_column(_ROW).explode().cast(pl.Int64).to_numpy(),
-    )
 
 
 class Fragments:
@@ -146,15 +104,11 @@ class Fragments:
             pl.Series(WINDOW_END, ends).cast(_TIMESTAMP),
         ]
         rows = pl.DataFrame([*(keys.get_column(name) for name in self.keys), *times, *results])
-        return rows.with_columns(self._ids(keys, windows)) if self._with_id else rows
-
-    def _ids(self, keys: pl.DataFrame, windows: Numbers) -> pl.Series:
-        """Step, key and window (rule 13)."""
-        parts = [pl.lit(self._step), *(spelt_key(keys.schema[name], pl.col(name)) for name in self.keys)]
-        numbered = keys.with_columns(pl.Series(FRAGMENT, windows))
-        return numbered.select(
-            pl.concat_str([*parts, pl.col(FRAGMENT).cast(pl.String)], separator="|").alias(ROW_ID)
-        ).to_series()
+        if not self._with_id:
+            return rows
+        return rows.with_columns(
+            row_ids(self._step, keys.with_columns(pl.Series(FRAGMENT, windows)), self.keys, FRAGMENT)
+        )
 
 
 def _numbered(frame: pl.DataFrame, numbers: Numbers) -> pl.DataFrame:

@@ -1,7 +1,7 @@
 """The seam of parts: what is kept of an aggregate's argument, so that parts of the rows can be merged and finished.
 
 A part is a few columns of a partial row. Each kind of part is declared once, here or in `sketches` and `user`: how it is made of rows,
-how it merges, and whether rows can be taken out of it again. `kinds` lists the parts of each aggregate and computes its result.
+how it merges, and whether rows can be taken out of it again. `partial` lists the parts of each aggregate and computes its result.
 First, last and collected values carry their time: rows of one time are ordered by value (nulls first, NaN last, -0.0 before 0.0).
 
 Invariant: parts of rows, merged in any order and grouping, mean the same as the part of all the rows (rule 10: exact, except
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -34,12 +34,10 @@ class Values:
 
     @property
     def value(self) -> pl.Expr:
-        """The only column, or the first."""
         return pl.col(self.names[0])
 
     @property
     def type(self) -> DataType:
-        """The type of the only column, or of the first."""
         return self.types[0]
 
 
@@ -54,8 +52,6 @@ class Part(ABC):
     """Where its columns stand among those of other parts."""
     streams: ClassVar[bool] = True
     """Its expressions may be evaluated by the streaming engine, which does not keep the order of rows."""
-    single: ClassVar[bool] = True
-    """There is a `of_row`."""
 
     @abstractmethod
     def columns(self, values: Values) -> tuple[str, ...]:
@@ -65,9 +61,9 @@ class Part(ABC):
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
         """The part of each group of rows. `rows` are all of them: to look at, for a quicker way."""
 
-    @abstractmethod
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        """The part of each row alone: cheaper, where few rows share a key. Not in a group."""
+    def of_row(self, values: Values) -> list[pl.Expr] | None:  # noqa: ARG002 - as parts that are only known for groups
+        """The part of each row alone: cheaper, where few rows share a key. Not in a group. None: it costs more than grouping."""
+        return None
 
     @abstractmethod
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
@@ -82,30 +78,25 @@ class Part(ABC):
         return False
 
 
-class _OneColumn(Part):
-    """A part of one column."""
+@dataclass(frozen=True, slots=True)
+class Added(Part):
+    """A number that merges by adding. `summand` is what a row adds, null for nothing; `exact`: for which types it subtracts exactly."""
 
-    __slots__ = ()
-    letter: ClassVar[str]
+    order: int  # type: ignore[misc]  # of each instance, where other parts have one of the class
+    letter: str
+    summand: Callable[[Values], pl.Expr]
+    exact: Callable[[DataType], bool]
 
     def columns(self, values: Values) -> tuple[str, ...]:
         return (self.column(values),)
 
     def column(self, values: Values) -> str:
-        """Its name."""
         return f"__{self.letter}{values.index}"
 
-
-class _Added(_OneColumn):
-    """A number that merges by adding."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def summand(self, values: Values) -> pl.Expr:
-        """What a row adds; null counts as nothing."""
-
-    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
+        if self is COUNT and not rows.get_column(values.names[0]).null_count():
+            # Without nulls the count is the number of rows, which costs nothing.
+            return [pl.len().cast(pl.Int64).alias(self.column(values))]
         return [self.summand(values).sum().alias(self.column(values))]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
@@ -114,106 +105,65 @@ class _Added(_OneColumn):
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
         return [pl.col(self.column(values)).sum()]
 
-
-@dataclass(frozen=True, slots=True)
-class Count(_Added):
-    """How many are not null."""
-
-    order = 0
-    letter = "n"
-
-    def summand(self, values: Values) -> pl.Expr:
-        return values.value.is_not_null().cast(pl.Int64)
-
-    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        # Without nulls the count is the number of rows, which costs nothing.
-        nulls = rows.get_column(values.names[0]).null_count() > 0
-        return [(values.value.count() if nulls else pl.len()).cast(pl.Int64).alias(self.column(values))]
-
-    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - whatever is counted
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class CountTrue(_Added):
-    """How many are true, of booleans."""
-
-    order = 1
-    letter = "t"
-
-    def summand(self, values: Values) -> pl.Expr:
-        return values.value.cast(pl.Int64)
-
-    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - a count
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Sum(_Added):
-    """The sum: of integers in 64 bits, which wraps, of decimals with all 38 digits, of floats in doubles."""
-
-    order = 2
-    letter = "s"
-
-    def summand(self, values: Values) -> pl.Expr:
-        kind = values.type
-        if kind.name in {"bigint", "double"}:
-            return values.value
-        if kind.is_integer:
-            return values.value.cast(pl.Int64)
-        if kind.name == "decimal":
-            return values.value.cast(pl.Decimal(38, kind.scale))
-        return values.value.cast(pl.Float64)
-
     def invertible(self, values: Values) -> bool:
-        # A float that was added leaves an error when it is subtracted, and NaN stays for good.
-        return values.type.is_integer or values.type.name == "decimal"
+        return self.exact(values.type)
+
+
+def _summand(values: Values) -> pl.Expr:
+    """Of integers in 64 bits, which wraps, of decimals with all 38 digits, of floats in doubles."""
+    kind = values.type
+    if kind.name in {"bigint", "double"}:
+        return values.value
+    if kind.is_integer:
+        return values.value.cast(pl.Int64)
+    return values.value.cast(pl.Decimal(38, kind.scale) if kind.name == "decimal" else pl.Float64)
+
+
+COUNT: Final = Added(0, "n", lambda values: values.value.is_not_null().cast(pl.Int64), lambda _: True)
+"""How many are not null."""
+COUNT_TRUE: Final = Added(1, "t", lambda values: values.value.cast(pl.Int64), lambda _: True)
+# A float that was added leaves an error when it is subtracted, and NaN stays for good.
+SUM: Final = Added(2, "s", _summand, lambda kind: kind.is_integer or kind.name == "decimal")
+DOUBLE_SUM: Final = Added(3, "f", lambda values: values.value.cast(pl.Float64), lambda _: False)
+"""The sum of integers as doubles, which does not wrap: for their mean."""
 
 
 @dataclass(frozen=True, slots=True)
-class DoubleSum(_Added):
-    """The sum of integers as doubles, which does not wrap: for their mean."""
+class Extreme(Part):
+    """The least or the greatest; NaN is greater than any number."""
 
-    order = 3
-    letter = "f"
+    greatest: bool
 
-    def summand(self, values: Values) -> pl.Expr:
-        return values.value.cast(pl.Float64)
+    @property
+    def order(self) -> int:  # type: ignore[override]  # one class for two parts
+        return 5 if self.greatest else 4
 
+    def columns(self, values: Values) -> tuple[str, ...]:
+        return (self.column(values),)
 
-@dataclass(frozen=True, slots=True)
-class Least(_OneColumn):
-    """The least; NaN is greater than any number."""
-
-    order = 4
-    letter = "lo"
-
-    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        return [values.value.min().alias(self.column(values))]
-
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        return [values.value.alias(self.column(values))]
-
-    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        return [pl.col(self.column(values)).min()]
-
-
-@dataclass(frozen=True, slots=True)
-class Greatest(_OneColumn):
-    """The greatest; NaN is greater than any number."""
-
-    order = 5
-    letter = "hi"
+    def column(self, values: Values) -> str:
+        return f"__{'hi' if self.greatest else 'lo'}{values.index}"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        return [_greatest(values.value, rows.get_column(values.names[0])).alias(self.column(values))]
+        return [self._found(values.value, rows.get_column(values.names[0])).alias(self.column(values))]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
         return [values.value.alias(self.column(values))]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
         name = self.column(values)
-        return [_greatest(pl.col(name), partials.get_column(name))]
+        return [self._found(pl.col(name), partials.get_column(name))]
+
+    def _found(self, value: pl.Expr, seen: pl.Series) -> pl.Expr:
+        if not self.greatest:
+            return value.min()
+        # A sum with NaN in it is NaN, and summing is quicker than looking at each; opposite infinities are looked at again.
+        has_nan = seen.dtype.is_float() and math.isnan(seen.sum() or 0.0) and bool(seen.is_nan().any())
+        return value.nan_max() if has_nan else value.max()
+
+
+LEAST: Final = Extreme(greatest=False)
+GREATEST: Final = Extreme(greatest=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +176,6 @@ class Spread(Part):
         return f"__mean{values.index}", f"__m2{values.index}"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        """Of the values that are not null; both null if there are none."""
         mean, squares = self.columns(values)
         value = values.value
         return [value.mean().alias(mean), (value.var(ddof=0) * value.count()).alias(squares)]
@@ -244,24 +193,7 @@ class Spread(Part):
         return [total.alias(self.columns(values)[0]), squares.sum() + (count * (mean - total).pow(2)).sum()]
 
 
-COUNT: Final = Count()
-COUNT_TRUE: Final = CountTrue()
-SUM: Final = Sum()
-DOUBLE_SUM: Final = DoubleSum()
-LEAST: Final = Least()
-GREATEST: Final = Greatest()
 SPREAD: Final = Spread()
-
-
-def _greatest(value: pl.Expr, values: pl.Series) -> pl.Expr:
-    return value.nan_max() if _has_nan(values) else value.max()
-
-
-def _has_nan(values: pl.Series) -> bool:
-    # A sum with NaN in it is NaN, and summing is quicker than looking at each; opposite infinities are looked at again.
-    return values.dtype.is_float() and math.isnan(values.sum() or 0.0) and bool(values.is_nan().any())
-
-
 _ROW: Final = "__row"
 
 
@@ -274,7 +206,6 @@ class End(Part):
 
     @property
     def order(self) -> int:  # type: ignore[override]  # one class for two parts
-        """First stands before last."""
         return 7 if self.first else 8
 
     def columns(self, values: Values) -> tuple[str, ...]:
@@ -282,7 +213,6 @@ class End(Part):
         return f"__{letter}_at{values.index}", f"__{letter}{values.index}"
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
-        """The end in order of time, then of value."""
         at, value = self.columns(values)
         time = _time(values)
         if _in_order(values, rows):
@@ -318,7 +248,6 @@ class Collected(Part):
     streams = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
-        """The times, where there are any, and the values."""
         value = f"__all{values.index}"
         return (value,) if values.time is None else (f"__all_at{values.index}", value)
 

@@ -1,7 +1,7 @@
 """Partial aggregates: what is kept of many rows so that parts can be merged and finished.
 
 A partial row is the key, the end of its window, how many rows, and the columns of the parts that the aggregates need of
-each argument (`part` says what a part is, `kinds` which are needed). Partial rows of equal key and window merge, and any
+each argument (`part` says what a part is, `KINDS` which are needed). Partial rows of equal key and window merge, and any
 number of them, in any order, means the same (rule 10).
 
 Meaning is Spark's: a sum of nulls alone is null, integer sums wrap at 64 bits, NaN is greater than any number and equal to
@@ -10,9 +10,9 @@ itself, 0.0 and -0.0 are one key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -20,11 +20,148 @@ from fordstone.lang.aggregates import Aggregate, AggregateCall
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.kinds import kind_of
-from fordstone.operators.aggregate.part import Part, Values
+from fordstone.operators.aggregate.beta import Doubles, beta_high, beta_low, beta_means
+from fordstone.operators.aggregate.part import (
+    COLLECTED,
+    COUNT,
+    COUNT_TRUE,
+    DOUBLE_SUM,
+    FIRST,
+    GREATEST,
+    LAST,
+    LEAST,
+    SPREAD,
+    SUM,
+    Part,
+    Values,
+    in_order,
+)
+from fordstone.operators.aggregate.sketches import Distinct, Quantiles, estimates, quantiles
+from fordstone.operators.aggregate.user import UserPart
 from fordstone.operators.base import ROW_ID, Functions
 from fordstone.plan.plan import Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One aggregate. `parts` gives what is kept, `result` the result as an expression over the columns of these."""
+
+    parts: Callable[[AggregateCall], tuple[Part, ...]]
+    result: Callable[[AggregateCall, Values], pl.Expr]
+
+
+def of_columns(
+    function: Callable[[Sequence[pl.Series]], pl.Series], columns: Sequence[str], kind: pl.DataType
+) -> pl.Expr:
+    """A result that a function works out of whole columns of merged partial rows, all at once."""
+    return pl.map_batches([pl.col(name) for name in columns], function, return_dtype=kind)
+
+
+def _count(call: AggregateCall, values: Values) -> pl.Expr:  # noqa: ARG001 - all results are called alike
+    return pl.col(COUNT.column(values))
+
+
+def _sum(call: AggregateCall, values: Values) -> pl.Expr:
+    return pl.when(_count(call, values) > 0).then(pl.col(SUM.column(values))).cast(call.type.polars)
+
+
+def _mean_parts(call: AggregateCall) -> tuple[Part, ...]:
+    # The sum of integers wraps; their mean is that of doubles, which do not.
+    whole = call.argument is not None and call.argument.type.is_integer
+    return COUNT, DOUBLE_SUM if whole else SUM
+
+
+def _mean(call: AggregateCall, values: Values) -> pl.Expr:
+    total = pl.col((DOUBLE_SUM if values.type.is_integer else SUM).column(values)).cast(pl.Float64)
+    count = _count(call, values)
+    return pl.when(count > 0).then(total / count)
+
+
+def _one_zero(name: str, values: Values) -> pl.Expr:
+    """A column without -0.0: of the two zeros, which are equal, neither is the least, and which one is met first is chance."""
+    if not values.type.is_float:
+        return pl.col(name)
+    zero = pl.lit(0.0, dtype=values.type.polars)
+    return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name))
+
+
+def _variance(*, less: int, root: bool = False) -> Callable[[AggregateCall, Values], pl.Expr]:
+    def result(call: AggregateCall, values: Values) -> pl.Expr:
+        count, squares = _count(call, values), pl.col(SPREAD.columns(values)[1])
+        variance = pl.when(count > less).then(squares / (count - less))
+        return variance.sqrt() if root else variance
+
+    return result
+
+
+def _collected(call: AggregateCall, values: Values) -> pl.Expr:
+    return of_columns(in_order, COLLECTED.columns(values), call.type.polars)
+
+
+def _distinct(call: AggregateCall) -> Distinct:
+    (lg_k,) = call.options
+    return Distinct(int(lg_k))
+
+
+def _estimate(call: AggregateCall, values: Values) -> pl.Expr:
+    part = _distinct(call)
+    return of_columns(estimates(part.lg_k), part.columns(values), pl.Int64())
+
+
+def _sketch(call: AggregateCall) -> Quantiles:
+    _, k = call.options
+    return Quantiles(int(k))
+
+
+def _quantile(call: AggregateCall, values: Values) -> pl.Expr:
+    return of_columns(quantiles(call.options[0]), _sketch(call).columns(values), pl.Float64())
+
+
+def _beta(function: Callable[..., Doubles]) -> Callable[[AggregateCall, Values], pl.Expr]:
+    """A result worked out of how many are true and how many are false; the options end with the prior."""
+
+    def result(call: AggregateCall, values: Values) -> pl.Expr:
+        *level, a, b = call.options
+
+        def finish(columns: Sequence[pl.Series]) -> pl.Series:
+            counted, true = (column.to_numpy() for column in columns)
+            return pl.Series(function(a + true, b + (counted - true), *level))
+
+        return of_columns(finish, [COUNT.column(values), COUNT_TRUE.column(values)], pl.Float64())
+
+    return result
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "count": Kind(parts=lambda _: (COUNT,), result=_count),
+    "sum": Kind(parts=lambda _: (COUNT, SUM), result=_sum),
+    "mean": Kind(parts=_mean_parts, result=_mean),
+    "min": Kind(parts=lambda _: (LEAST,), result=lambda _, values: _one_zero(LEAST.column(values), values)),
+    "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: _one_zero(GREATEST.column(values), values)),
+    "var_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1)),
+    "var_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0)),
+    "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1, root=True)),
+    "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0, root=True)),
+    "first": Kind(parts=lambda _: (FIRST,), result=lambda _, values: pl.col(FIRST.columns(values)[1])),
+    "last": Kind(parts=lambda _: (LAST,), result=lambda _, values: pl.col(LAST.columns(values)[1])),
+    "collect": Kind(parts=lambda _: (COLLECTED,), result=_collected),
+    "count_distinct": Kind(parts=lambda call: (_distinct(call),), result=_estimate),
+    "quantile": Kind(parts=lambda call: (_sketch(call),), result=_quantile),
+    "beta_mean": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_means)),
+    "beta_low": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_low)),
+    "beta_high": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_high)),
+}
+"""By name; what a user's own keeps stands in `user`."""
+
+
+def kind_of(call: AggregateCall, functions: Functions) -> Kind:
+    """What a call keeps and how it finishes."""
+    if call.declared is not None:
+        return KINDS[call.function]
+    part = UserPart(call.function, call.state, functions)
+    return Kind(parts=lambda _: (part,), result=part.result)
+
 
 END: Final = "__end"
 """The end of a partial row's window, Int64 microseconds."""
@@ -35,6 +172,7 @@ STREAMING_ROWS: Final = 200_000
 SPLIT_ROWS: Final = 50_000
 SPLIT_WINDOWS: Final = 8
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
+_Time = TypeVar("_Time", int, pl.Expr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +224,9 @@ class Partials:
         self._computed = [computed for argument in self._arguments.values() for computed in argument.computed]
         self._parts = [(part, argument.values) for argument in self._arguments.values() for part in argument.parts]
         self._streams = all(part.streams for part, _ in self._parts)
-        self._single = all(part.single for part, _ in self._parts)
+        single = [part.of_row(values) for part, values in self._parts]
+        self._single = None if None in single else [column for columns in single for column in columns or ()]
+        """The columns of each row alone, where every part has them."""
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
         self._plain = [
             results[0].alias(aggregate.name)
@@ -98,12 +238,11 @@ class Partials:
         """The columns of partial rows."""
 
     def ends(self, frame: pl.DataFrame) -> pl.Series:
-        """The end of each row's window."""
         return frame.select(self._end_column()).to_series()
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Partial rows of a batch, one for each key and window in it."""
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
         for part, values in self._parts:
             exprs += part.of_rows(values, rows)
@@ -111,17 +250,14 @@ class Partials:
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
-        if not self._single:
+        if self._single is None:
             return self.of_rows(frame)
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         columns = list(self._key_columns)
         if self._window is not None:
             only = self._only_end(rows)
             columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
-        columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
-        for part, values in self._parts:
-            columns += part.of_row(values)
-        return rows.select(columns)
+        return rows.select(*columns, pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS), *self._single)
 
     def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
         """One partial row for each key and window."""
@@ -148,27 +284,17 @@ class Partials:
         settled = [series for part, values in self._parts for series in part.settle(values, made)]
         return made.with_columns(settled) if settled else made
 
-    def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns(self._computed) if self._computed else frame
-
     def _end_column(self) -> pl.Expr:
         if self._window is None or self._time is None:
             raise TypeError(f"step {self._step} has no windows")
-        size_us, offset_us = self._window.size_us, self._window.offset_us
-        at = pl.col(self._time.column).to_physical() + (self._time.shift_us - offset_us)
-        return (at // size_us * size_us + (offset_us + size_us)).alias(END)
+        return _end_of(pl.col(self._time.column).to_physical() + self._time.shift_us, self._window).alias(END)
 
     def _only_end(self, rows: pl.DataFrame) -> int | None:
         """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
         if self._window is None or self._time is None or rows.height == 0:
             return None
         times = microseconds(rows.get_column(self._time.column))
-        ends = []
-        for time in (times.min(), times.max()):
-            at = int(time) + self._time.shift_us - self._window.offset_us  # type: ignore[arg-type]  # an Int64 without nulls
-            ends.append(
-                at // self._window.size_us * self._window.size_us + self._window.offset_us + self._window.size_us
-            )
+        ends = [_end_of(int(time) + self._time.shift_us, self._window) for time in (times.min(), times.max())]  # type: ignore[arg-type]  # an Int64 without nulls
         return ends[0] if ends[0] == ends[1] else None
 
     def _grouped(
@@ -193,17 +319,14 @@ class Partials:
         return [*self._group, ROWS, *(name for part, values in self._parts for name in part.columns(values))]
 
     @property
-    def invertible_columns(self) -> frozenset[str]:
-        """The columns that rows can be taken out of again, exactly, by subtraction: numbers that merge by adding."""
-        parts = [part.columns(values) for part, values in self._parts if part.invertible(values)]
-        return frozenset([ROWS, *(name for names in parts for name in names)])
+    def invertible(self) -> bool:
+        """Whether rows can be taken out again, exactly, by subtraction."""
+        return all(part.invertible(values) for part, values in self._parts)
 
     def value_columns(self) -> list[str]:
-        """The columns that are not the key."""
         return [name for name in self.columns() if name not in self._group]
 
     def finish(self, partials: pl.DataFrame) -> pl.DataFrame:
-        """The result rows of merged partial rows."""
         found = [partials.get_column(name) for name in self.keys]
         if self._window is not None:
             ends = partials.get_column(END)
@@ -216,14 +339,7 @@ class Partials:
                 plain.get_column(aggregate.name) if is_plain else partials.select(results).select(finish).to_series()
             )
         rows = pl.DataFrame(found)
-        return rows.with_columns(self._ids(partials)) if self._with_id else rows
-
-    def _ids(self, partials: pl.DataFrame) -> pl.Series:
-        """Step, key and window: the same on every replay (rule 13), and different for different keys."""
-        parts = [pl.lit(self._step), *(spelt_key(partials.schema[name], pl.col(name)) for name in self.keys)]
-        return partials.select(
-            pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
-        ).to_series()
+        return rows.with_columns(row_ids(self._step, partials, self.keys, END)) if self._with_id else rows
 
     def timeless(self, frame: pl.DataFrame) -> pl.Series | None:
         """Which rows have no time, if any: a user's function may have given them none."""
@@ -264,6 +380,12 @@ class Partials:
         return self._kinds[call].result(call, self._arguments[_spelling(call)].values)
 
 
+def _end_of(at: _Time, window: Tumbling) -> _Time:
+    """The end of the window that holds a time."""
+    size_us, offset_us = window.size_us, window.offset_us
+    return (at - offset_us) // size_us * size_us + (offset_us + size_us)
+
+
 def _spelling(call: AggregateCall) -> tuple[str, ...]:
     return tuple(argument.sql for argument in call.arguments)
 
@@ -277,7 +399,13 @@ def normalised_key(name: str, kind: DataType) -> pl.Expr:
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
 
 
-def spelt_key(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
-    """A key as text that no other key has: with its length before it, and a mark of its own for null."""
-    text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
-    return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")
+def row_ids(step: str, rows: pl.DataFrame, keys: Sequence[str], window: str) -> pl.Series:
+    """Step, key and window: the same on every replay (rule 13), and different for different keys.
+
+    A key is spelt with its length before it, and a mark of its own for null.
+    """
+    parts = [pl.lit(step)]
+    for name in keys:
+        text = pl.col(name).bin.encode("hex") if rows.schema[name] == pl.Binary else pl.col(name).cast(pl.String)
+        parts.append(pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-"))
+    return rows.select(pl.concat_str([*parts, pl.col(window).cast(pl.String)], separator="|").alias(ROW_ID)).to_series()

@@ -1,13 +1,11 @@
 """Aggregates without windows, and partial rows on their way to the center. Windows are in `operators.window`.
 
-`Combine` makes partial rows of each batch before the shuffle, so that less is shuffled; the keyed step merges them.
-`RunningAggregate` emits one row per changed key at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives,
-so that its memory follows the number of keys, and emits all it has at a barrier, so that it has no state (rule 9). At the
-center the operator that takes rows at the edge merges the partial rows; `Merging` only brings them into its form.
+`Combine` makes partial rows of each batch before the shuffle; the keyed step merges them. `RunningAggregate` emits one row per changed key
+at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives, and emits all it has at a barrier, so that it has no
+state (rule 9). At the center the operator that takes rows at the edge merges the partial rows; `Merging` brings them into its form.
 
-Partial rows cross as columns of our types (`crossing_schema`): unsigned numbers, which sketches count their levels with, become
-signed. The name of the column that counts rows contains a digest of what the rows mean: if nodes and center run two versions
-of a pipeline, columns are missing, rather than sums of one thing added to those of another.
+Partial rows cross as columns of our types (`crossing_schema`). The name of the column that counts rows contains a digest of what the rows
+mean: if nodes and center run two versions of a pipeline, columns are missing, rather than sums of one thing added to those of another.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ import polars as pl
 
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.partial import ROWS, Partials
-from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator
-from fordstone.state.backend import FOUND, StateBackend
-from fordstone.state.base import State
+from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator, Stateless
+from fordstone.state.base import FOUND, State, StateBackend
 
 SHRINK_LEAST: Final = 0.5
 """A combiner that leaves more than this share of the rows is not worth its work."""
@@ -34,7 +31,7 @@ TRY_AGAIN_EVERY: Final = 64
 """Number of batches passed on as they are before the combiner tries again."""
 
 
-class Combine(Operator):
+class Combine(Stateless):
     """Makes partial rows of each batch. Stateless: what it learns about its input only decides how, not what."""
 
     def __init__(self, partials: Partials, *, drops_late: bool, counted: pl.Expr | None = None) -> None:
@@ -42,6 +39,7 @@ class Combine(Operator):
 
         `counted`: which rows count at all, where windows leave gaps; null for none.
         """
+        super().__init__(self._partial_rows)
         self._counted = counted
         self._partials = partials
         self._drops_late = drops_late
@@ -79,14 +77,32 @@ class Combine(Operator):
             return self._partials.of_rows(frame)
         return pl.concat([self._partials.of_rows(frame.filter(part)) for part in (is_low, ~is_low)])
 
-    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
-        return []
 
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
+class _OpenPartials:
+    """The partial rows of an epoch. They are merged as they come, so that memory follows the number of keys."""
 
-    def states(self) -> Mapping[str, State]:
-        return {}
+    def __init__(self, partials: Partials) -> None:
+        self._partials = partials
+        self._frames: list[pl.DataFrame] = []
+        self._new_rows = 0
+        """Since they were last merged."""
+        self._merged_rows = 0
+
+    def add(self, rows: pl.DataFrame) -> None:
+        self._frames.append(rows)
+        self._new_rows += rows.height
+        if self._new_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
+            # Before the barrier comes, which would have to wait for it.
+            merged = self._partials.merge(pl.concat(self._frames)).select(list(self._partials.schema))
+            self._frames, self._new_rows, self._merged_rows = [merged], 0, merged.height
+
+    def drain(self) -> pl.DataFrame | None:
+        """Give all of them merged, and forget them; None: there are none."""
+        frames, self._frames, self._new_rows, self._merged_rows = self._frames, [], 0, 0
+        return self._partials.merge(pl.concat(frames)).select(list(self._partials.schema)) if frames else None
+
+    def __len__(self) -> int:
+        return self._merged_rows + self._new_rows
 
 
 class RunningAggregate(Operator):
@@ -98,46 +114,31 @@ class RunningAggregate(Operator):
         self._combined = combined
         self._at_barriers = at_barriers
         self._table = state.table(partials.state_key, schema=partials.schema)
-        self._open: list[pl.DataFrame] = []
-        self._open_rows = 0
-        """Since they were last merged."""
-        self._merged_rows = 0
+        self._open = _OpenPartials(partials)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - without windows no row is late
-        partials = frame if self._combined else self._partials.of_rows(frame)
-        self._open.append(partials)
-        self._open_rows += partials.height
-        if self._open_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
-            # Before the barrier comes, which would have to wait for it.
-            merged = self._partials.merge(pl.concat(self._open))
-            self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
+        self._open.add(frame if self._combined else self._partials.of_rows(frame))
         return [] if self._at_barriers else self._emit_changed()
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - results do not wait for time
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """One row for each key that changed in this epoch."""
         return self._emit_changed()
 
     def states(self) -> Mapping[str, State]:
         return {"totals": self._table}
 
     def _emit_changed(self) -> Emits:
-        if not self._open:
+        changed = self._open.drain()
+        if changed is None:
             return []
-        changed = self._partials.merge(pl.concat(self._open))
-        self._open, self._open_rows, self._merged_rows = [], 0, 0
         known = self._table.get(changed.select(self._partials.state_key))
         before = known.filter(pl.col(FOUND)).select(changed.columns)
         if before.height:
             changed = self._partials.merge(pl.concat([before, changed]))
         self._table.put(changed)
         return [Emit(self._partials.finish(changed).with_columns(pl.lit(UPSERT).alias(OP)))]
-
-
-_SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
-"""Levels of a sketch: there are fewer than 64."""
 
 
 def crossing_schema(partials: Partials) -> Schema:
@@ -153,60 +154,26 @@ def _crossing_names(partials: Partials) -> dict[str, str]:
 
 
 class EpochCombine(Operator):
-    """Merges the rows of an epoch into partial rows. Never has state at a barrier."""
+    """Merges the partial rows of an epoch. Never has state at a barrier."""
 
-    def __init__(self, partials: Partials, *, rows: Combine | None = None) -> None:
-        """`rows`: makes partial rows of the input; None: a feeder has done so before the shuffle."""
-        self._partials = partials
-        self._rows = rows
+    def __init__(self, partials: Partials) -> None:
         self._names = _crossing_names(partials)
         self._crossing = crossing_schema(partials).polars
-        self._open: list[pl.DataFrame] = []
-        self._open_rows = 0
-        """Since they were last merged."""
-        self._merged_rows = 0
+        self._open = _OpenPartials(partials)
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Take rows in. Late ones, and those without a time, leave on the late port where there are windows."""
-        if self._rows is None:
-            self._take(frame)
-            return []
-        out: Emits = []
-        for emit in self._rows.on_batch(frame, late=late):
-            if emit.port == LATE:
-                out.append(emit)
-            else:
-                self._take(emit.frame)
-        return out
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - the feeder has judged
+        self._open.add(frame)
+        return []
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - windows close at the center
-        """Nothing waits for time: an epoch's rows cross with the epoch."""
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """One partial row for each key and window of the epoch."""
-        if not self._open:
-            return []
-        merged = self._merged()
-        self._open, self._open_rows, self._merged_rows = [], 0, 0
-        return [Emit(_cast(merged.rename(self._names), self._crossing))]
+        merged = self._open.drain()
+        return [] if merged is None else [Emit(_cast(merged.rename(self._names), self._crossing))]
 
     def states(self) -> Mapping[str, State]:
         return {}
-
-    def rows_held(self) -> int:
-        """How many partial rows are in memory."""
-        return self._merged_rows + self._open_rows
-
-    def _take(self, partials: pl.DataFrame) -> None:
-        self._open.append(partials)
-        self._open_rows += partials.height
-        if self._open_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
-            merged = self._merged()
-            self._open, self._open_rows, self._merged_rows = [merged], 0, merged.height
-
-    def _merged(self) -> pl.DataFrame:
-        return self._partials.merge(pl.concat(self._open)).select(list(self._partials.schema))
 
 
 class Merging(Operator):
@@ -218,7 +185,6 @@ class Merging(Operator):
         self._names = {crossing: name for name, crossing in _crossing_names(partials).items()}
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Take partial rows in. Those of windows that have closed leave on the late port."""
         rows = frame.rename(self._names).select(list(self._kept))
         return self._aggregate.on_batch(_cast(rows, self._kept), late=late)
 
@@ -229,14 +195,13 @@ class Merging(Operator):
         return self._aggregate.on_barrier(moment)
 
     def states(self) -> Mapping[str, State]:
-        """Those of the aggregate: state does not tell whether rows or partial rows came."""
         return self._aggregate.states()
 
 
 def _signed(kind: pl.DataType) -> pl.DataType:
     if isinstance(kind, pl.List):
         return pl.List(_signed(kind.inner))  # type: ignore[arg-type]  # an instance, as in every schema of a frame
-    return _SIGNED.get(kind, kind)
+    return pl.Int8() if kind == pl.UInt8() else kind  # levels of a sketch: there are fewer than 64
 
 
 def _cast(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

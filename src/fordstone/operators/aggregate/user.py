@@ -1,9 +1,4 @@
-"""The part that a user's own aggregate keeps: its state columns.
-
-The class is looked up when the first rows come, not before: where Spark plans, states are asked for and the user's modules
-may not be found. So the plan says what the state is.
-
-The seam of users' own aggregates: state columns, and four columnar functions of them.
+"""The seam of users' own aggregates: state columns, and columnar functions of them.
 
     class WeightedMean(Aggregator):
         state = {"total": "double", "weight": "double"}
@@ -18,7 +13,8 @@ The seam of users' own aggregates: state columns, and four columnar functions of
         def finish(self, total, weight):
             return total / weight
 
-`agg(mean=WeightedMean.of("temp", "area"))` uses it. The state is of plan types, so it is snapshot and shuffled as any other.
+`agg(mean=WeightedMean.of("temp", "area"))` uses it. The plan says what the state is, and the class is looked up when the first rows
+come: where Spark plans, the user's modules may not be found.
 """
 
 from __future__ import annotations
@@ -82,14 +78,13 @@ class Aggregator(ABC):
 
 @dataclass(frozen=True, slots=True)
 class UserPart(Part):
-    """The state of one aggregator. Made by `kinds` for a call whose function is an import path."""
+    """The state of one aggregator. Made by `partial` for a call whose function is an import path."""
 
     path: str
     state: tuple[tuple[str, DataType], ...]
     functions: Functions = field(compare=False, hash=False, repr=False)
     order = 12
     streams = False
-    single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
         return tuple(f"__u{values.index}_{self.path}_{name}" for name, _ in self.state)
@@ -99,9 +94,6 @@ class UserPart(Part):
             return self._nothing(values)
         made = self._checked(self.aggregator().add(*map(pl.col, values.names)), "add")
         return self._named(made, values)
-
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        raise NotImplementedError("what a user's aggregate adds is known for groups only")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
         if not partials.height:
@@ -121,7 +113,6 @@ class UserPart(Part):
         return found
 
     def result(self, call: AggregateCall, values: Values) -> pl.Expr:
-        """What finishes a call: for `kinds`."""
         columns, kind = self.columns(values), call.type.polars
 
         def finish(state: pl.Series) -> pl.Series:
@@ -131,7 +122,6 @@ class UserPart(Part):
         return pl.struct(columns).map_batches(finish, return_dtype=kind)
 
     def aggregator(self) -> Aggregator:
-        """A fresh one."""
         found = resolve_function(self.path, self.functions)
         if not (isinstance(found, type) and issubclass(found, Aggregator)):
             raise PlanError(f"{self.path} is not a subclass of fordstone.Aggregator.")

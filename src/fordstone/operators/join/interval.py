@@ -22,14 +22,22 @@ import polars as pl
 
 from fordstone.errors import PipelineError, PlanError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
-from fordstone.operators.base import LATE, Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import stream_details
+from fordstone.operators.base import (
+    LATE,
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    Stateless,
+    stream_details,
+)
 from fordstone.operators.join.sides import (
     BOUND_MAX_US,
     HOWS,
     LEFT,
     RIGHT,
-    Carry,
     Side,
     check_how,
     filled,
@@ -40,8 +48,7 @@ from fordstone.operators.join.sides import (
 )
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only, needs_time
-from fordstone.state.backend import Asked, StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import Asked, State, StateBackend
 
 Rows = npt.NDArray[np.int64]
 
@@ -56,14 +63,13 @@ class _Half:
     def __init__(self, side: Side, state: StateBackend, *, outer: bool) -> None:
         self.side = side
         self.rows = state.search_buffer(side.keys, time_column=side.mark)
-        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=_once) if outer else None
+        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=pl.DataFrame.unique) if outer else None
 
     def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
-        """These rows, or those of them at some places, have had a partner."""
         if self.met is not None:
             met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
             # What stands here twice is folded later; but a row that was found may have been found by many.
-            self.met.add(_once(met) if at is None else met[np.unique(at)])
+            self.met.add(met.unique() if at is None else met[np.unique(at)])
 
     def evict(self, watermark_us: int) -> pl.DataFrame:
         """Drop the rows that no partner can come for; gives those that have had none, in an outer join."""
@@ -77,7 +83,6 @@ class _Half:
         return rows.join(met, on=[*self.side.keys, self.side.mark], how="anti")
 
     def states(self, name: str) -> dict[str, State]:
-        """By name."""
         return {name: self.rows} | ({} if self.met is None else {f"{name}_met": self.met})
 
 
@@ -104,7 +109,6 @@ class IntervalJoin(Operator):
         self._watermark_us = TIME_MIN_US + 1
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Give the pairs that rows of one side make with those of the other that are here, and keep the rows."""
         is_left = LEFT in frame.columns
         mine, other = (self._left, self._right) if is_left else (self._right, self._left)
         if late:
@@ -128,11 +132,9 @@ class IntervalJoin(Operator):
         return [Emit(side.alone(rows)) for side, rows in alone if rows.height]
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Nothing: results come with rows and with time."""
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows of both sides, and of outer sides what has met."""
         return self._left.states("left") | self._right.states("right")
 
     def _pairs(self, frame: pl.DataFrame, mine: _Half, other: _Half, *, is_left: bool) -> Emits:
@@ -158,9 +160,10 @@ class JoinFamily(Family[p.Join]):
     """Pairs of rows of two streams with equal keys and times near each other."""
 
     steps = (p.Join,)
+    fed = True
+    stays = "{step} joins rows that other nodes may have"
 
     def check(self, step: p.Join, types: Types) -> Derived:
-        """The columns of both sides, and late rows of either as rows of the result."""
         left, right = types[step.left], types[step.right]
         check_how(step, HOWS)
         for given, stream in ((step.left, left), (step.right, right)):
@@ -185,12 +188,8 @@ class JoinFamily(Family[p.Join]):
         out = context.types[p.Input(step.name)].schema.polars
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
 
-    def has_feeder(self, step: p.Join, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        """Rows are brought into the form that the join takes."""
-        return True
-
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
-        return Carry(_sides(step, context)[index])
+        return Stateless(_sides(step, context)[index].carried)
 
     def title(self, step: p.Join) -> str:
         between = f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"
@@ -199,7 +198,6 @@ class JoinFamily(Family[p.Join]):
         return f"{step.how} join of {step.left} and {step.right}, {between}"
 
     def describe(self, step: p.Join, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Keys, rows without a partner, and what is kept."""
         alone = {"inner": "are dropped", "full": "come alone, when time has passed them"}
         unmatched = alone.get(step.how, f"of the {step.how} side come alone, when time has passed them")
         yield from keys_details(step.left_keys, step.right_keys, unmatched)
@@ -207,9 +205,6 @@ class JoinFamily(Family[p.Join]):
         yield from stream_details(step, types, time=None if timed else "none: rows may lack that of either side")
         met = "" if step.how == "inner" else ", and which keys and times have met"
         yield "keeps", f"rows of both sides, as long as a partner may come{met}"
-
-    def push_down(self, step: p.Join, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} joins rows that other nodes may have")
 
 
 def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:
@@ -222,7 +217,3 @@ def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:
         Side(columns, left.schema, step.left_keys, mark=LEFT, time=left.time, hold_us=left_hold_us),
         Side(columns, right.schema, step.right_keys, mark=RIGHT, time=right.time, hold_us=right_hold_us),
     )
-
-
-def _once(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.unique()

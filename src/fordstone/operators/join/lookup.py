@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import polars as pl
@@ -29,14 +30,13 @@ from fordstone.operators.base import (
     Operator,
     OperatorContext,
     Stateless,
-    Stays,
+    connector_text,
+    stream_details,
 )
-from fordstone.operators.describe import connector_text, stream_details
 from fordstone.operators.join.sides import (
     LEFT,
     LOOKUP_HOWS,
     RIGHT,
-    Carry,
     JoinColumns,
     Side,
     check_how,
@@ -47,8 +47,7 @@ from fordstone.operators.join.sides import (
 from fordstone.operators.row_order import total_order
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only
-from fordstone.state.backend import FOUND, StateBackend, Table
-from fordstone.state.base import State
+from fordstone.state.base import FOUND, State, StateBackend, Table
 
 _UNMATCHED: Final = {"inner": "are dropped", "left": "get nulls"}
 VERSION: Final = "__version"
@@ -59,7 +58,7 @@ class LookupJoin:
     """Puts the columns of a table's rows beside rows. The table has its rows as their side carries them."""
 
     def __init__(self, columns: JoinColumns, left: Side, right: Side, *, inner: bool) -> None:
-        self._left, self._right = left, right
+        self.left, self.right = left, right
         self._inner = inner
         self._out = list(columns.schema)
         self._new = list(columns.right.values())
@@ -69,15 +68,15 @@ class LookupJoin:
 
     def table(self, state: StateBackend) -> Table:
         """A fresh table. Beside its columns it has the time of each row, or null."""
-        return state.table(self._right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
+        return state.table(self.right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
 
     def join(self, rows: pl.DataFrame, table: Table) -> pl.DataFrame:
         """Rows, as their side carries them, as rows of the result."""
-        got = table.get(rows.select(self._left.keys))
+        got = table.get(rows.select(self.left.keys))
         found = got.get_column(FOUND)
-        columns = self._left.shown(rows)
+        columns = self.left.shown(rows)
         nothing = pl.Series([None], dtype=pl.Boolean)
-        for name, series in self._right.shown(got, only=self._new).items():
+        for name, series in self.right.shown(got, only=self._new).items():
             # Of a key that was not found the table knows the key all the same.
             columns[name] = series if found.all() else series.zip_with(found, nothing.cast(series.dtype))
         out = pl.DataFrame([columns[name] for name in self._out])
@@ -86,22 +85,19 @@ class LookupJoin:
         return out.filter(found) if self._inner else out
 
 
-class Lookup(Stateless):
+class StaticLookup:
     """Looks rows up in a static table."""
 
     def __init__(
         self,
         step: str,
         lookup: LookupJoin,
-        left: Side,
-        right: Side,
         read: Callable[[], pl.DataFrame],
         state: StateBackend,
     ) -> None:
         """`read` gives the table's rows; called once, when the first rows come."""
         self._step = step
         self._lookup = lookup
-        self._left, self._right = left, right
         self._read = read
         self._state = state
         self._table: Table | None = None
@@ -110,7 +106,7 @@ class Lookup(Stateless):
         """The rows with the columns of the table."""
         if self._table is None:
             self._table = self._filled()
-        rows = self._left.carried(frame)
+        rows = self._lookup.left.carried(frame)
         return self._lookup.join(
             rows if ROW_ID not in frame.columns else rows.with_columns(frame.get_column(ROW_ID)), self._table
         )
@@ -120,11 +116,12 @@ class Lookup(Stateless):
             given = self._read()
         except FordstoneError as error:
             raise SourceError(f"step {self._step}: the table of the lookup cannot be read: {error}") from error
-        rows = self._right.carried(given).drop_nulls(list(self._right.keys))
-        double = rows.filter(pl.struct(self._right.keys).is_duplicated())
+        side = self._lookup.right
+        rows = side.carried(given).drop_nulls(list(side.keys))
+        double = rows.filter(pl.struct(side.keys).is_duplicated())
         if double.height:
-            key = self._right.alone(double.head(1)).row(0, named=True)
-            named = ", ".join(f"{name}={key[name]!r}" for name in self._right.key_columns)
+            key = side.alone(double.head(1)).row(0, named=True)
+            named = ", ".join(f"{name}={key[name]!r}" for name in side.key_columns)
             raise SourceError(
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "
                 "Leave one row per key in it, or add a column to on= that distinguishes them."
@@ -164,7 +161,6 @@ class LookupLatest(Operator):
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nor for the clock
-        """Take the epoch's control rows, and then give out the rows that waited."""
         self._take_control()
         if not self._waiting:
             return []
@@ -196,27 +192,6 @@ class LookupLatest(Operator):
         self._table.put(newest.filter(newer).select([*self._lookup.table_schema, RIGHT]))
 
 
-class _KeepColumn(Stateless):
-    """As `Carry`, with a column more."""
-
-    def __init__(self, side: Side, column: str) -> None:
-        self._side = side
-        self._column = column
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._side.carried(frame).with_columns(frame.get_column(self._column))
-
-
-class _CarryVersions(Stateless):
-    """As `Carry`, of a control table: by version rather than by time, and with what rows do."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._side.carried(frame).with_columns(frame.get_column(VERSION).alias(RIGHT), frame.get_column(OP))
-
-
 def _latest_sides(step: p.LookupLatest, context: OperatorContext) -> tuple[JoinColumns, Side, Side]:
     stream, control = context.types[step.input], context.types[step.control]
     columns = join_columns(stream.schema, control.schema, step.keys, step.control_keys, suffix=step.suffix)
@@ -231,22 +206,22 @@ class LookupFamily(Family[p.Lookup]):
     """Rows with the columns of a static table's row beside them."""
 
     steps = (p.Lookup,)
+    stays = "{step} reads a table at the center"
 
     def check(self, step: p.Lookup, types: Types) -> Derived:
-        """The columns of both; else the input's stream."""
         stream = types[step.input]
         check_how(step, LOOKUP_HOWS)
         append_only(step, stream, "a lookup")
         return {p.Input(step.name): replace(stream, schema=lookup_columns(step, stream.schema).schema, upsert_key=None)}
 
     def make(self, step: p.Lookup, context: OperatorContext) -> Operator:
-        """Reads the table when the first rows come."""
         stream, schema = context.types[step.input], Schema.of(step.schema)
         columns = lookup_columns(step, stream.schema)
         left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
         right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
         lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
-        return Lookup(step.name, lookup, left, right, lambda: context.read_table(step.table, schema), context.state)
+        read = partial(context.read_table, step.table, schema)
+        return Stateless(StaticLookup(step.name, lookup, read, context.state).apply)
 
     def title(self, step: p.Lookup) -> str:
         return f"look up in {connector_text(step.table)}"
@@ -255,17 +230,15 @@ class LookupFamily(Family[p.Lookup]):
         yield from keys_details(step.keys, step.table_keys, _UNMATCHED[step.how])
         yield from stream_details(step, types)
 
-    def push_down(self, step: p.Lookup, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} reads a table at the center")
-
 
 class LookupLatestFamily(Family[p.LookupLatest]):
     """Rows with the columns of the newest row of a control stream beside them."""
 
     steps = (p.LookupLatest,)
+    fed = True
+    stays = "{step} looks rows up in a stream at the center"
 
     def check(self, step: p.LookupLatest, types: Types) -> Derived:
-        """The columns of both. Time survives only where rows do not wait for a barrier."""
         stream, control = types[step.input], types[step.control]
         check_how(step, LOOKUP_HOWS)
         append_only(step, stream, "a lookup")
@@ -298,26 +271,22 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         order = total_order((), Schema.of(payload)) if payload else []
         return LookupLatest(lookup, right, order, waits=step.waits, state=context.state)
 
-    def has_feeder(self, step: p.LookupLatest, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        """Rows are brought into the form that the lookup takes."""
-        return True
-
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
         _, left, right = _latest_sides(step, context)
         if index == 0:
-            return _KeepColumn(left, ROW_ID) if step.name in context.with_ids else Carry(left)
-        return _CarryVersions(right) if context.types[step.control].table else Carry(right)
+            side, more = left, [pl.col(ROW_ID)] if step.name in context.with_ids else []
+        else:
+            # A control table goes by version rather than by time, and its rows say what they do.
+            table = context.types[step.control].table
+            side, more = right, [pl.col(VERSION).alias(RIGHT), pl.col(OP)] if table else []
+        return Stateless(lambda frame: side.carried(frame).with_columns(frame.select(more)))
 
     def title(self, step: p.LookupLatest) -> str:
         return f"look up in the newest rows of {step.control}"
 
     def describe(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        """Keys, rows that find nothing, and when control rows count."""
         yield from keys_details(step.keys, step.control_keys, _UNMATCHED[step.how])
         sees = "wait for the end of their epoch, and see its control rows"
         yield "rows", sees if step.waits else "go on at once, and see the control rows of epochs before"
         yield from stream_details(step, types)
         yield "keeps", "the newest control row of each key"
-
-    def push_down(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"{step.name} looks rows up in a stream at the center")

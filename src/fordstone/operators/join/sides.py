@@ -1,10 +1,9 @@
 """The two sides of a join or a lookup: which columns they have in common, what rows look like on their way, and their time.
 
-Keys are compared in one type: equal types, or whole numbers of any width; null equals nothing, NaN equals NaN, and -0.0 equals 0.0 (floats are compared by
-normalised bits). A key column with the same name on
-both sides is one column of the result, in that type; every other right column follows the left ones, with a suffix if
-the left has its name. Before the shuffle a feeder renames keys to `__k0..`, adds the time in a column named for the side, and
-gives the other columns the names of the result: the columns show which side a batch is of.
+Keys are compared in one type: equal types, or whole numbers of any width; null equals nothing, NaN equals NaN, and -0.0 equals 0.0
+(floats are compared by normalised bits). A key column with the same name on both sides is one column of the result, in that type; every
+other right column follows the left ones, with a suffix if the left has its name. Before the shuffle a feeder renames keys to `__k0..`,
+adds the time in a column named for the side, and gives the other columns the names of the result.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import polars as pl
 from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.duration import UNIT_US
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.base import Stateless
 from fordstone.plan import plan as p
 from fordstone.plan.plan import join_keys
 from fordstone.plan.stream_type import EventTime, StreamType, plain_keys
@@ -76,7 +74,6 @@ def join_columns(
 
 
 def _common(left: str, one: DataType, right: str, other: DataType) -> DataType:
-    """The type in which two keys are compared."""
     if one == other:
         return one
     if one.is_integer and other.is_integer:
@@ -155,7 +152,7 @@ class Side:
         self._floats: dict[str, str] = {}
         source: dict[str, str] = {}
         for key, name, kind in zip(keys, self.keys, columns.key_types, strict=True):
-            self.key_types[name] = compared(kind)
+            self.key_types[name] = pl.Int64() if kind.is_float else kind.polars
             if kind.is_float:
                 self._floats[name] = key
             else:
@@ -189,29 +186,11 @@ class Side:
         return filled(self.shown(frame), self._out, frame.height)
 
     def source(self, name: str) -> str:
-        """The column of rows on their way that gives this column of the result."""
         return self._shown[name]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the result that this side has."""
         return tuple(self._shown)
-
-
-class Carry(Stateless):
-    """Brings the rows of one side into the form in which they travel: the feeder of a join and of a lookup."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows; ids that they carry are dropped."""
-        return self._side.carried(frame)
-
-
-def compared(kind: DataType) -> pl.DataType:
-    """The type of a key column on its way."""
-    return pl.Int64() if kind.is_float else kind.polars
 
 
 def float_bits(values: pl.Series) -> pl.Series:

@@ -1,4 +1,4 @@
-"""A pattern as an automaton: what a beginning of a match may go on with.
+"""A pattern as an automaton: what a beginning of a match may go on with, and what is kept of the rows that stages have taken.
 
 A beginning (`Node`) is the rows taken so far, each by a stage. It goes on by options: another row of its stage, the first row
 of a later one, or the end of the match. Options stand in order of preference: a stage that is greedy would rather take
@@ -8,12 +8,8 @@ of one first row have an order: the order in which backtracking would find them.
 With `choose="earliest"` all paths count, but for what `beats` rules out: a greedy stage is not left at or after a row that it could
 have taken, and a reluctant one takes no row at or after one with which it could have been left.
 
-Leaves to `operators.matching` going through rows, and to `operators.match` everything else.
-
-What is kept of the rows that stages have taken: one state a slot, carried on from row to row.
-
-A state is plain data and never changes: taking a row makes a new one. Read, it gives the slot's value in plain form.
-Means and sums go row by row from the first, so they are the same however often a match was stored in between.
+The states of slots are plain data and never change: taking a row makes a new one. Means and sums go row by row from the first, so they
+are the same however often a match was stored in between.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from typing import Any, Final
+
+import msgspec
 
 from fordstone.lang.polars.scalar import Scalar, less, wrapped
 from fordstone.operators.match.check import Slot
@@ -90,7 +88,6 @@ def _add_decimal(state: Decimal | None, value: str | None) -> Decimal | None:
 
 
 def _fitting(state: Decimal | None, precision: int) -> str | None:
-    """The sum as text; null if it has more digits than its type."""
     if state is None or len(state.as_tuple().digits) > precision:
         return None
     return f"{state:f}"
@@ -128,11 +125,6 @@ _KINDS: Final[dict[str, Callable[[Slot], tuple[Any, Take, Read]]]] = {
 }
 
 
-def initial_states(slots: Sequence[Kept]) -> tuple[Any, ...]:
-    """The states before any row."""
-    return tuple(slot.start for slot in slots)
-
-
 END: Final = -1
 """The target of the option that ends the match."""
 
@@ -150,11 +142,10 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way on. `bit` is its own in the mask of a node's options, `beats` those of the options that end when it is taken."""
+class Way:
+    """One way on. The fields from `index` on depend on the other ways of the node: `_Building.ways` sets them."""
 
     target: int
-    index: int = 0
     strict: bool = False
     every: bool = False
     """Whether it stays an option after it was taken, for later rows."""
@@ -162,25 +153,14 @@ class Option:
     """What the next row must not be."""
     not_between: tuple[Test, ...] = ()
     """What no row on the way may be."""
+    index: int = 0
+    bit: int = 0
+    """Its own in the mask of a node's ways."""
     beats: int = 0
-
-    @property
-    def bit(self) -> int:
-        """Its own bit."""
-        return 1 << self.index
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """An option with what the walk over rows asks of it most, worked out."""
-
-    option: Option
-    bit: int
-    target: int
-    strict: bool
-    guarded: bool
-    ends_now: bool
-    """The match ends as soon as there is this option."""
+    """The bits of the ways that end when it is taken."""
+    guarded: bool = False
+    ends_now: bool = False
+    """The match ends as soon as there is this way."""
 
 
 Ways = tuple[Way, ...]
@@ -215,6 +195,8 @@ class Automaton:
     stages: tuple[StageRule, ...]
     first: Ways
     slots: tuple[Kept, ...]
+    initial: tuple[Any, ...]
+    """The states of the slots before any row."""
     start_bits: tuple[int, ...]
     """A row may be the first of a match only if all of one of these bits are set in its bits."""
     later_bits: tuple[int, ...]
@@ -242,7 +224,7 @@ class Automaton:
 class _Building:
     """Options in order of preference, with what each beats as a set of places in the list."""
 
-    options: list[Option] = field(default_factory=list)
+    options: list[Way] = field(default_factory=list)
     beats: list[set[int]] = field(default_factory=list)
 
     def before(self, other: _Building, *, beating: bool) -> _Building:
@@ -257,15 +239,9 @@ class _Building:
     def ways(self) -> Ways:
         found = []
         for index, (option, beats) in enumerate(zip(self.options, self.beats, strict=True)):
-            option = replace(option, index=index, beats=sum(1 << at for at in beats))  # noqa: PLW2901 - the same option, numbered
             guarded = bool(option.not_next or option.not_between)
-            ends_now = option.target == END and not guarded
-            found.append(
-                Way(
-                    option=option, bit=option.bit, target=option.target, strict=option.strict, guarded=guarded,
-                    ends_now=ends_now,
-                )
-            )  # fmt: skip
+            ends_now, mask = option.target == END and not guarded, sum(1 << at for at in beats)
+            found.append(replace(option, index=index, bit=1 << index, beats=mask, guarded=guarded, ends_now=ends_now))
         return tuple(found)
 
 
@@ -288,7 +264,7 @@ class _Compiler:
 
     def _enter(self, number: int) -> _Building:
         if number == len(self._taking):
-            return _Building([Option(target=END)], [set()])
+            return _Building([Way(target=END)], [set()])
         stage = self._step.stages[self._taking[number]]
         taken = self.option(number, stage.follows)
         if not stage.optional:
@@ -296,8 +272,7 @@ class _Compiler:
         return self._choice(stage, taken, self.leave(number + 1))
 
     def option(self, number: int, contiguity: p.Contiguity) -> _Building:
-        """Take a row by a stage."""
-        return _Building([Option(target=number, strict=contiguity == "next", every=contiguity == "any")], [set()])
+        return _Building([Way(target=number, strict=contiguity == "next", every=contiguity == "any")], [set()])
 
     def _choice(self, stage: p.Stage, more: _Building, on: _Building) -> _Building:
         beating = self._step.choose == "earliest" and stage.quantifier != "each"
@@ -334,7 +309,7 @@ class _Compiler:
         stages = tuple(self.rule(number, slots) for number in range(len(self._taking)))
         first = self.leave(0).ways()
         later = [way for stage in stages for way in (*stage.needy, *stage.open, *stage.full)]
-        tests = [test for way in later for test in (*way.option.not_next, *way.option.not_between)]
+        tests = [test for way in later for test in (*way.not_next, *way.not_between)]
         tests += [stages[way.target].test for way in later if way.target != END]
         tests += [stage.until for stage in stages if stage.until is not None]
         follows = [stage.follows for stage in self._step.stages[1:]]
@@ -344,11 +319,12 @@ class _Compiler:
             stages=stages,
             first=first,
             slots=tuple(slots),
+            initial=tuple(slot.start for slot in slots),
             start_bits=tuple(dict.fromkeys(stages[way.target].test.bit for way in first)),
             later_bits=tuple(dict.fromkeys(test.bit for test in tests)),
             adjacent="next" in {*follows, *repeats},
             reads=tuple(sorted({slot for test in asked for slot in test.reads})),
-            beating=any(way.option.beats for way in (*first, *later)),
+            beating=any(way.beats for way in (*first, *later)),
         )
 
 
@@ -359,8 +335,7 @@ def compile_pattern(
     return _Compiler(step, tests, untils).automaton(slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """A row that fulfils at least one condition. `place`: its ordinal among the rows of its key."""
 
     place: int
@@ -377,7 +352,6 @@ class Node:
     def __init__(
         self, automaton: Automaton, parent: Node | None, stage: int, row: Row, states: tuple[Any, ...]
     ) -> None:
-        """`states`: of the slots, with this row."""
         self.parent = parent
         self.stage = stage
         self.row = row
@@ -390,7 +364,6 @@ class Node:
         """Which of the ways are still open, as far as other ways have ended them."""
 
     def path(self) -> list[Node]:
-        """All nodes from the first row on."""
         found = []
         node: Node | None = self
         while node is not None:

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
@@ -29,11 +30,9 @@ from fordstone.operators.match.automaton import (
     END,
     Automaton,
     Node,
-    Option,
     Row,
     Test,
     Way,
-    initial_states,
     states_with,
 )
 
@@ -83,7 +82,7 @@ class Transitions:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._automaton = rules.automaton
-        self._initial = initial_states(rules.automaton.slots)
+        self._initial = rules.automaton.initial
         self.merges = rules.skip != "none" and not rules.automaton.beating
         """Whether threads that stand alike are as good as one, the most preferred."""
 
@@ -98,7 +97,7 @@ class Transitions:
             node = self._taken(None, way.target, row)
             if node is None:
                 continue
-            beaten |= way.option.beats
+            beaten |= way.beats
             if self._grow(candidate, node, candidate.threads):
                 break
         if not candidate.threads and candidate.found is None and not candidate.accepted:
@@ -125,8 +124,8 @@ class Transitions:
         for node, way in candidate.threads:
             if not node.alive & way.bit:
                 continue
-            if way.target == END and not way.option.not_between:
-                node.alive &= ~way.option.beats
+            if way.target == END and not way.not_between:
+                node.alive &= ~way.beats
                 if self._accept(candidate, node):
                     break
             elif not way.strict:
@@ -176,18 +175,17 @@ class Transitions:
         rule, reads = self._automaton.stages[node.stage], self._automaton.reads
         count = min(node.count, rule.times_min) if rule.times_max is None else node.count
         known = _ENCODER.encode([node.states[slot] for slot in reads]) if reads else b""
-        return node.stage, way.option.index, count, node.row.place == row.place, known
+        return node.stage, way.index, count, node.row.place == row.place, known
 
     def _offer_thread(self, candidate: Candidate, node: Node, way: Way, row: Row, kept: list[Thread]) -> bool:
         """Offer a row to one thread, and add what comes of it to `kept`. True: nothing after it counts."""
-        option = way.option
         if way.target == END:
-            if _holds_any(option, node, row):
+            if _holds_any(way, node, row):
                 return False
-            if option.not_between:
+            if way.not_between:
                 kept.append((node, way))
                 return False
-            node.alive &= ~option.beats
+            node.alive &= ~way.beats
             return self._accept(candidate, node)
         if way.strict and row.place != node.row.place + 1:
             return False
@@ -195,19 +193,18 @@ class Transitions:
         if until is not None and _holds(until, node.states, row):
             return False
         child = self._taken(node, way.target, row)
-        stays = option.every if child is not None else not way.strict
+        stays = way.every if child is not None else not way.strict
         if child is not None:
-            if option.not_next and row.place == node.row.place + 1 and _any(option.not_next, node, row):
+            if way.not_next and row.place == node.row.place + 1 and _any(way.not_next, node, row):
                 return False
-            node.alive &= ~option.beats
+            node.alive &= ~way.beats
             if self._grow(candidate, child, kept):
                 return True
-        if stays and not (way.guarded and _holds_any(option, node, row)):
+        if stays and not (way.guarded and _holds_any(way, node, row)):
             kept.append((node, way))
         return False
 
     def _taken(self, node: Node | None, target: int, row: Row) -> Node | None:
-        """The node with one more row, if the stage takes it."""
         rule = self._automaton.stages[target]
         test = rule.test
         if row.bits & test.bit != test.bit:
@@ -222,7 +219,7 @@ class Transitions:
         """Add the threads of a new node. True: nothing after it counts."""
         for way in node.ways:
             if way.ends_now:
-                node.alive &= ~way.option.beats
+                node.alive &= ~way.beats
                 if self._accept(candidate, node):
                     return True
             elif node.alive & way.bit:
@@ -248,11 +245,12 @@ def _any(tests: Sequence[Test], node: Node, row: Row) -> bool:
     return any(_holds(test, node.states, row) for test in tests)
 
 
-def _holds_any(option: Option, node: Node, row: Row) -> bool:
+def _holds_any(way: Way, node: Node, row: Row) -> bool:
     """Whether a row that was not taken is one that must not be on this way."""
-    return _any(option.not_between, node, row) or (row.place == node.row.place + 1 and _any(option.not_next, node, row))
+    return _any(way.not_between, node, row) or (row.place == node.row.place + 1 and _any(way.not_next, node, row))
 
 
+_place = attrgetter("place")
 GAP: Final = -1
 """The bits of a row that stands for others, which fulfil no condition."""
 STRIDE: Final = 16
@@ -322,7 +320,6 @@ class Matcher(ABC):
             self._settle(over_us)
 
     def _give(self, candidate: Candidate, time_us: int | None) -> None:
-        """Give out the matches of a candidate."""
         nodes, candidate.accepted = candidate.accepted, []
         if candidate.decided and candidate.found is not None:
             nodes.append(candidate.found)
@@ -338,7 +335,6 @@ class OverlappingMatcher(Matcher):
     __slots__ = ()
 
     def take(self, row: Row) -> None:
-        """Offer the row to all candidates, and begin one with it."""
         begins, matters = self._rules.automaton.role(row.bits)
         if matters and self.candidates:
             for candidate in self.candidates:
@@ -396,7 +392,6 @@ class SequentialMatcher(Matcher):
         """Where threads stood, at some places, of which nothing came. Saves work and decides nothing; no part of the state."""
 
     def take(self, row: Row) -> None:
-        """Offer the row to the candidate, and hold it; or let it begin one."""
         if self.candidates:
             self.held.append(row)
         self._go(row)
@@ -406,18 +401,15 @@ class SequentialMatcher(Matcher):
             self._evict(row.time_us)
 
     def gap(self, place: int, time_us: int) -> None:
-        """Offer the gap to the candidate, and hold it."""
         if self.candidates:
             self.take(Row(place, time_us, GAP, ()))
 
     def end(self) -> None:
-        """One after the other, with the rows that are held."""
         while self.candidates:
             self._transitions.give_up(self.candidates[0])
             self._settle(None)
 
     def _go(self, row: Row) -> None:
-        """Offer a row to the candidate, or let it begin one."""
         if row.bits == GAP:
             for candidate in self.candidates:
                 self._transitions.gap(candidate)
@@ -505,10 +497,6 @@ def matcher_of(rules: Rules, transitions: Transitions) -> Matcher:
         if rules.skip in {"none", "next"}
         else SequentialMatcher(rules, transitions)
     )
-
-
-def _place(row: Row) -> int:
-    return row.place
 
 
 Times = Callable[[int], int]

@@ -1,7 +1,7 @@
 """Patterns: sequences of rows of a key that fulfil one condition after another.
 
 Rows wait until the watermark passes them, and are then matched key by key, in order of time and of `row_order`. Conditions that
-depend on one row alone are computed for whole batches (`rows`); only rows that fulfil some condition are looked at one by one
+depend on one row alone are computed for whole batches (`RowForms`); only rows that fulfil some condition are looked at one by one
 (`matcher`). If it does not matter what is between them, all other rows are dropped on arrival.
 
 Open candidates are objects while the operator runs, and are written at each barrier into a table, as MessagePack per key: the rows
@@ -16,30 +16,241 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import and_, or_
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import polars as pl
+from sqlglot import exp
 
 from fordstone.errors import PlanError
 from fordstone.lang.duration import TIME_MAX_US, human_us
-from fordstone.lang.polars.scalar import as_plain
+from fordstone.lang.expression import Expression, expression_of
+from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.polars.scalar import Scalar, Values, as_plain, plain_type, scalar_of
 from fordstone.lang.schema import DataType, Schema
-from fordstone.lang.term import columns_of
+from fordstone.lang.term import Call, Column, Term, columns_of
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, Stays
-from fordstone.operators.describe import keys_text, stream_details
-from fordstone.operators.match.automaton import Node, Row, compile_pattern, initial_states, states_with
-from fordstone.operators.match.check import Pattern, derive_match, pattern_of
+from fordstone.operators.base import (
+    Emit,
+    Emits,
+    Family,
+    Moment,
+    Operator,
+    OperatorContext,
+    keys_text,
+    stream_details,
+)
+from fordstone.operators.match.automaton import Node, Row, Test, compile_pattern, kept, states_with
+from fordstone.operators.match.check import (
+    CLASSIFIER,
+    DECIDED,
+    MATCH_START,
+    NUMBER,
+    SLOT_PREFIX,
+    SPECIALS,
+    STAGES,
+    Condition,
+    Measure,
+    Pattern,
+    derive_match,
+    pattern_of,
+    row_text,
+    slot_index,
+)
 from fordstone.operators.match.matcher import Candidate, Found, Matcher, Rules, Transitions, matcher_of, walk
-from fordstone.operators.match.rows import Output, RowForms, column_of, numbered
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import Derived, StreamType, Types
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.plan.stream_type import TIMESTAMP, Derived, StreamType, Types
+from fordstone.state.base import State, StateBackend
+
+BITS: Final = "__bits"
+_NO_TREE: Final = exp.Null()
+
+
+class RowForms:
+    """The forms that a pattern needs rows in."""
+
+    def __init__(self, step: p.Match, pattern: Pattern, schema: Schema) -> None:
+        self._schema = schema
+        self._values: dict[str, Term] = {}
+        self._bits: dict[str, pl.Expr] = {}
+        if step.all_rows:
+            for name in schema:
+                self.value(Column(name, schema[name]))
+        self.slots = tuple(
+            kept(slot, None if slot.argument is None else self.value(slot.argument)) for slot in pattern.slots
+        )
+        self.tests = tuple(
+            self._test(condition, own_row=step.own_row and not stage.negated)
+            for condition, stage in zip(pattern.conditions, step.stages, strict=True)
+        )
+        self.untils = tuple(None if until is None else self._test(until) for until in pattern.untils)
+        for measure in pattern.measures:
+            for name in _row_columns(measure.term):
+                self.value(Column(name, schema[name]))
+        self.all_rows_count = any(test.bit == 0 for test in (*self.tests, *self.untils) if test is not None)
+        """Whether some condition is fulfilled by every row, as far as the row decides."""
+        self.columns = [
+            as_plain(to_polars(_named(term, f"__v{at}"), schema), term.type).alias(f"__v{at}")
+            for at, term in enumerate(self._values.values())
+        ]
+
+    @cached_property
+    def bits(self) -> pl.Expr:
+        if not self._bits:
+            return pl.repeat(0, pl.len(), dtype=pl.Int64).alias(BITS)
+        parts = [
+            found.fill_null(value=False).cast(pl.Int64) * (1 << at) for at, found in enumerate(self._bits.values())
+        ]
+        return reduce(lambda left, right: left + right, parts).alias(BITS)
+
+    @cached_property
+    def candidates(self) -> pl.Expr | None:
+        """Which rows fulfil any; None: all do."""
+        if self.all_rows_count or not self._bits:
+            return None
+        return reduce(or_, [found.fill_null(value=False) for found in self._bits.values()])
+
+    def value(self, term: Term) -> int:
+        """Which of a row's values a term is."""
+        text = row_text(term)
+        self._values.setdefault(text, term)
+        return list(self._values).index(text)
+
+    def values_of(self, name: str) -> int:
+        """Which of a row's values a column is."""
+        return self.value(Column(name, self._schema[name]))
+
+    def _test(self, condition: Condition, *, own_row: bool = False) -> Test:
+        bit = 0
+        if condition.row:
+            text = " AND ".join(map(row_text, condition.row))
+            if text not in self._bits:
+                parts = [to_polars(_named(term, "c"), self._schema) for term in condition.row]
+                self._bits[text] = reduce(and_, parts)
+            bit = 1 << list(self._bits).index(text)
+        rest = None
+        reads = {slot for term in condition.rest for name in columns_of(term) if (slot := slot_index(name)) is not None}
+        if condition.rest:
+            whole = reduce(lambda left, right: Call("and", (left, right), left.type), condition.rest)
+            rest = scalar_of(whole, self._source)
+        return Test(bit=bit, rest=rest, own_row=own_row, reads=tuple(sorted(reads)))
+
+    def _source(self, name: str) -> Scalar:
+        """Where a term finds a column: a slot, or a value of the row."""
+        slot = slot_index(name)
+        if slot is None:
+            at = self.values_of(name)
+            return lambda _slots, values: values[at]
+        read_slot = self.slots[slot].read
+
+        def read(states: Values, _values: Values) -> Any:
+            return read_slot(states[slot])
+
+        return read
+
+
+def _row_columns(term: Term) -> list[str]:
+    known = {column.name for column in SPECIALS.values()}
+    return [name for name in columns_of(term) if slot_index(name) is None and name not in known]
+
+
+def _named(term: Term, name: str) -> Expression:
+    return expression_of(term, _NO_TREE, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One row of output: what is known of `found` at one of its nodes."""
+
+    found: Found
+    node: Node
+
+
+class Output:
+    """Makes frames of what was found."""
+
+    def __init__(self, step: p.Match, pattern: Pattern, schema: Schema, forms: RowForms) -> None:
+        self._step = step
+        self._pattern = pattern
+        self._schema = schema
+        self._forms = forms
+        self._names = [stage.name for stage in step.stages if not stage.negated]
+        used = dict.fromkeys(name for measure in pattern.measures for name in columns_of(measure.term))
+        self._slots = [index for name in used if (index := slot_index(name)) is not None]
+        self._columns = list(dict.fromkeys(name for m in pattern.measures for name in _row_columns(m.term)))
+        self._specials = {column.name: column.type for column in SPECIALS.values() if column.name in used}
+        types: dict[str, DataType] = {f"{SLOT_PREFIX}{index}": pattern.slots[index].type for index in self._slots}
+        types |= {name: schema[name] for name in self._columns} | self._specials
+        self._types = Schema(tuple(types.items()))
+
+    def matches(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
+        if not self._step.all_rows:
+            lines = [_Line(found=match, node=match.node) for match in found]
+            return self._with_measures(self._keys(keys), lines)
+        lines = [_Line(found=match, node=node) for match in found for node in match.node.path()]
+        whole = [self._forms.values_of(name) for name in self._schema]
+        rows = [
+            column_of(name, [line.node.row.values[at] for line in lines], self._schema[name])
+            for name, at in zip(self._schema, whole, strict=True)
+        ]
+        return self._with_measures(rows, lines)
+
+    def timeouts(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
+        lines = [_Line(found=one, node=one.node) for one in found]
+        paths = [line.node.path() for line in lines]
+        stages = [", ".join(dict.fromkeys(self._names[node.stage] for node in path)) for path in paths]
+        start = column_of(MATCH_START, [path[0].row.time_us for path in paths], TIMESTAMP)
+        return self._with_measures([*self._keys(keys), start, pl.Series(STAGES, stages, pl.String)], lines)
+
+    def _keys(self, keys: pl.DataFrame) -> list[pl.Series]:
+        return keys.select(self._step.keys).get_columns() if self._step.keys else []
+
+    def _with_measures(self, columns: Sequence[pl.Series], lines: Sequence[_Line]) -> pl.DataFrame:
+        found: dict[str, pl.Series] = {}
+        for final in (False, True):
+            asked = [measure for measure in self._pattern.measures if measure.final == final]
+            if asked:
+                frame = self._asked([line.found.node if final else line.node for line in lines], lines)
+                out = frame.select(to_polars(_named(m.term, m.name), self._types) for m in asked)
+                found |= {series.name: series for series in out.get_columns()}
+        return pl.DataFrame([*columns, *(found[measure.name] for measure in self._pattern.measures)])
+
+    def _asked(self, nodes: Sequence[Node], lines: Sequence[_Line]) -> pl.DataFrame:
+        columns = []
+        for index in self._slots:
+            read, slot = self._forms.slots[index].read, self._pattern.slots[index]
+            values = [read(node.states[index]) for node in nodes]
+            columns.append(column_of(f"{SLOT_PREFIX}{index}", values, slot.type))
+        for name in self._columns:
+            at = self._forms.values_of(name)
+            columns.append(column_of(name, [node.row.values[at] for node in nodes], self._schema[name]))
+        said: dict[str, Callable[[_Line, Node], Any]] = {
+            NUMBER: lambda line, _: line.found.number or None,
+            CLASSIFIER: lambda _, node: self._names[node.stage],
+            DECIDED: lambda line, _: line.found.decided_us,
+        }
+        for name, kind in self._specials.items():
+            values = [said[name](line, node) for line, node in zip(lines, nodes, strict=True)]
+            columns.append(column_of(name, values, kind))
+        return pl.DataFrame(columns) if columns else pl.DataFrame({"__none": [0] * len(nodes)})
+
+
+def column_of(name: str, values: list[Any], kind: DataType) -> pl.Series:
+    """Plain values as a column of their type."""
+    plain = pl.Series(name, values, dtype=plain_type(kind), strict=False)
+    return plain if kind.name.startswith("interval") or plain.dtype == kind.polars else plain.cast(kind.polars)
+
+
+def numbered(measures: Sequence[Measure]) -> bool:
+    """Whether matches are numbered, so that a number a key is kept."""
+    return any(NUMBER in columns_of(measure.term) for measure in measures)
+
 
 NONE = -1
 
@@ -47,8 +258,7 @@ NONE = -1
 class _Held(msgspec.Struct, frozen=True, array_like=True):
     places: int
     matches: int
-    rows: list[tuple[int, int, int, tuple[Any, ...]]]
-    """Place, time, bits, values."""
+    rows: list[Row]
     nodes: list[tuple[int, int, int, int]]
     """Parent, stage, row, which ways are open."""
     candidates: list[tuple[int, int, list[tuple[int, int]]]]
@@ -65,16 +275,15 @@ class _Numbers:
     """Gives rows and nodes numbers, each once, parents before children."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, tuple[Any, ...]]] = []
+        self.rows: list[Row] = []
         self.nodes: list[tuple[int, int, int, int]] = []
         self._row_at: dict[int, int] = {}
         self._node_at: dict[int, int] = {}
 
     def row(self, row: Row) -> int:
-        """By place: a key has one row at each."""
         if row.place not in self._row_at:
             self._row_at[row.place] = len(self.rows)
-            self.rows.append((row.place, row.time_us, row.bits, row.values))
+            self.rows.append(row)
         return self._row_at[row.place]
 
     def node(self, node: Node | None) -> int:
@@ -96,7 +305,7 @@ def encode(matcher: Matcher) -> bytes:
         (
             numbers.row(start.row),
             numbers.node(start.found),
-            [(numbers.node(node), way.option.index) for node, way in start.threads],
+            [(numbers.node(node), way.index) for node, way in start.threads],
         )
         for start in matcher.candidates
     ]
@@ -116,12 +325,10 @@ def encode(matcher: Matcher) -> bytes:
 def decode(data: bytes, rules: Rules, transitions: Transitions) -> Matcher:
     """The key as it was when `encode` wrote it."""
     stored = _DECODER.decode(data)
-    rows = [Row(place, time_us, bits, values) for place, time_us, bits, values in stored.rows]
-    nodes: list[Node] = []
-    initial = initial_states(rules.automaton.slots)
+    rows, nodes = stored.rows, list[Node]()
     for parent, stage, row, alive in stored.nodes:
         above = None if parent == NONE else nodes[parent]
-        before = initial if above is None else above.states
+        before = rules.automaton.initial if above is None else above.states
         states = states_with(rules.automaton.stages[stage], before, rows[row].values)
         node = Node(rules.automaton, above, stage, rows[row], states)
         node.alive = alive
@@ -151,7 +358,6 @@ class MatchRows(Operator):
     """Finds a pattern in the rows of each key."""
 
     def __init__(self, step: p.Match, stream: StreamType, *, timeouts: bool = True, state: StateBackend) -> None:
-        """`timeouts`: whether beginnings whose time ran out are given out."""
         if stream.time is None:
             raise PlanError(f"step {step.name}: a pattern needs event time, and {step.input} has none.")
         pattern = pattern_of(step, stream.schema)
@@ -191,7 +397,6 @@ class MatchRows(Operator):
         return list(self._emits(found))
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        """Write down what changed; results come with time."""
         keys = list(self._changed)
         self._changed = {}
         kept = [key for key in keys if self._is_kept(key)]
@@ -208,7 +413,6 @@ class MatchRows(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, and the beginnings of each key."""
         return {"waiting": self._waiting.state, "open": self._table}
 
     def _is_kept(self, key: Key) -> bool:
@@ -216,13 +420,12 @@ class MatchRows(Operator):
         return matcher is not None and bool(matcher.candidates or (self._numbered and matcher.matches))
 
     def _go_through(self, keyed: KeyedRows) -> Iterator[tuple[Key, Found]]:
-        """Take released rows into the matchers of their keys."""
         adjacent = self._rules.automaton.adjacent
         # Where rows need not be adjacent, none but candidates were let wait.
         picked = _picked(keyed, self._forms.candidates if adjacent else None)
         firsts = np.cumsum(keyed.counts) - keyed.counts
         places = picked - np.repeat(firsts, keyed.counts)[picked]
-        key_numbers = np.repeat(np.arange(keyed.counts.size), keyed.counts)[picked]
+        key_numbers = keyed.key_numbers()[picked]
         rows = keyed.rows[keyed.by_key[picked]]
         every_time, times = self._waiting.times(keyed.rows), self._waiting.times(rows).tolist()
         forms = rows.select(self._forms.bits, *self._forms.columns).rows()
@@ -284,7 +487,6 @@ class MatchRows(Operator):
             yield key, one
 
     def _matcher(self, key: Key) -> Matcher | None:
-        """The matcher of a key, if it has one."""
         found = self._open.get(key)
         if found is None and (held := self._wake().pop(key, None)) is not None:
             found = self._open[key] = decode(held, self._rules, self._transitions)
@@ -314,7 +516,6 @@ class MatchRows(Operator):
         return [tuple(map(_one_of_its_kind, key)) for key in found]
 
     def _keys(self, keys: Sequence[Key]) -> pl.DataFrame:
-        """Keys as columns."""
         columns = {}
         for at, (name, kind) in enumerate(self._key_kinds.items()):
             columns[name] = column_of(name, [float("nan") if key[at] == _NAN else key[at] for key in keys], kind)
@@ -341,12 +542,12 @@ class MatchFamily(Family[p.Match]):
     """Sequences of rows of a key that fulfil one condition after another."""
 
     steps = (p.Match,)
+    stays = "the pattern {step} takes rows in order of time, over all nodes"
 
     def check(self, step: p.Match, types: Types) -> Derived:
         return derive_match(step, types)
 
     def make(self, step: p.Match, context: OperatorContext) -> Operator:
-        """Finds the pattern; timeouts only where they are read."""
         timeouts = any(stream.port == TIMEOUT for _, stream in context.plan.consumers(step.name))
         return MatchRows(step, context.types[step.input], timeouts=timeouts, state=context.state)
 
@@ -365,9 +566,6 @@ class MatchFamily(Family[p.Match]):
         most = f"open beginnings of matches, at most {step.partial_matches_max:,} per key"
         ends = "for as long as it takes" if step.within_us is None else f"for {human_us(step.within_us)}"
         yield "keeps", f"the rows that wait for time, and {most}, {ends}"
-
-    def push_down(self, step: p.Match, plan: p.Plan, types: Types) -> Stays:  # noqa: ARG002 - never
-        return Stays(reason=f"the pattern {step.name} takes rows in order of time, over all nodes")
 
 
 _FOLLOWS = {"next": "next ", "then": "then ", "any": "then any "}
@@ -412,7 +610,6 @@ def _rules(step: p.Match, forms: RowForms) -> Rules:
 
 
 def _columns_read(step: p.Match, pattern: Pattern, schema: Schema) -> list[str]:
-    """The columns that the pattern looks at, in the order of the schema."""
     conditions = [*pattern.conditions, *(until for until in pattern.untils if until is not None)]
     terms = [term for condition in conditions for term in (*condition.row, *condition.rest)]
     terms += [slot.argument for slot in pattern.slots if slot.argument is not None]
@@ -422,7 +619,6 @@ def _columns_read(step: p.Match, pattern: Pattern, schema: Schema) -> list[str]:
 
 
 def _picked(keyed: KeyedRows, candidates: pl.Expr | None) -> Numbers:
-    """Which rows, by key, fulfil a condition."""
     if candidates is None:
         return np.arange(keyed.by_key.size)
     fulfil = keyed.rows.select(candidates.alias("fulfil")).to_series().to_numpy()
@@ -430,7 +626,6 @@ def _picked(keyed: KeyedRows, candidates: pl.Expr | None) -> Numbers:
 
 
 def _spans(key_numbers: Numbers, keys: int) -> tuple[list[int], list[int]]:
-    """Where the picked rows of each key begin and end."""
     every = np.arange(keys)
     return np.searchsorted(key_numbers, every, "left").tolist(), np.searchsorted(key_numbers, every, "right").tolist()
 

@@ -22,8 +22,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.process.cells import NOT_YET_US, Cell, CellKind, ListCell, MapCell, ValueCell, series_of
-from fordstone.state.backend import FOUND, StateBackend, Table
-from fordstone.state.base import State
+from fordstone.state.base import FOUND, State, StateBackend, Table
 
 NEVER_US: Final = 2**63 - 1
 STALE_MAX: Final = 32
@@ -89,7 +88,6 @@ class Timers:
 
     @property
     def least_us(self) -> int:
-        """When the next is due."""
         heap = self._heap
         while heap and self.at_us.get(heap[0][1]) != heap[0][0]:
             heappop(heap)  # it was set again, or deleted
@@ -182,7 +180,6 @@ class KeyedStore:
         """Up to when `due` has returned event timers."""
 
     def states(self) -> dict[str, State]:
-        """The tables by name."""
         named = {f"state_{kind.name}": table.rows for kind, table in zip(self._kinds, self._tables, strict=True)}
         return {**named, "timers": self._timers.rows, "clocks": self._clocks.rows}
 
@@ -223,7 +220,6 @@ class KeyedStore:
         return list(zip(*columns, strict=True))
 
     def _read(self, names: list[Key], keys: pl.DataFrame) -> None:
-        """Make the entries of keys that are not in memory."""
         columns: list[Sequence[Cell]] = []
         for kind, table in zip(self._kinds, self._tables, strict=True):
             columns.append(_values(kind, table, keys) if kind.kind == "value" else _chunked(kind, table, keys))
@@ -429,7 +425,6 @@ _TIMERS: Final[dict[str, pl.DataType]] = {
 
 
 def _values(kind: CellKind, table: _TimedTable, keys: pl.DataFrame) -> Sequence[Cell]:
-    """The cells of single values."""
     if not len(table.rows):
         return [ValueCell(kind) for _ in range(keys.height)]
     found = table.rows.get(keys)
@@ -458,7 +453,6 @@ def _chunked(kind: CellKind, table: _TimedTable, keys: pl.DataFrame) -> Sequence
 
 
 def _items(kind: CellKind, rows: pl.DataFrame) -> list[Any]:
-    """The chunks of one list or map."""
     chunks: list[Any] = []
     values: Iterable[list[Any] | None] = rows.get_column(_VALUES).to_list()
     ats_us = rows.get_column(_ATS).to_list() if kind.ttl_us is not None else [None] * rows.height

@@ -4,22 +4,14 @@ Rows wait until the watermark passes them; then those of a key are numbered from
 from w * slide to w * slide + size - 1, and is given out when it has them all. A window that never fills is not given out.
 
 Rows are cut into panes at every number where a window begins or ends, so that a window is a whole number of panes and a
-row is aggregated once however many windows it is in. How panes become windows is in `pane_tree`.
+row is aggregated once however many windows it is in. State: the rows that wait; how many rows each key has had; the panes of each
+key that windows still need, in a ring of as many places as a window has panes.
 
-State: the rows that wait; how many rows each key has had; the panes of each key that windows still need, in a ring of as
-many places as a window has panes.
+Windows are merged from blocks: a stretch of n panes is written in base `BRANCHES`, as blocks of 512 panes, then of 64, of 8, and single
+ones. Blocks that begin at the same pane are shared, and only those that some window needs are made.
 
 Invariants: a result is a function of its key's rows in order (sums of floats but for rounding), whatever the batches,
 barriers, watermarks and restores; a row counts once, or leaves on the late port.
-
-Merge many overlapping stretches of panes, all of one length, without merging what they share again and again.
-
-A stretch of n panes is written in base `BRANCHES`: blocks of 512 panes, then of 64, of 8, and single ones. A block is
-merged from `BRANCHES` blocks of the next smaller length. Blocks that begin at the same pane are the same, whichever
-stretches they are in, and only those that some stretch needs are made. So one stretch alone costs what it has panes, and
-stretches that begin at every pane cost a few merges each.
-
-How a stretch is taken apart depends on its length alone, and not on which others are wanted.
 """
 
 from __future__ import annotations
@@ -32,11 +24,10 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
-from fordstone.operators.base import Emit, Emits, Moment, Operator
-from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.operators.base import Emit, Emits
+from fordstone.operators.row_order import KeyedRows, Numbers, OrderedOperator, WaitingRows
 from fordstone.plan.plan import Count
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 BRANCHES: Final = 8
 """How many blocks are merged into one of the next length."""
@@ -95,7 +86,6 @@ def _wanted(starts: Numbers, parts: list[Numbers], panes: int) -> list[Numbers]:
 
 
 def _inner(blocks: Numbers, level: int) -> Numbers:
-    """Where the blocks begin that those of a level are made of."""
     inner: Numbers = blocks[:, None] + BRANCHES ** (level - 1) * np.arange(BRANCHES)
     return inner
 
@@ -125,7 +115,6 @@ class Panes:
 
     @property
     def length(self) -> int:
-        """How many panes a window has."""
         return max(self.size // self.slide, 1) * self.step + (1 if self._stub else 0)
 
     def of_rows(self, rows: Numbers) -> Numbers:
@@ -135,8 +124,7 @@ class Panes:
 
     def hold(self, rows: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are in any window: with a slide above the size, some are not."""
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = rows % self.slide < self.size
-        return found
+        return np.asarray(rows % self.slide < self.size)
 
     def full(self, counts: Numbers) -> Numbers:
         """How many windows are full after `rows` rows: also the number of the first that is not."""
@@ -161,7 +149,7 @@ class _Stretch:
     values: pl.DataFrame
 
 
-class CountAggregate(Operator):
+class CountAggregate(OrderedOperator):
     """One row per key and window, when the window is full."""
 
     def __init__(self, fragments: Fragments, window: Count, *, state: StateBackend) -> None:
@@ -174,26 +162,17 @@ class CountAggregate(Operator):
         self._counts = state.table(key, schema=types | {_ROWS: pl.Int64()})
         self._table = state.table(key, schema=self._fragments.schema | {_PLACE: pl.Int64()}, sub_key=[_PLACE])
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Take the rows below it into their windows, and give out the windows that are full."""
         rows = self._waiting.release(watermark_us)
         if not rows.height:
             return []
         out = self._counted(self._waiting.by_key(rows))
         return [Emit(out)] if out.height else []
 
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
-
     def states(self) -> Mapping[str, State]:
-        """The rows that wait, how many rows each key has had, and the panes of windows that are not full."""
         return {"waiting": self._waiting.state, "counts": self._counts, "panes": self._table}
 
     def _counted(self, found: KeyedRows) -> pl.DataFrame:
-        """The windows that these rows make full."""
         keys = self._fragments.keys_of(found.keys)
         before = self._counts.get(keys).get_column(_ROWS).fill_null(0).to_numpy()
         after = before + found.counts
@@ -203,8 +182,7 @@ class CountAggregate(Operator):
         return self._windows(panes, keys, before, after)
 
     def _of_rows(self, found: KeyedRows, before: Numbers) -> _Stretch:
-        """The panes of the rows that came."""
-        key_numbers = np.repeat(np.arange(found.counts.size), found.counts)
+        key_numbers = found.key_numbers()
         starts = np.cumsum(found.counts) - found.counts
         row_numbers = np.arange(found.by_key.size) + np.repeat(before - starts, found.counts)
         rows, by_key = found.rows, found.by_key
@@ -216,8 +194,7 @@ class CountAggregate(Operator):
         at, ends = np.flatnonzero(begins), np.append(np.flatnonzero(begins)[1:], begins.size) - 1
         times = self._waiting.times(rows).take(by_key)
         if held.all():
-            numbers = np.empty_like(by_key)
-            numbers[by_key] = np.cumsum(begins) - 1
+            numbers = found.by_row(np.cumsum(begins) - 1)
         else:
             rows, numbers = rows[by_key], np.cumsum(begins) - 1
         return _Stretch(
@@ -255,7 +232,6 @@ class CountAggregate(Operator):
         )
 
     def _keep(self, new: _Stretch, panes: _Stretch, keys: pl.DataFrame, after: Numbers) -> None:
-        """Keep what rows came to, of what windows will need."""
         self._counts.put(keys.hstack([pl.Series(_ROWS, after)]))
         first, _ = self._panes.needed(after)
         # The last panes of each key are those that rows came to.
@@ -275,7 +251,6 @@ class CountAggregate(Operator):
         self._table.put(pl.DataFrame(columns))
 
     def _windows(self, panes: _Stretch, keys: pl.DataFrame, before: Numbers, after: Numbers) -> pl.DataFrame:
-        """The windows that were not full before and are now."""
         first = self._panes.full(before)
         count = self._panes.full(after) - first
         of_key = np.repeat(np.arange(count.size), count)

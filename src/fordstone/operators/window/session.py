@@ -1,22 +1,14 @@
 """Sessions: one row for each stretch of a key's rows that follow each other by less than a gap, when the gap has passed.
 
-A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer
-until the watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if
-there is one: fragments that touch or overlap become one. A session closes when the watermark has reached its last row plus
-the gap; what has begun and not closed lies in a table.
+A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer until the
+watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if there is one. A
+session closes when the watermark has reached its last row plus the gap; what has begun and not closed lies in a table: one row per
+key is enough, because of two sessions that have both begun below the watermark, the earlier one has closed. No fragments are made
+before the shuffle: one that idleness overtook in part could no longer be taken apart.
 
-Why one row per key is enough: of two sessions of a key that have both begun below the watermark, the earlier one ends a
-gap before the later one begins, so it has closed. Whatever is still to come begins at the watermark or after it, so it can
-lengthen the open session, but not a closed one.
-
-Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. A session has one
-timer, set when it opens; one that comes when its session has grown is set again. Timers are made from the table after a
-restore.
-
-No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
-
-Invariants: fragments in the buffer begin at the watermark or after it; sessions in the table began before it and are not
-due; every session in the table has one timer, not after it is due.
+Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. Invariants: fragments in the
+buffer begin at the watermark or after it; sessions in the table began before it and are not due; every session in the table has
+one timer, not after it is due. Timers are made from the table after a restore.
 """
 
 from __future__ import annotations
@@ -29,11 +21,10 @@ import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
-from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments, keyed
+from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
 from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
-from fordstone.operators.row_order import Numbers
-from fordstone.state.backend import FOUND, StateBackend, Timeline
-from fordstone.state.base import State
+from fordstone.operators.row_order import Numbers, key_expressions, keyed
+from fordstone.state.base import FOUND, State, StateBackend, Timeline
 
 _DUE: Final = "__due"
 
@@ -71,13 +62,13 @@ class SessionAggregate(Operator):
         return [Emit(rows.filter(~in_time), port=LATE)]
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Join what has begun below it, and close the sessions that end at or before it."""
         self._watermark_us = watermark_us
         timers = self._made_timers() if self._timers is None else self._timers
         begun, rung = self._waiting.release(watermark_us), timers.close(watermark_us)
         if not begun.height and not rung.height:
             return []
-        at = keyed(pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True))
+        both = pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True)
+        at = keyed(both, key_expressions(self._key))
         of_row = at.by_row(at.key_numbers())
         rings = np.zeros(at.counts.size, dtype=np.bool_)
         rings[of_row[begun.height :]] = True
@@ -103,11 +94,9 @@ class SessionAggregate(Operator):
         return []
 
     def states(self) -> Mapping[str, State]:
-        """The fragments that wait, and the session of each key that has begun."""
         return {"waiting": self._waiting, "open": self._open}
 
     def _made_timers(self) -> Timeline:
-        """Timers for what was loaded."""
         self._timers = self._state.timeline(self._key, time_column=_DUE, merge_rows=lambda rows: rows)
         if len(self._open):
             self._timers.add(self._due(self._open.scan()))
@@ -118,13 +107,12 @@ class SessionAggregate(Operator):
         return sessions[self._key].hstack([due.alias(_DUE)])
 
     def _cut(self, rows: pl.DataFrame, times: pl.Series) -> pl.DataFrame:
-        """The fragments of a batch."""
         keys = self._fragments.keys_of(rows)
         order: Numbers | None = None
         if not times.is_sorted():
             order = times.arg_sort().cast(pl.Int64).to_numpy()
             keys = keys[order]
-        at = keyed(keys)
+        at = keyed(keys, key_expressions(self._key))
         by_row = at.by_key if order is None else order.take(at.by_key)
         when = times.to_numpy().take(by_row)
         begins = at.begins()

@@ -1,25 +1,8 @@
 """Sliding windows: of one size, beginning at a fixed interval; they overlap, or leave gaps.
 
-Rows are kept by pane (`panes`), one partial row a key and pane however many windows it counts for. Panes whose first window
-is open take rows. When that closes, the pane is final; it stays until its last window has closed, and windows are put
-together from final panes alone. A window is given out for keys that have rows in it.
-
-Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a
-whole, although others may be open: so rows in = rows counted + rows late, and windows that share a pane agree on it. Lateness
-proper is judged at the source; here it only comes of idleness. Rows in the gaps between windows count for none and are
-not late.
-
-Early results: a pane that becomes final before they are due has changed windows that are still open. Which panes those are
-is kept (`_touched`) until early results have been given.
-
-Invariants: a final pane never changes; open and final panes are different ones; what `panes.Slider` and `PaneStore` hold
-beside the state is made from it when a window closes, and not before.
-
-Panes: the pieces of time that overlapping windows share, and how windows are put together from them.
-
-A pane is as long as the greatest common divisor of size and slide, so that every window is a whole number of panes. What
-is kept of a pane is one partial row a key. Three ways lead from panes to windows, and all give what merging the panes of
-each window gives:
+Rows are kept by pane, one partial row per key and pane. A pane is as long as the greatest common divisor of size and slide, so that
+every window is a whole number of panes. Panes whose first window is open take rows. When that closes, the pane is final; it stays until
+its last window has closed, and windows are put together from final panes alone. Three ways lead from panes to windows:
 
 - *At once*: a row for each pane and window it is in, then one merge. For windows of few panes nothing is quicker.
 - *Subtracting*: the sum of the last window, plus the panes that come in, less those that leave. Only for aggregates that
@@ -28,7 +11,12 @@ each window gives:
   for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
   back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
 
-Leaves to `sliding` which windows are due. All of this is derived from the panes and can be rebuilt at any moment.
+Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a whole. Rows in the
+gaps between windows count for none and are not late. Early results: which final panes changed windows that are still open is kept
+(`_touched`) until early results have been given.
+
+Invariants: a final pane never changes; open and final panes are different ones; what `Slider` and `PaneStore` hold beside the state is
+derived from it when a window closes, and not before.
 """
 
 from __future__ import annotations
@@ -43,13 +31,12 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
-from fordstone.operators.base import Emits
+from fordstone.operators.base import Emits, pass_on
 from fordstone.operators.row_order import Numbers
-from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.operators.window.tumbling import WindowAggregate, only
 from fordstone.plan.plan import Sliding, panes
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
-from fordstone.state.backend import StateBackend
-from fordstone.state.base import State
+from fordstone.state.base import State, StateBackend
 
 FIRST: Final = "__first"
 """The end of the first window that a pane is in."""
@@ -84,7 +71,6 @@ class PaneGrid:
 
     @property
     def overlaps(self) -> bool:
-        """Whether windows share panes."""
         return self.window.slide_us < self.window.size_us
 
     @property
@@ -152,7 +138,6 @@ class PaneGrid:
     def _spread_by_row(
         self, rows: pl.DataFrame, first: Numbers, last: Numbers, between: tuple[int, int]
     ) -> pl.DataFrame:
-        """As `spread`, for many windows a pane."""
         slide_us = self.window.slide_us
         first = np.maximum(first, self.window_at(between[0]) + slide_us)
         last = np.minimum(last, self.window_at(between[1]))
@@ -173,7 +158,6 @@ class PaneStore:
         self.add(rows)
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add panes that are not there yet."""
         if not rows.height:
             return
         for frame in rows.partition_by(END, maintain_order=False):
@@ -182,12 +166,10 @@ class PaneStore:
             self._frames[end] = frame
 
     def between(self, after_us: int, until_us: int) -> list[pl.DataFrame]:
-        """The panes that end in (`after_us`, `until_us`]."""
         ends = self._ends[bisect_right(self._ends, after_us) : bisect_right(self._ends, until_us)]
         return [self._frames[end] for end in ends]
 
     def forget(self, until_us: int) -> None:
-        """Drop the panes that end up to then."""
         count = bisect_right(self._ends, until_us)
         for end in self._ends[:count]:
             del self._frames[end]
@@ -234,7 +216,6 @@ class Slider(ABC):
             self.at_us += windows * self._grid.window.slide_us
 
     def _merged(self, end_us: int, frames: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
-        """All of them in one, as rows of the window that ends there."""
         given = [frame for frame in frames if frame is not None and frame.height]
         if not given:
             return None
@@ -312,7 +293,7 @@ SPREAD_ROWS: Final = 1_000_000
 """Maximum number of partial rows made at once from panes: many windows that close together are taken in parts."""
 
 
-class SlidingAggregate(WindowOperator):
+class SlidingAggregate(WindowAggregate):
     """One row per key and window, when the window closes."""
 
     def __init__(
@@ -321,25 +302,23 @@ class SlidingAggregate(WindowOperator):
         grid: PaneGrid,
         *,
         combined: bool,
-        inverts: bool,
         early_us: int | None = None,
         counted: pl.Expr | None = None,
         state: StateBackend,
     ) -> None:
-        """`partials` cuts by panes. `inverts`: all that is kept of rows can be subtracted exactly."""
+        """`partials` cuts by panes."""
         due = END if grid.whole else FIRST
         super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
         self._grid = grid
-        self._inverts = inverts
-        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
-        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
+        # There is one row per key and final pane: nothing to merge.
+        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
+        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
         """Which final panes came since the last early results: windows to come have changed by them."""
         self._store: PaneStore | None = None
         """The final panes, where windows are put together one by one; None before the first window closes."""
         self._slider = self._new_slider()
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        """Close the windows that end at or before it."""
         before_us = max(self._watermark_us, self._final.closed_us)
         self._watermark_us = watermark_us
         due_us = self._grid.window_at(watermark_us)
@@ -355,7 +334,6 @@ class SlidingAggregate(WindowOperator):
         return [emit for rows in windows for emit in self._results(rows)]
 
     def states(self) -> Mapping[str, State]:
-        """The open panes (in two parts with early results), and the final ones."""
         found = {**super().states(), "panes": self._final}
         return found if self._early_us is None else {**found, "touched": self._touched}
 
@@ -386,7 +364,7 @@ class SlidingAggregate(WindowOperator):
     def _add(self, partials: pl.DataFrame) -> None:
         if not self._grid.whole:
             partials = partials.with_columns(self._grid.shared(pl.col(END)).alias(END))
-        self._hold(self._with_first(partials))
+        super()._add(self._with_first(partials))
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         results = self._partials.finish(rows)
@@ -478,7 +456,6 @@ class SlidingAggregate(WindowOperator):
         return pl.concat(found) if found else pl.DataFrame()
 
     def _one_window(self, panes: pl.DataFrame, end_us: int) -> pl.DataFrame:
-        """All panes as one window."""
         return self._partials.merge(panes.with_columns(pl.lit(end_us, dtype=pl.Int64).alias(END))).select(panes.columns)
 
     def _only_windows(self, panes: pl.DataFrame) -> pl.DataFrame:
@@ -489,17 +466,11 @@ class SlidingAggregate(WindowOperator):
         return partials if self._grid.whole else partials.with_columns(self._grid.first(pl.col(END)).alias(FIRST))
 
     def _new_slider(self) -> Slider:
-        if self._inverts:
+        if self._partials.invertible:
             return Subtracting(self._grid, self._partials.merge, key=self._partials.state_key)
         return TwoStacks(self._grid, self._partials.merge)
 
 
 def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
-    """Partial rows of one window as those of windows that hold the same panes."""
     ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
     return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
-
-
-def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
-    """There is one row per key and final pane: nothing to merge."""
-    return rows

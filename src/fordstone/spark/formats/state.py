@@ -15,9 +15,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from fordstone.epochs.manifest import Manifest, StateRuns
+from fordstone.epochs.manifest import Manifest, StateRuns, decode_manifest
 from fordstone.epochs.run_file import decode_run, encode_run
-from fordstone.epochs.sealed import decode_manifest
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient, client_of, retry

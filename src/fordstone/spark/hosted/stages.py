@@ -20,7 +20,7 @@ from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import PipelineError
 from fordstone.operators.base import MAIN, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
-from fordstone.operators.rowwise import TagBranch
+from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
@@ -179,7 +179,7 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
                     tag = f"{consumer.name}/branch{branch}/{name}"
                     if taken == stream and tag not in inside[stream.port]:
                         inside[stream.port].append(tag)
-                        more.append(Link(tag, TagBranch(branch), links={MAIN: [consumer.name]}))
+                        more.append(Link(tag, tag_branch(branch), links={MAIN: [consumer.name]}))
             else:
                 inside[stream.port].append(consumer.name)
         links += [Link(name, make_operator(step, setting), links=inside, outputs=outgoing), *more]

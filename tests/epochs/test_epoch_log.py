@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fordstone.epochs.cut_log import Aside, CutLog, parse_cut_log
-from fordstone.epochs.sealed import encode_cut
+from fordstone.epochs.epoch_log import Delivery, EpochLog, parse_epoch_log
+from fordstone.epochs.manifest import encode_cut
 from fordstone.storage.failpoint import NoFailpoints
 from fordstone.testing.memory_disk import MemoryDisk
 
-LOG = "log/cuts.jsonl"
+LOG = "log/epochs.jsonl"
 
 
 def open_log(disk: MemoryDisk, **options: Any) -> Any:
     disk.make_dirs("log")
-    return CutLog(disk, "log", failpoints=NoFailpoints(), **options)
+    return EpochLog(disk, "log", failpoints=NoFailpoints(), **options)
 
 
 def record(log: Any, *cuts: Any, rebuilt: Any = False, needed_from: Any = 10**9) -> None:
@@ -97,7 +97,7 @@ def test_cuts_of_sealed_epochs_from_a_remote_win_over_what_was_tried_here(disk: 
 
 def test_lines_of_rubbish_are_counted_and_passed_over(build: Any) -> None:
     data = b"\n".join([b"\x00" * 50, encode_cut(build.cut(4)), b"{}", b"\xff\xfe", encode_cut(build.cut(5))[:-1]])
-    content = parse_cut_log(data)
+    content = parse_epoch_log(data)
     assert content.cuts == {4: build.cut(4)}
     assert content.damaged_lines == 2, "one line, and all that follows the last whole one"
 
@@ -141,15 +141,34 @@ def test_a_full_disk_keeps_no_one_from_sealing(disk: MemoryDisk, build: Any) -> 
 
 def test_a_damaged_log_is_kept_aside_and_mended_from_the_manifests(disk: MemoryDisk, build: Any) -> None:
     log = open_log(disk)
-    disk.make_dirs("aside")
-    aside = Aside(disk, "aside")
+    copies: list[bytes] = []
+
+    def keep_copy(path: str) -> None:
+        copies.append(disk.read(path))
+
     record(log, build.cut(1), build.cut(2), build.cut(3))
     log.note_sealed(3)
-    assert log.mend([build.cut(2), build.cut(3)], aside) is None
+    assert log.mend([build.cut(2), build.cut(3)], keep_copy) is None
     damaged = disk.read(LOG).replace(b'"epoch":2', b'"epoch":9')
     disk.damage(LOG, damaged)
-    assert "1 of its lines cannot be read, 1 cuts" in log.mend([build.cut(2), build.cut(3)], aside)
-    assert disk.read("aside/cuts-1.jsonl") == damaged
+    assert "1 of its lines cannot be read, 1 cuts" in log.mend([build.cut(2), build.cut(3)], keep_copy)
+    assert copies == [damaged]
     content = open_log(disk).read()
     assert content.cuts == {epoch: build.cut(epoch) for epoch in (1, 2, 3)}
     assert (content.damaged_lines, content.sealed) == (0, 3)
+
+
+def test_what_the_hub_has_is_sealed_and_survives_rewriting(disk: MemoryDisk, build: Any) -> None:
+    log = open_log(disk)
+    record(log, build.cut(1), build.cut(2))
+    assert log.read().delivery is None
+    log.note_delivery(Delivery(acknowledged=2, dropped=1))
+    assert log.read().sealed == 2
+    record(log, build.cut(1, 7), rebuilt=True)
+    record(log, build.cut(3, 7))
+    record(open_log(disk), build.cut(3, 8))
+    content = open_log(disk).read()
+    assert (content.delivery, content.sealed) == (Delivery(acknowledged=2, dropped=1), 2)
+    lines = disk.read(LOG).split(b"\n")
+    disk.damage(LOG, b"\n".join(lines[1:]))
+    assert open_log(disk).read().delivery == Delivery(acknowledged=2, dropped=1), "it is written at both ends"
