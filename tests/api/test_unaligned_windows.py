@@ -75,9 +75,9 @@ def test_counts_that_are_no_counts_are_refused(size, every, message):
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        (Session(gap_us=0), r"step visits: the gap of a session must be longer than zero, and this is 0s.*session\(\"30s\"\)"),
-        (Session(gap_us=-1), "step visits: the gap of a session must be longer than zero, and this is -1us"),
-        (Session(gap_us=2**62), "step visits: no session could end by a gap of"),
+        (Session(gap_us=0), r"step visits: the gap of a session must be longer than zero .*, and this is 0s.*session\(\"30s\"\)"),
+        (Session(gap_us=-1), "step visits: the gap of a session must be longer than zero .*, and this is -1us"),
+        (Session(gap_us=2**62), "step visits: the gap of a session must be .*shorter than"),
         (Count(size=0, slide=1), r"step visits: windows by count need 1 to 2,147,483,648 rows, and size is 0.*by_count\(100"),
         (Count(size=1, slide=0), "step visits: windows by count .* and every is 0"),
         (Count(size=2**40, slide=1), "step visits: windows by count .* and size is 1,099,511,627,776"),

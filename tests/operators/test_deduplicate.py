@@ -11,8 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
 from fordstone.lang.duration import TIME_MAX_US
@@ -64,7 +65,7 @@ def expected(rows: Sequence[Row], keys: Sequence[str], within_us: int) -> Counte
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     happens=events_of(st.lists(rows_of_any_kind, min_size=1, max_size=15)),
     keys=st.sampled_from([("k",), ("k",), ("x",), ("x", "k")]),
@@ -77,7 +78,7 @@ def test_rows_come_out_as_from_a_plain_loop_however_they_came(happens, keys, wit
         subtasks.check(happens, lambda rows: expected(rows, keys, within_us))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     within_us=st.sampled_from([1, 5, 50, 10**6]),
@@ -198,7 +199,7 @@ def test_keys_are_forgotten_when_their_span_is_over_in_state_and_in_memory(resto
         if restores:
             operator = restored(operator, deduplicate(within_us=1000), start + 10_000)
             operator.on_watermark(start + 10_000)
-    assert len(operator._spans._index) <= 5000 + 2 * 500 + module.PAST_KEYS_MIN
+    assert len(operator._spans.index) <= 5000 + 2 * 500 + module.PAST_KEYS_MIN
     assert sum(len(piece.frame()) for piece in operator.states()["waiting"].freeze()) == 0
     assert kept_rows(operator) < 1000, "what was opened in the last span, and not much of the past with it"
     operator.on_watermark(10**9)
@@ -212,7 +213,7 @@ def test_spans_that_are_over_are_dropped_by_a_watermark_that_releases_nothing():
     assert kept_rows(operator) == 20
     operator.on_watermark(10)
     assert kept_rows(operator) == 0
-    assert len(operator._spans._index) <= module.PAST_KEYS_MIN
+    assert len(operator._spans.index) <= module.PAST_KEYS_MIN
 
 
 def test_a_long_chain_of_one_key_takes_few_passes():

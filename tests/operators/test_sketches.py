@@ -10,11 +10,12 @@ import datasketches  # type: ignore[import-untyped]
 import numpy as np
 import polars as pl
 import pytest
+from tests.operators.kll_format import kll_bytes
 
 from fordstone.lang.aggregates import parse_aggregate
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import Partials
-from fordstone.operators.aggregate.sketches import compact, kll_bytes
+from fordstone.operators.aggregate.sketches import compact
 from fordstone.plan.stream_type import EventTime
 
 SCHEMA = Schema.of({"k": "int", "ts": "timestamp", "x": "double", "s": "string"})

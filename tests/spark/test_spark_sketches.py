@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 import pytest
+from tests.operators.kll_format import kll_bytes
 
 from fordstone.lang.aggregates import parse_aggregate
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import Partials
-from fordstone.operators.aggregate.sketches import compact, kll_bytes
+from fordstone.operators.aggregate.sketches import compact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -104,7 +104,6 @@ class Uploader:
 
     @property
     def status(self) -> UploadStatus:
-        """The present state."""
         return self._status
 
     def offer(self, epoch: int) -> None:
@@ -348,25 +347,20 @@ class _Copies:
         self._base = f"{store.pipeline}/{store.node}"
 
     def epochs(self) -> tuple[int, ...]:
-        """The epochs with a manifest, oldest first."""
         names = self._remote.sizes(f"{self._base}/manifests")
         return tuple(sorted(epoch for name in names if (epoch := parse_epoch_name(name))))
 
     def run_sizes(self) -> dict[str, int]:
-        """The runs that are there."""
         return self._remote.sizes(f"{self._base}/runs")
 
     def manifest(self, epoch: int) -> Manifest:
-        """One manifest, checked."""
         data = self._get(f"manifests/{epoch_name(epoch)}")
         return decode_manifest(data, pipeline=self._pipeline, node=self._node, epoch=epoch)
 
     def run(self, ref: RunRef) -> bytes:
-        """The bytes of one run, unchecked."""
         return self._get(f"runs/{ref.digest}")
 
     def run_fault(self, ref: RunRef) -> str | None:
-        """What is wrong with a run, after reading all of it."""
         try:
             problem = run_problem(self.run(ref), ref)
         except DamagedError as error:
@@ -374,7 +368,6 @@ class _Copies:
         return f"run {short(ref.digest)} {problem}" if problem else None
 
     def cuts(self) -> dict[int, Cut]:
-        """Every cut that can be read."""
         cuts: dict[int, Cut] = {}
         for name in sorted(self._remote.sizes(f"{self._base}/cuts")):
             if parse_epoch_name(name, ".jsonl") is not None:

@@ -148,7 +148,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The output of this epoch."""
         return self.cut.segments
 
     def runs(self) -> tuple[RunRef, ...]:

@@ -177,7 +177,6 @@ class RunStore:
         return first
 
     def sync(self) -> None:
-        """Make the names of all runs durable."""
         self._disk.fsync_dir(self._directory)
 
     def present(self) -> set[str]:
@@ -208,13 +207,11 @@ class RunStore:
         self._present.difference_update(digests)
 
     def size_bytes(self) -> int:
-        """What all runs take on disk."""
         with self._mutex:
             digests = list(self._present)
         return sum(map(self._size_of, digests))
 
     def path(self, digest: str) -> str:
-        """Where a run lies."""
         return f"{self._directory}/{digest}"
 
     def _place(self, ref: RunRef, data: Data) -> None:

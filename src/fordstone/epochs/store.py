@@ -82,7 +82,6 @@ class VerifyReport:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong with what is in place."""
         return not self.damaged_log_lines and all(fact.problem is None for fact in self.checkpoints)
 
 
@@ -128,7 +127,6 @@ class _Aside:
         self._disk.fsync_dir(self._directory)
 
     def epochs(self) -> set[int]:
-        """The epochs of which anything was ever set aside."""
         stems = (
             name[:EPOCH_DIGITS]
             for name in self.files()
@@ -137,7 +135,6 @@ class _Aside:
         return {int(stem) for stem in stems if stem.isascii() and stem.isdigit()}
 
     def files(self) -> tuple[str, ...]:
-        """The names of all that lies here."""
         return tuple(self._disk.list(self._directory))
 
 
@@ -274,7 +271,6 @@ class CheckpointStore:
         return self.manifest(epoch).cut if cut is None else cut
 
     def cuts(self) -> dict[int, Cut]:
-        """Every cut that the epoch log holds, by epoch."""
         return self.log.read().cuts
 
     def add_cuts(self, cuts: Iterable[Cut]) -> None:
@@ -372,7 +368,6 @@ class CheckpointStore:
             self._pins[epoch] += 1
 
     def unpin(self, epoch: int) -> None:
-        """Take back one `pin`."""
         with self._mutex:
             self._pins[epoch] -= 1
             if self._pins[epoch] <= 0:
@@ -418,7 +413,6 @@ class CheckpointStore:
             )
 
     def size_bytes(self) -> int:
-        """What the runs take on disk."""
         return self._runs.size_bytes()
 
     def _tidy(self) -> None:

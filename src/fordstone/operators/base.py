@@ -111,7 +111,7 @@ class Stateless(Operator):
 
 
 def pass_on(frame: pl.DataFrame) -> pl.DataFrame:
-    """Give rows on as they are: sources, unions and loop heads."""
+    """Give rows on as they are."""
     return frame
 
 
@@ -174,6 +174,8 @@ class Family(ABC, Generic[S]):
 
     steps: ClassVar[tuple[type[p.AnyStep], ...]]
     """The classes of steps that this family serves."""
+    fed: ClassVar[bool] = False
+    """Whether an operator runs before the shuffle into every step of the family."""
     stays: ClassVar[str]
     """Why its steps never run below the cut, as a clause about `{step}`; a family whose steps may overrides `push_down`."""
 
@@ -193,7 +195,7 @@ class Family(ABC, Generic[S]):
 
     def has_feeder(self, step: S, plan: p.Plan) -> bool:  # noqa: ARG002 - as most steps
         """Whether an operator runs before the shuffle into the step."""
-        return False
+        return self.fed
 
     def make_feeder(self, step: S, index: int, context: OperatorContext) -> Operator | None:  # noqa: ARG002 - as most steps
         """Make the stateless operator that runs before the shuffle into input `index`; None: rows are sent as they are."""
@@ -268,7 +270,7 @@ def stream_details(
     stream = types[p.Input(step.name)]
     before = types[step.inputs[0]] if step.inputs else None
     if columns or before is None or before.schema != stream.schema:
-        yield "columns", columns_text(stream.schema)
+        yield "columns", ", ".join(f"{name} {kind}" for name, kind in stream.schema.items())
     if (before is None or before.time != stream.time) and not stream.table:
         yield "time", time_text(stream.time) if time is None else time
     if stream.upsert_key is not None and (before is None or before.upsert_key != stream.upsert_key):
@@ -281,11 +283,6 @@ def time_text(time: EventTime | None) -> str:
     if time is None:
         return "none"
     return f"{time.column} + {human_us(time.shift_us)}" if time.shift_us > 0 else time.column
-
-
-def columns_text(schema: Schema) -> str:
-    """Columns with their types."""
-    return ", ".join(f"{name} {kind}" for name, kind in schema.items())
 
 
 def keys_text(keys: Sequence[str]) -> str:

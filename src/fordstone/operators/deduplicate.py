@@ -25,8 +25,8 @@ import polars as pl
 from fordstone.errors import PipelineError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import Emit, Emits, Family, Moment, Operator, OperatorContext, stream_details
-from fordstone.operators.row_order import Numbers, WaitingRows, same_as_before
+from fordstone.operators.base import Emit, Emits, Family, Operator, OperatorContext, stream_details
+from fordstone.operators.row_order import Numbers, OrderedOperator, WaitingRows, same_as_before
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     Derived,
@@ -82,7 +82,7 @@ class DeduplicateFamily(Family[p.Deduplicate]):
         yield "keeps", f"the rows that wait for time, and each key for {human_us(step.within_us)}"
 
 
-class Deduplicate(Operator):
+class Deduplicate(OrderedOperator):
     """Keeps the first row of each key within a span."""
 
     def __init__(
@@ -94,21 +94,15 @@ class Deduplicate(Operator):
         self._fresh = True
         """Nothing has been read from the timeline yet."""
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
         rows = self._waiting.release(watermark_us)
         found = self._keep(rows, watermark_us) if rows.height else rows
         over = self._kept.close(watermark_us).height
         if not self._fresh:
             self._spans.live -= over
-            if self._spans.is_mostly_past:
+            if len(self._spans.index) > 2 * self._spans.live + PAST_KEYS_MIN:
                 self._spans.fill(self._kept.scan())
         return [Emit(found)] if found.height else []
-
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
 
     def states(self) -> Mapping[str, State]:
         return {"waiting": self._waiting.state, "kept": self._kept}
@@ -141,7 +135,7 @@ class _Spans:
     def __init__(self, key_types: Mapping[str, pl.DataType], within_us: int, state: StateBackend) -> None:
         self._new_index = partial(state.key_index, key_types)
         self._within_us = within_us
-        self._index = self._new_index()
+        self.index = self._new_index()
         self.until_us: Numbers = np.zeros(0, dtype=np.int64)
         """By slot."""
         self._last: Numbers = np.zeros(0, dtype=np.int64)
@@ -149,22 +143,18 @@ class _Spans:
         self.live = 0
         """Keys in the timeline."""
 
-    @property
-    def is_mostly_past(self) -> bool:
-        return len(self._index) > 2 * self.live + PAST_KEYS_MIN
-
     def fill(self, kept: pl.DataFrame) -> None:
-        self._index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
+        self.index, self.until_us = self._new_index(), np.zeros(0, dtype=np.int64)
         self.live = kept.height
         if kept.height:
-            slots = self._index.fill(kept)
+            slots = self.index.fill(kept)
             self._make_room()
             self.until_us[slots] = kept.get_column(UNTIL).to_numpy()
 
     def slots_of(self, keys: pl.DataFrame) -> Numbers:
         """The slot of each row's key; new keys have a span that ended long ago."""
-        slots, fresh = self._index.insert(keys)
-        if self._index.capacity > self.until_us.size:
+        slots, fresh = self.index.insert(keys)
+        if self.index.capacity > self.until_us.size:
             self._make_room()
         self.until_us[fresh] = TIME_MIN_US
         return slots
@@ -197,7 +187,7 @@ class _Spans:
         return np.minimum(times, TIME_MAX_US - self._within_us) + self._within_us
 
     def _make_room(self) -> None:
-        more = np.full(self._index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
+        more = np.full(self.index.capacity - self.until_us.size, TIME_MIN_US, dtype=np.int64)
         self.until_us = np.concatenate([self.until_us, more])
         self._last = np.zeros(self.until_us.size, dtype=np.int64)
 

@@ -48,7 +48,17 @@ class SourceFamily(Family[p.Source]):
     stays = "{step} is at the center"
 
     def check(self, step: p.Source, types: Types) -> Derived:  # noqa: ARG002
-        return {p.Input(step.name): _source(step)}
+        at = p.Input(step.name)
+        schema = Schema.stored(step.schema) if step.declares_time else Schema.of(step.schema)
+        if step.replaces:
+            return {at: StreamType(schema=schema, upsert_key=step.replaces, row_wise=False, table=True)}
+        if step.time is None:
+            return {at: StreamType(schema=schema)}
+        if step.time not in schema:
+            raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
+        if schema[step.time] != TIMESTAMP:
+            raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
+        return {at: StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))}
 
     def make(self, step: p.Source, context: OperatorContext) -> Operator:  # noqa: ARG002
         return Stateless(pass_on)
@@ -144,19 +154,6 @@ class LoopFamily(Family[p.Loop]):
 
     def digest(self, step: p.Loop, types: Types) -> object:
         return ["loop", types[step.input].schema.to_dict()]
-
-
-def _source(step: p.Source) -> StreamType:
-    schema = Schema.stored(step.schema) if step.declares_time else Schema.of(step.schema)
-    if step.replaces:
-        return StreamType(schema=schema, upsert_key=step.replaces, row_wise=False, table=True)
-    if step.time is None:
-        return StreamType(schema=schema)
-    if step.time not in schema:
-        raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
-    if schema[step.time] != TIMESTAMP:
-        raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
-    return StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))
 
 
 def _source_time(step: p.Source, stream: StreamType) -> str:
@@ -257,34 +254,30 @@ class ToEdgesFamily(_TierFamily[p.ToEdges]):
         return {p.Input(step.name): types[step.input]}
 
     def check_plan(self, step: p.ToEdges, plan: p.Plan, types: Types) -> None:
-        _check_to_edges(plan, step, types)
+        tables = {table.name: table for table in plan.steps if isinstance(table, p.Control)}
+        table = tables.get(step.control)
+        if table is None:
+            known = f" Declared are: {', '.join(tables)}." if tables else ""
+            raise PipelineError(
+                f"to_edges({step.control!r}): there is no such control table. Declare it: "
+                f"p.control({step.control!r}, schema=..., key=...).{known}"
+            )
+        twice = [other.name for other in plan.steps if isinstance(other, p.ToEdges) and other.control == step.control]
+        if len(twice) > 1:
+            raise PipelineError(
+                f"to_edges({step.control!r}) is there twice: a control table has one writer. Unite the streams."
+            )
+        given, wanted = types[step.input], Schema.of(table.schema)
+        if dict(given.schema) != dict(wanted):
+            raise SchemaError(
+                f"to_edges({step.control!r}): the rows do not have the table's columns.\n"
+                f"  given:  {shown(given.schema)}\n  wanted: {shown(wanted)}"
+            )
+        if given.upsert_key is not None and given.upsert_key != table.keys:
+            raise PipelineError(
+                f"to_edges({step.control!r}): rows replace each other by ({', '.join(given.upsert_key)}), and the table's by "
+                f"({', '.join(table.keys)}). After a window, .final() gives the last result of each."
+            )
 
     def title(self, step: p.ToEdges) -> str:
         return f"to the edges as {step.control}"
-
-
-def _check_to_edges(plan: p.Plan, step: p.ToEdges, types: Types) -> None:
-    tables = {table.name: table for table in plan.steps if isinstance(table, p.Control)}
-    table = tables.get(step.control)
-    if table is None:
-        known = f" Declared are: {', '.join(tables)}." if tables else ""
-        raise PipelineError(
-            f"to_edges({step.control!r}): there is no such control table. Declare it: "
-            f"p.control({step.control!r}, schema=..., key=...).{known}"
-        )
-    twice = [other.name for other in plan.steps if isinstance(other, p.ToEdges) and other.control == step.control]
-    if len(twice) > 1:
-        raise PipelineError(
-            f"to_edges({step.control!r}) is there twice: a control table has one writer. Unite the streams."
-        )
-    given, wanted = types[step.input], Schema.of(table.schema)
-    if dict(given.schema) != dict(wanted):
-        raise SchemaError(
-            f"to_edges({step.control!r}): the rows do not have the table's columns.\n"
-            f"  given:  {shown(given.schema)}\n  wanted: {shown(wanted)}"
-        )
-    if given.upsert_key is not None and given.upsert_key != table.keys:
-        raise PipelineError(
-            f"to_edges({step.control!r}): rows replace each other by ({', '.join(given.upsert_key)}), and the table's by "
-            f"({', '.join(table.keys)}). After a window, .final() gives the last result of each."
-        )

@@ -33,13 +33,12 @@ from fordstone.operators.base import (
     Emit,
     Emits,
     Family,
-    Moment,
     Operator,
     OperatorContext,
     keys_text,
     stream_details,
 )
-from fordstone.operators.row_order import KeyedRows, WaitingRows
+from fordstone.operators.row_order import KeyedRows, OrderedOperator, WaitingRows
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     Derived,
@@ -57,34 +56,6 @@ from fordstone.state.base import State, StateBackend
 def smoothed(step: p.Ewma, schema: Schema) -> tuple[Expression, ...]:
     """What each new column of a step smooths, as doubles, named as the column is."""
     return tuple(parse_double(column, schema) for column in step.columns)
-
-
-def _smoothed(step: p.Ewma, stream: StreamType) -> StreamType:
-    append_only(step, stream, "ewma")
-    time = needs_time(step, stream, "ewma")
-    if (step.alpha is None) == (step.half_life_us is None):
-        raise PipelineError(
-            f"step {step.name}: ewma needs either alpha= (the weight of the newest value) "
-            "or half_life= (after how long a value counts half), and not both."
-        )
-    if step.half_life_us is not None and step.half_life_us <= 0:
-        raise PipelineError(
-            f"step {step.name}: half_life={step.half_life_us}us must be longer than zero. "
-            "It is the time after which a value counts half."
-        )
-    if step.alpha is not None and not 0 < step.alpha <= 1:
-        raise PipelineError(
-            f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
-        )
-    plain_keys(step.keys, stream.schema)
-    if not step.columns:
-        raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
-    columns: dict[str, str | DataType] = dict(stream.schema)
-    for column in smoothed(step, stream.schema):
-        if column.name in columns:
-            raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
-        columns[column.name] = column.type
-    return StreamType(schema=Schema.of(columns), time=time, row_wise=False)
 
 
 NARROW_KEYS: Final = 32
@@ -219,7 +190,8 @@ def _recur(
 def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Rows, keep: Doubles | float) -> None:
     """Take `left` rows of each key from `starts` on into its mean, and write each mean on the way to `out`."""
     longest = int(left.max(initial=0))
-    by_length = _longest_first(left, longest)
+    fewer = longest - left
+    by_length = (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
     # How many keys have a row in each pass: the longest keys come first.
     widths = left.size - np.cumsum(np.bincount(left, minlength=longest + 1)[:longest])
     passes = int(np.searchsorted(-widths, -NARROW_KEYS, "right"))
@@ -243,11 +215,6 @@ def _go_on(added: Doubles, out: Doubles, means: Doubles, starts: Rows, left: Row
     means[by_length] = now
 
 
-def _longest_first(left: Rows, longest: int) -> Rows:
-    fewer = longest - left
-    return (fewer.astype(np.uint16) if longest < _SHORT else fewer).argsort(kind="stable")
-
-
 def _starts(counts: Rows) -> Rows:
     starts: Rows = np.cumsum(counts) - counts
     return starts
@@ -261,7 +228,32 @@ class EwmaFamily(Family[p.Ewma]):
 
     def check(self, step: p.Ewma, types: Types) -> Derived:
         stream = types[step.input]
-        return {p.Input(step.name): _smoothed(step, stream), **late_rows(step, stream)}
+        append_only(step, stream, "ewma")
+        time = needs_time(step, stream, "ewma")
+        if (step.alpha is None) == (step.half_life_us is None):
+            raise PipelineError(
+                f"step {step.name}: ewma needs either alpha= (the weight of the newest value) "
+                "or half_life= (after how long a value counts half), and not both."
+            )
+        if step.half_life_us is not None and step.half_life_us <= 0:
+            raise PipelineError(
+                f"step {step.name}: half_life={step.half_life_us}us must be longer than zero. "
+                "It is the time after which a value counts half."
+            )
+        if step.alpha is not None and not 0 < step.alpha <= 1:
+            raise PipelineError(
+                f"step {step.name}: alpha={step.alpha} must be above 0 and at most 1. It is the weight of the newest value."
+            )
+        plain_keys(step.keys, stream.schema)
+        if not step.columns:
+            raise PipelineError(f"step {step.name}: ewma() needs at least one column, such as smooth='temp'.")
+        columns: dict[str, str | DataType] = dict(stream.schema)
+        for column in smoothed(step, stream.schema):
+            if column.name in columns:
+                raise SchemaError(f"there is a column {column.name!r} already. Name the new one differently.")
+            columns[column.name] = column.type
+        main = StreamType(schema=Schema.of(columns), time=time, row_wise=False)
+        return {p.Input(step.name): main, **late_rows(step, stream)}
 
     def make(self, step: p.Ewma, context: OperatorContext) -> Operator:
         stream = context.types[step.input]
@@ -286,7 +278,7 @@ class EwmaFamily(Family[p.Ewma]):
         yield "keeps", f"the rows that wait for time, and {each} per key and column"
 
 
-class Ewma(Operator):
+class Ewma(OrderedOperator):
     """Smooths columns of rows by key."""
 
     def __init__(
@@ -306,22 +298,15 @@ class Ewma(Operator):
         """
         self._columns = [to_polars(column, schema) for column in columns]
         self._new = [column.name for column in columns]
-        smoother = _ByTime if half_life_us is not None else _ByCount
-        self._smoothers = [smoother(index, half_life_us or alpha or 1.0) for index in range(len(columns))]
+        self._smoothers = [_Smoother(index, alpha=alpha, half_life_us=half_life_us) for index in range(len(columns))]
         read = [name for column in columns for name in column.columns]
         self._waiting = WaitingRows(keys, schema, time=time, read=read, state=state)
         kept = {name: kind for smoother in self._smoothers for name, kind in smoother.kept.items()}
         self._table = state.table(self._waiting.key, schema=self._waiting.key_types | kept)
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
         rows = self._waiting.release(watermark_us)
         return [Emit(self._with_means(rows))] if rows.height else []
-
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
 
     def states(self) -> Mapping[str, State]:
         return {"waiting": self._waiting.state, "means": self._table}
@@ -340,57 +325,37 @@ class Ewma(Operator):
         return found.rows[self._waiting.names].with_columns(new)
 
 
-class _ByCount:
-    """The newest value counts `alpha`. One number a key is kept: the mean, null before the first value."""
+class _Smoother:
+    """Smooths one column. Kept of a key: the mean, null before the first value; by time also its weight, and the last value's time."""
 
-    def __init__(self, index: int, alpha: float) -> None:
-        self._mean = f"__s{index}"
-        self._alpha = alpha
-        self.kept: dict[str, pl.DataType] = {self._mean: pl.Float64()}
-
-    def smooth(
-        self,
-        values: Values,
-        times_us: Rows,  # noqa: ARG002 - values count, not time
-        found: KeyedRows,
-        before: pl.DataFrame,
-    ) -> tuple[Values, list[pl.Series]]:
-        out, then = smooth(values, found.counts, _means(before.get_column(self._mean)), self._alpha)
-        return out, [_series(self._mean, then.values, then.known)]
-
-
-class _ByTime:
-    """Values count by their age. Kept of a key: the mean, its weight, and the time of the last value."""
-
-    def __init__(self, index: int, half_life_us: float) -> None:
+    def __init__(self, index: int, *, alpha: float | None, half_life_us: int | None) -> None:
         self._mean, self._weight, self._time = f"__s{index}", f"__w{index}", f"__t{index}"
-        self._half_life_us = int(half_life_us)
-        self.kept: dict[str, pl.DataType] = {
-            self._mean: pl.Float64(),
-            self._weight: pl.Float64(),
-            self._time: pl.Int64(),
-        }
+        self._alpha, self._half_life_us = alpha or 1.0, half_life_us
+        self.kept: dict[str, pl.DataType] = {self._mean: pl.Float64()}
+        if half_life_us is not None:
+            self.kept |= {self._weight: pl.Float64(), self._time: pl.Int64()}
 
     def smooth(
         self, values: Values, times_us: Rows, found: KeyedRows, before: pl.DataFrame
     ) -> tuple[Values, list[pl.Series]]:
+        """The means at each row, and what is then kept of each key."""
+        series = before.get_column(self._mean)
+        means = Means(values=series.to_numpy(), known=series.is_not_null().to_numpy())
+        if self._half_life_us is None:
+            out, after = smooth(values, found.counts, means, self._alpha)
+            return out, [_series(self._mean, after.values, after.known)]
         so_far = Decaying(
-            means=_means(before.get_column(self._mean)),
+            means=means,
             weights=before.get_column(self._weight).to_numpy(),
             times_us=before.get_column(self._time).fill_null(0).to_numpy(),
         )
-        times_us = times_us.take(found.by_key)
-        out, then = smooth_by_time(values, times_us, found.counts, so_far, self._half_life_us)
+        out, then = smooth_by_time(values, times_us.take(found.by_key), found.counts, so_far, self._half_life_us)
         known = then.means.known
         return out, [
             _series(self._mean, then.means.values, known),
             _series(self._weight, then.weights, known),
             _series(self._time, then.times_us, known),
         ]
-
-
-def _means(series: pl.Series) -> Means:
-    return Means(values=series.to_numpy(), known=series.is_not_null().to_numpy())
 
 
 def _by_key(series: pl.Series, by_key: Rows) -> Values:

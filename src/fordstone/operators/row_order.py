@@ -23,7 +23,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits
+from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
 from fordstone.plan.stream_type import EventTime
 from fordstone.state.base import StateBackend
 
@@ -130,15 +130,7 @@ class WaitingRows:
         return self.state.release(watermark_us)
 
     def times(self, rows: pl.DataFrame) -> Numbers:
-        """The times of released rows in microseconds."""
         return microseconds(rows.get_column(self.time)).to_numpy()
-
-    def in_order(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Released rows in the order of all, whatever their keys. Costs a sort by all columns where many times are equal."""
-        as_before = same_as_before(self.times(rows))
-        if not as_before.any():
-            return rows
-        return self.with_ties_in_order(rows, np.arange(rows.height), as_before)
 
     def by_key(self, rows: pl.DataFrame) -> KeyedRows:
         """Released rows (at least one), in order within each key, and where each key's rows stand.
@@ -169,6 +161,18 @@ class WaitingRows:
         order = np.arange(rows.height)
         order[places] = ordered
         return rows[order]
+
+
+class OrderedOperator(Operator):
+    """An operator that takes rows in order of time, and emits when time passes: nothing waits for the clock."""
+
+    _waiting: WaitingRows
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        return self._waiting.take(frame, late=late)
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - as above
+        return []
 
 
 def total_order(read: Sequence[str], schema: Schema) -> list[pl.Expr]:

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from fordstone.errors import PipelineError, SchemaError, TaskError
+from fordstone.lang.dialect import quoted_name
 from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.polars.lower import to_polars
 from fordstone.lang.schema import Schema
@@ -43,12 +44,8 @@ def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expressio
     if isinstance(step, p.Select):
         return parsed
     new = {expression.name: expression for expression in parsed}
-    kept = [new.pop(name) if name in new else parse(_quoted(name), schema) for name in schema]
+    kept = [new.pop(name) if name in new else parse(quoted_name(name), schema) for name in schema]
     return [*kept, *new.values()]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schema]:

@@ -59,7 +59,6 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     total_bytes: int | None = None
 
     def counters(self) -> Counters:
-        """The numbers alone."""
         return msgspec.convert(self, Counters, from_attributes=True)
 
 

@@ -41,7 +41,6 @@ class Backoff:
         return max(wait_us, min(retry_after_us, self.retry_after_max_us))
 
     def wait_s(self, failures: int, *, chance: float, retry_after_s: float | None = None) -> float:
-        """Return the same in seconds."""
         asked_us = None if retry_after_s is None else int(retry_after_s * 1e6)
         return self.wait_us(failures, chance=chance, retry_after_us=asked_us) / 1e6
 

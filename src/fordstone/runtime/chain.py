@@ -58,11 +58,9 @@ class Chain:
 
     @property
     def outlets(self) -> tuple[Outlet, ...]:
-        """Every outlet of the chain."""
         return self._outlets
 
     def operators(self) -> dict[str, Operator]:
-        """The operators by step."""
         return {name: link.operator for name, link in self._links.items()}
 
     def push(self, frame: pl.DataFrame, *, late: bool) -> None:
@@ -85,7 +83,6 @@ class Chain:
             self._route(link, link.operator.on_barrier(moment))
 
     def freeze(self) -> tuple[FrozenState, ...]:
-        """Every state, as it is now."""
         return tuple(
             FrozenState(step=step, name=name, subtask=self._subtask, pieces=state.freeze(), state=state)
             for step, link in self._links.items()
@@ -101,7 +98,6 @@ class Chain:
         return sum(state.size_bytes() for link in self._links.values() for state in link.operator.states().values())
 
     def close(self) -> None:
-        """Close the outlets."""
         for outlet in self._outlets:
             outlet.close()
 

@@ -22,9 +22,7 @@ class SystemClock:
     """The machine's clock."""
 
     def wall_us(self) -> int:
-        """Microseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000
 
     def monotonic_us(self) -> int:
-        """Microseconds on a clock that never goes back."""
         return time.monotonic_ns() // 1_000

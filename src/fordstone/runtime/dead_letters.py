@@ -23,9 +23,7 @@ SHOWN_CHARS_MAX: Final = 200
 class Outward(Protocol):
     """Takes dead letters out of the task."""
 
-    def take(self, frame: pl.DataFrame) -> None:
-        """Rows come out."""
-        ...
+    def take(self, frame: pl.DataFrame) -> None: ...
 
 
 class DeadLetters:

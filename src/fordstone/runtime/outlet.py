@@ -42,11 +42,9 @@ class Outlet:
 
     @property
     def waits(self) -> bool:
-        """Whether rows wait for the seal."""
         return self._write_to is None
 
     def take(self, frame: pl.DataFrame) -> None:
-        """Rows come out."""
         self.rows += frame.height
         if self._write_to is not None:
             # A clone: other tasks may hold this frame, and writing locks it (see `checkpoint.run_file.encode_run`).
@@ -72,6 +70,5 @@ class Outlet:
         return tuple(piece for _, piece in self._frozen)
 
     def close(self) -> None:
-        """Finish."""
         if self._write_to is not None:
             self._write_to.close()

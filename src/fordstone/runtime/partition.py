@@ -77,7 +77,6 @@ class Partition:
 
     @classmethod
     def restored(cls, name: str, cut: PartitionCut, *, now_us: int) -> Partition:
-        """As a checkpoint says."""
         return cls(
             name=name,
             position=cut.position,
@@ -90,7 +89,6 @@ class Partition:
         )
 
     def cut(self) -> PartitionCut:
-        """For the manifest."""
         return PartitionCut(
             position=self.position,
             max_time_us=self.max_time_us,
@@ -101,7 +99,6 @@ class Partition:
         )
 
     def watermark_us(self, lateness_us: int) -> int:
-        """How far time has come in this partition."""
         return partition_watermark_us(self.max_time_us, self.floor_us, lateness_us)
 
     def return_at(self, source_watermark_us: int) -> None:
@@ -191,7 +188,6 @@ class Share:
     def start(
         self, joining: Sequence[PartitionId], *, bounded: bool, watermark_us: int, limit_us: int, now_us: int
     ) -> None:
-        """Begin to read after a start."""
         for partition in self.partitions.values():
             # A partition that had ended may have grown since: reading it is how that is found out.
             facts = PartitionFacts(

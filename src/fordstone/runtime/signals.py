@@ -18,7 +18,6 @@ class Signals:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal has come."""
         return self._requested.is_set()
 
     def wait(self, seconds: float) -> bool:

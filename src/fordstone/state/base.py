@@ -62,7 +62,6 @@ class Piece:
 
     @property
     def ref(self) -> RunRef | None:
-        """The run that holds these rows, once there is one."""
         return self._ref
 
     @property
@@ -98,7 +97,6 @@ class PieceList:
         self._pieces = tuple(pieces)
 
     def append(self, piece: Piece) -> None:
-        """Add the newest piece."""
         with self._lock:
             self._pieces = (*self._pieces, piece)
 

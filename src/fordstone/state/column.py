@@ -29,24 +29,13 @@ LOG_WASTE_ROWS_MIN: Final = 65536
 LOG_WASTE_BYTES_MIN: Final = 16 * 1024 * 1024
 """Nor for fewer wasted bytes; but for these even if they are few rows: a list may be long."""
 
-_FIXED: Final[dict[type[pl.DataType], tuple[type[np.generic], pl.DataType]]] = {
-    pl.Boolean: (np.bool_, pl.Boolean()),
-    pl.Int8: (np.int8, pl.Int8()),
-    pl.Int16: (np.int16, pl.Int16()),
-    pl.Int32: (np.int32, pl.Int32()),
-    pl.Int64: (np.int64, pl.Int64()),
-    pl.UInt8: (np.uint8, pl.UInt8()),
-    pl.UInt16: (np.uint16, pl.UInt16()),
-    pl.UInt32: (np.uint32, pl.UInt32()),
-    pl.UInt64: (np.uint64, pl.UInt64()),
-    pl.Float32: (np.float32, pl.Float32()),
-    pl.Float64: (np.float64, pl.Float64()),
-    pl.Date: (np.int32, pl.Int32()),
-    pl.Datetime: (np.int64, pl.Int64()),
-    pl.Duration: (np.int64, pl.Int64()),
-    pl.Time: (np.int64, pl.Int64()),
+_PHYSICAL: Final[dict[type[pl.DataType], pl.DataType]] = {
+    pl.Date: pl.Int32(),
+    pl.Datetime: pl.Int64(),
+    pl.Duration: pl.Int64(),
+    pl.Time: pl.Int64(),
 }
-"""Types with an array of their own, and the plain type that their values are stored as."""
+"""What values are stored as in an array, where that is not their own type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +47,6 @@ class Cells:
     valid: Mask | None = None
 
     def take(self, rows: Slots) -> Cells:
-        """Some of them."""
         if self.values is None:
             return Cells(self.series.gather(rows))
         return Cells(self.series, self.values.take(rows), None if self.valid is None else self.valid.take(rows))
@@ -105,8 +93,9 @@ class Column(ABC):
 
 def column_of(name: str, dtype: pl.DataType) -> Column:
     """An empty column of the storage that suits its type."""
-    fixed = _FIXED.get(type(dtype))
-    return LogColumn(name, dtype) if fixed is None else ArrayColumn(name, dtype, *fixed)
+    physical = _PHYSICAL.get(type(dtype), dtype)
+    fixed = physical.is_integer() or physical.is_float() or physical == pl.Boolean
+    return ArrayColumn(name, dtype, physical) if fixed and physical != pl.Int128 else LogColumn(name, dtype)
 
 
 def _series(name: str, dtype: pl.DataType, values: npt.NDArray[np.generic], valid: Mask | None) -> pl.Series:
@@ -121,10 +110,10 @@ def _series(name: str, dtype: pl.DataType, values: npt.NDArray[np.generic], vali
 class ArrayColumn(Column):
     """Fixed-width values in an array, with a mask of the valid ones once there is a null."""
 
-    def __init__(self, name: str, dtype: pl.DataType, scalar: type[np.generic], physical: pl.DataType) -> None:
+    def __init__(self, name: str, dtype: pl.DataType, physical: pl.DataType) -> None:
         super().__init__(name, dtype)
         self._physical = physical
-        self._values: npt.NDArray[np.generic] = np.zeros(0, dtype=scalar)
+        self._values: npt.NDArray[np.generic] = pl.Series([], dtype=physical).to_numpy()
         self._valid: Mask | None = None
 
     def cells(self, series: pl.Series) -> Cells:

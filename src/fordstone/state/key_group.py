@@ -31,7 +31,6 @@ Groups = npt.NDArray[np.uint8]
 
 BLOCK_ROWS: Final = 32768
 """Number of rows hashed at a time, so that their words stay in the processor's cache."""
-_NULL: Final = 0
 _VALUE: Final = 1
 _NAN_BITS: Final = np.uint64(0x7FF8000000000000)
 _WORD: Final = 8

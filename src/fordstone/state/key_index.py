@@ -71,11 +71,9 @@ class MemoryKeyIndex(KeyIndex):
         return self._live.size
 
     def live_slots(self) -> Slots:
-        """The slots of all keys, ascending."""
         return np.flatnonzero(self._live[: self._end])
 
     def is_live(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Whether each slot has a key."""
         live: npt.NDArray[np.bool_] = self._live.take(slots)
         return live
 
@@ -139,7 +137,6 @@ class MemoryKeyIndex(KeyIndex):
         return removed
 
     def size_bytes(self) -> int:
-        """About how much memory the index and its keys take."""
         own = self._buckets.nbytes + self._hashes.nbytes + self._live.nbytes
         return own + sum(column.size_bytes() for column in self.columns)
 

@@ -54,15 +54,13 @@ class TimedPiece(Piece):
         frame: pl.DataFrame | None = None,
         *,
         time: str | None,
-        least_us: int,
-        most_us: int,
+        span_us: tuple[int, int],
         make: Callable[[], pl.DataFrame] | None = None,
         size_bytes: int = 0,
         ref: RunRef | None = None,
     ) -> None:
-        super().__init__(frame, make=make, ref=ref, keep=True, span_us=(least_us, most_us))
-        self.least_us = least_us
-        self.most_us = most_us
+        super().__init__(frame, make=make, ref=ref, keep=True, span_us=span_us)
+        self.least_us, self.most_us = span_us
         self._size_bytes = size_bytes
         self._time = time
         self._times: npt.NDArray[np.int64] | None = None
@@ -87,7 +85,6 @@ class TimedPiece(Piece):
         return self.frame().slice(self._rank(bound_us))
 
     def rows_after(self, bound_us: int) -> int:
-        """How many rows are alive after `bound_us`."""
         return 0 if self.most_us <= bound_us else self._rows() - self._rank(bound_us)
 
     def _rows(self) -> int:
@@ -128,7 +125,6 @@ class OpenRows:
         self.most_us = TIME_MIN_US
 
     def append(self, frame: pl.DataFrame, least_us: int, most_us: int) -> None:
-        """Take a batch."""
         self.frames.append(frame)
         self.rows += frame.height
         self.size_bytes += int(frame.estimated_size())
@@ -254,7 +250,10 @@ class TimedRows(State):
             least_us = min([raw.least_us, *(piece.next_us(closed_us) for piece in ordered)])
             most_us = max([raw.most_us, *(piece.most_us for piece in ordered)])
             size_bytes = raw.size_bytes + sum(piece.size_bytes() for piece in ordered)
-            self._pieces.append(self._unmade(partial(self._in_order, frames), (least_us, most_us), size_bytes))
+            make = partial(self._in_order, frames)
+            self._pieces.append(
+                TimedPiece(make=make, time=self._time, span_us=(least_us, most_us), size_bytes=size_bytes)
+            )
         self._ordered, self._raw = [], OpenRows()
         return self._pieces.snapshot()
 
@@ -269,7 +268,9 @@ class TimedRows(State):
             if span_us is not None and span_us[0] > self._closed_us:
                 # All of it is alive: the rows are not needed before some of them are due.
                 size_bytes = 0 if piece.ref is None else piece.ref.size_bytes
-                held.append(self._unmade(piece.frame, span_us, size_bytes, ref=piece.ref))
+                held.append(
+                    TimedPiece(make=piece.frame, time=self._time, span_us=span_us, size_bytes=size_bytes, ref=piece.ref)
+                )
                 continue
             frame = piece.frame()
             if self._empty is None and frame.width:
@@ -325,28 +326,25 @@ class TimedRows(State):
         alive = times_of(frame, self._time) > self._closed_us
         return frame if alive.all() else frame.filter(alive)
 
+    def _together(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """The frames folded into one; without columns if there never were rows."""
+        if frames:
+            return self._fold(pl.concat(frames, rechunk=True))
+        return pl.DataFrame() if self._empty is None else self._empty
+
     def _in_order(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Fold the frames and order the rows by time; equal times stay as they came."""
         frame = self._fold(pl.concat(frames, rechunk=True))
         return (frame if self._time is None else frame.sort(self._time, maintain_order=True)).rechunk()
 
-    def _unmade(
-        self, make: Callable[[], pl.DataFrame], span_us: tuple[int, int], size_bytes: int, *, ref: RunRef | None = None
-    ) -> TimedPiece:
-        """A piece whose rows are made when they are first needed."""
-        least_us, most_us = span_us
-        return TimedPiece(
-            make=make, time=self._time, least_us=least_us, most_us=most_us, size_bytes=size_bytes, ref=ref
-        )
-
     def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
         """A piece of these rows, put in order by time where they are not."""
         if frame.height == 0:
-            return TimedPiece(frame, time=self._time, least_us=NEVER_US, most_us=TIME_MIN_US, ref=ref)
-        least_us, most_us = self._extremes(frame)
+            return TimedPiece(frame, time=self._time, span_us=(NEVER_US, TIME_MIN_US), ref=ref)
+        span_us = self._extremes(frame)
         if self._time is not None and not times_of(frame, self._time).is_sorted():
             frame = frame.sort(self._time, maintain_order=True)
-        return TimedPiece(frame, time=self._time, least_us=least_us, most_us=most_us, ref=ref)
+        return TimedPiece(frame, time=self._time, span_us=span_us, ref=ref)
 
 
 class MemoryBuffer(TimedRows, Buffer):
@@ -360,18 +358,13 @@ class MemoryBuffer(TimedRows, Buffer):
         self._take(frame)
 
     def release(self, watermark_us: int) -> pl.DataFrame:
-        return self._sorted(self._due(self._closed_by(watermark_us)))
+        return self._together(self._due(self._closed_by(watermark_us)))
 
     def scan(self) -> pl.DataFrame:
-        return self._sorted(self._live())
-
-    def _sorted(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        if not frames:
-            return pl.DataFrame() if self._empty is None else self._empty
-        return pl.concat(frames, rechunk=True).sort(self._column, maintain_order=True)
+        return self._together(self._live())
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame
+        return frame.sort(self._column, maintain_order=True)
 
     def _closed_by(self, watermark_us: int) -> int:
         if watermark_us == TIME_MAX_US:
@@ -402,11 +395,6 @@ class MemoryTimeline(TimedRows, Timeline):
         merge_rows: Callable[[pl.DataFrame], pl.DataFrame],
         coalesce_rows_min: int = COALESCE_ROWS_MIN,
     ) -> None:
-        """`time_column` (Int64 microseconds): when a row is due. None: never, for aggregates without a window.
-
-        `merge_rows` folds the partial rows of equal key (and equal time) into one, keeps the columns and their
-        types, gives them in any order, and is called on any thread: it must be pure.
-        """
         super().__init__(key, time_column=time_column)
         self._coalesce_rows_min = coalesce_rows_min
         self._merge_rows = merge_rows
@@ -424,10 +412,10 @@ class MemoryTimeline(TimedRows, Timeline):
             self._patience = 1 if shrunk else min(2 * self._patience, PATIENCE_MAX)
 
     def close(self, bound_us: int) -> pl.DataFrame:
-        return self._folded(self._due(bound_us))
+        return self._together(self._due(bound_us))
 
     def scan(self) -> pl.DataFrame:
-        return self._folded(self._live())
+        return self._together(self._live())
 
     def drain(self) -> pl.DataFrame:
         rows = self.scan()
@@ -435,11 +423,6 @@ class MemoryTimeline(TimedRows, Timeline):
         self._ordered, self._raw = [], OpenRows()
         self._least_us = NEVER_US
         return rows
-
-    def _folded(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        if frames:
-            return self._fold(pl.concat(frames, rechunk=True))
-        return pl.DataFrame() if self._empty is None else self._empty
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
         folded = self._merge_rows(frame).select(frame.columns)

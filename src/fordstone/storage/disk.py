@@ -114,7 +114,6 @@ class OsDisk(Disk):
 
     @property
     def root(self) -> Path:
-        """The directory that all paths are below."""
         return self._root
 
     def create(self, path: str, data: Data) -> None:

@@ -94,7 +94,6 @@ class JournalContent:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything in the file could not be read."""
         return bool(self.damaged_lines or self.torn_bytes)
 
 
@@ -114,13 +113,11 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file without a torn tail."""
         if self._size_bytes is None:
             self._look()
         return self._size_bytes or 0
 
     def exists(self) -> bool:
-        """Whether the file is there."""
         return self._disk.exists(self.path)
 
     def read(self) -> JournalContent:
@@ -149,7 +146,6 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Make what was appended durable."""
         self._disk.fsync(self.path)
         if self._is_new:
             self._disk.fsync_dir(self._directory)

@@ -53,11 +53,9 @@ class HealthReporter:
             self._changed.set()
 
     def failed(self, error: BaseException) -> None:
-        """Record that the run has failed."""
         self._end = ("failed", str(error))
 
     def stopped(self) -> None:
-        """Record that the run has ended without an error."""
         self._end = ("stopped", "")
 
     def step(self) -> None:

@@ -138,9 +138,7 @@ class Process(Protocol):
     """A started process. Used from the one thread that calls `Supervisor.step`."""
 
     @property
-    def pid(self) -> int:
-        """Its id."""
-        ...
+    def pid(self) -> int: ...
 
     def poll(self) -> int | None:
         """Return its exit code, below 0 for a signal; None while it runs. After its end, all its output has been passed on."""
@@ -207,7 +205,6 @@ class Supervisor:
         self._entries: dict[str, _Entry] = {}
 
     def add(self, job: Job) -> None:
-        """Add a job; the next `step` starts it."""
         if job.name in self._entries and not self._entries[job.name].over:
             raise ValueError(f"job {job.name} is running already")
         self._entries[job.name] = _Entry(job=job, due_us=self._now_us())
@@ -254,20 +251,13 @@ class Supervisor:
         return all(entry.over for entry in self._entries.values())
 
     def has_ended(self, name: str) -> bool:
-        """Whether this job is over."""
         return self._entries[name].over
 
     def code_of(self, name: str) -> int | None:
         """Return the exit code of this job's last process; None if none has ended."""
         return self._entries[name].code
 
-    def pid_of(self, name: str) -> int | None:
-        """Return the id of this job's process, if it runs."""
-        process = self._entries[name].process
-        return None if process is None else process.pid
-
     def restarts_of(self, name: str) -> int:
-        """Return the number of restarts of this job."""
         return max(0, self._entries[name].starts - 1)
 
     @property

@@ -121,11 +121,9 @@ class Job:
         self.connectors = (environment.opener or ConnectorOpener)(self)
 
     def open_sources(self) -> dict[str, Source]:
-        """The sources by step."""
         return {step.name: self.connectors.source(step) for step in self.plan.steps if isinstance(step, p.Source)}
 
     def sink_schema(self, step: p.Sink) -> pl.Schema:
-        """The columns of what a sink is given."""
         stream = self.types[step.input]
         columns = dict(stream.schema.polars)
         return pl.Schema(columns | {OP: pl.String()} if stream.upsert_key is not None else columns)
@@ -150,14 +148,10 @@ class ConnectorOpener:
         self._job = job
 
     def source(self, step: p.Source) -> Source:
-        """The live source of a step."""
-        options = SourceOptions(
-            schema=Schema.stored(step.schema), bounded=self._job.config.bounded, options=step.connector.options
-        )
+        options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._job.config.bounded)
         return open_source(step.connector, options, self._context(step.connector))
 
     def sink(self, step: p.Sink) -> Sink:
-        """The live sink of a step."""
         job, stream = self._job, self._job.types[step.input]
         # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
         needs_home = Capability.NEEDS_HOME in capabilities(step.connector)
@@ -215,12 +209,10 @@ class Parts:
 
     @property
     def plan(self) -> p.Plan:
-        """The plan of the job."""
         return self.job.plan
 
     @property
     def graph(self) -> Graph:
-        """The task graph of the job."""
         return self.job.graph
 
 
@@ -420,7 +412,7 @@ def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
     if keyed and parts.reserved_us:
         # At-most-once: a window that may have been output since the checkpoint is lost rather than output twice.
-        return max([*own, min(parts.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
+        return max([*own, min(parts.reserved_us[step.name] for step in parts.plan.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
 

@@ -90,7 +90,6 @@ class Channel:
 
     @property
     def rows(self) -> int:
-        """How many rows stand here."""
         return self._rows
 
     def __len__(self) -> int:

@@ -81,12 +81,10 @@ class Coordinator:
     # Called from other threads.
 
     def acknowledge(self, snapshot: TaskSnapshot) -> None:
-        """A task's part of an attempt is complete."""
         self._mail.append(snapshot)
         self.wake()
 
     def request_barrier(self) -> None:
-        """Begin the next epoch soon."""
         self._requested = True
         self.wake()
 
@@ -98,17 +96,14 @@ class Coordinator:
         self.wake()
 
     def finished(self, task: TaskId) -> None:
-        """A source has ended, or a loop is empty."""
         self._mail.append(task)
         self.wake()
 
     def stop(self) -> None:
-        """Finish the epoch and end."""
         self._stopping = True
         self.wake()
 
     def committed(self, sealing: Sealing) -> None:
-        """The attempt is sealed."""
         self._committed = sealing.attempt
         self._before_us = sealing.now_us
         if sealing.last:
@@ -127,12 +122,10 @@ class Coordinator:
 
     @property
     def idle_wait_us(self) -> int | None:
-        """When to look again."""
         return max(self._wait_until_us - self._clock.monotonic_us(), 0)
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
         return self._stopping
 
     @property
@@ -205,7 +198,6 @@ class Coordinator:
                 task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
 
     def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
-        """Assign new partitions to the tasks that have fewest."""
         new = [name for name in share.source.partitions() if name not in share.known]
         assigned: dict[TaskId, tuple[PartitionId, ...]] = {}
         for name in new:

@@ -106,12 +106,10 @@ class Engine:
     # What a scheduler and its caller use.
 
     def steppables(self) -> list[Steppable]:
-        """Everything that is to be stepped."""
         return [*self.tasks, self.coordinator, self.writer]
 
     @property
     def over(self) -> bool:
-        """Whether the last epoch has been sealed and released."""
         return self.coordinator.over
 
     @property
@@ -126,7 +124,6 @@ class Engine:
 
     @property
     def ended(self) -> bool:
-        """Whether all input was read to its end."""
         return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
 
     def release_again(self) -> None:
@@ -142,17 +139,14 @@ class Engine:
         self.writer.stages.sinks.release_again(manifest, self._job.store)
 
     def stop(self) -> None:
-        """Finish the epoch and end."""
         self.coordinator.stop()
 
     def close(self) -> None:
-        """Close readers and sinks."""
         for task in self.tasks:
             task.close()
         self.writer.close()
 
     def progress(self, *, restarts: int = 0) -> Progress:
-        """The state of the run now."""
         sources = [task for task in self.tasks if isinstance(task, SourceTask)]
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
@@ -206,7 +200,6 @@ class Engine:
         )
 
     def _waiting_sinks(self) -> dict[str, tuple[Sink, pl.Schema]]:
-        """The sinks that wait for seals, and the columns of their rows."""
         connectors = self._job.connectors
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in self.plan.steps:

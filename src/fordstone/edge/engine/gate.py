@@ -108,7 +108,6 @@ class Gate:
         self.watermark_us = max(floor_us, min((self._times[i] for i in self._forward()), default=TIME_MIN_US))
 
     def times_us(self) -> dict[str, int]:
-        """The watermark of each channel, for the manifest."""
         return {channel.name: time for channel, time in zip(self.channels, self._times, strict=True)}
 
     def next(self, *, urgent_only: bool = False) -> GateEvent | None:

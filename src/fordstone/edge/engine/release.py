@@ -47,12 +47,10 @@ class LocalReleaseLog:
         self._sealed = 0
 
     def seal(self, manifest: Manifest) -> None:
-        """Commit the manifest."""
         self._store.commit(manifest)
         self._sealed = manifest.epoch
 
     def is_final(self, epoch: int) -> bool:
-        """Sealed is final."""
         return epoch <= self._sealed
 
 
@@ -67,11 +65,9 @@ class SinkRelease:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sinks that wait for seals."""
         return frozenset(self._sinks)
 
     def release(self, name: str, epoch: int, frames: Sequence[pl.DataFrame]) -> None:
-        """Hand the rows of an epoch to one sink."""
         sink, schema = self._sinks[name]
         self._failpoints.hit("sink.before-release")
         # A clone: a task may hold the same frame, and writing locks it (see `epochs.run_file.encode_run`).
@@ -89,7 +85,6 @@ class SinkRelease:
         self.released_rows = 0
 
     def close(self) -> None:
-        """Close the sinks."""
         for sink, _ in self._sinks.values():
             sink.close()
 

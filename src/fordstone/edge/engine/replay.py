@@ -108,14 +108,12 @@ class Replay:
         return manifest
 
     def close(self) -> None:
-        """Close readers, and the sinks that do not wait for a seal."""
         for task in self._tasks:
             task.close()
 
     # What tasks report.
 
     def acknowledge(self, snapshot: TaskSnapshot) -> None:
-        """Take in a task's part of the epoch."""
         self._acknowledged[snapshot.task] = snapshot
 
     def request_barrier(self) -> None:
@@ -268,18 +266,15 @@ class ReplaySourceTask(ReadingTask):
         self._end: Stage | None = None
 
     def begin(self, recorded: Recorded) -> None:
-        """Start to read an epoch."""
         self._stages = deque(recorded.stages)
         self._end = recorded.end
         self._bounded = recorded.bounded
 
     @property
     def reached(self) -> bool:
-        """Whether all of the epoch has been read."""
         return self._end is not None and not self._stages and self._is_at(self._end)
 
     def step(self) -> bool:
-        """Pass queued output on, apply the next stage, or read a chunk."""
         if not self._flush() or self._end is None:
             return False
         did = False
@@ -328,7 +323,6 @@ class ReplaySourceTask(ReadingTask):
         return all(known[name].position >= cut.position for name, cut in stage.items() if name in known)
 
     def _apply(self, stage: Stage) -> None:
-        """Change the partitions as it was recorded."""
         for name, cut in stage.items():
             partition = self._share.partitions.get(name)
             if partition is None:

@@ -47,7 +47,6 @@ class Sealing:
 
     @property
     def pause_us(self) -> int:
-        """The longest time that a task stopped at the barrier."""
         return max((snapshot.pause_us for snapshot in self.snapshots), default=0)
 
 
@@ -72,7 +71,6 @@ class OutputRules:
 
     @classmethod
     def of(cls, plan: p.Plan, types: Mapping[p.Input, StreamType]) -> OutputRules:
-        """The rules of a plan."""
         names: list[str] = []
         for step in plan.steps:
             if isinstance(step, p.Sink) and waits_for_seal(plan, step):
@@ -121,12 +119,10 @@ class Draft:
 
     @property
     def new_runs(self) -> int:
-        """Number of runs that this epoch adds."""
         return len(self._new)
 
     @property
     def new_bytes(self) -> int:
-        """Bytes of the runs that this epoch adds."""
         return sum(piece.ref.size_bytes for piece in self._new if piece.ref is not None)
 
     def work(self) -> Iterator[Callable[[], object]]:
@@ -153,11 +149,9 @@ class Draft:
         )
 
     def segments(self) -> tuple[Segment, ...]:
-        """The output as it was written."""
         return tuple(Segment(name, _refs(pieces)) for name, pieces in self._outputs.items())
 
     def tasks(self) -> tuple[TaskCut, ...]:
-        """Where the tasks stood."""
         return tuple(
             TaskCut(snapshot.task, dict(snapshot.times_us), snapshot.watermark_us, snapshot.finished)
             for snapshot in self._sealing.snapshots
@@ -172,7 +166,6 @@ class Draft:
         created_us: int,
         pending: tuple[Segment, ...] = (),
     ) -> Manifest:
-        """The manifest, with this cut."""
         return Manifest(
             pipeline=identity.pipeline,
             node=identity.node,

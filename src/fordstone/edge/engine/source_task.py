@@ -179,12 +179,10 @@ class ReadingTask(Task):
 
     @property
     def rejected_rows(self) -> int:
-        """Number of rows that could not be read."""
         return self._dead_letters.rows
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions that this task reads."""
         return len(self._share.partitions)
 
     @property
@@ -196,7 +194,6 @@ class ReadingTask(Task):
         return self._share.cuts()
 
     def reads(self, partition: str) -> bool:
-        """Whether this task reads the partition."""
         return partition in self._share.partitions
 
     def close(self) -> None:
@@ -326,11 +323,9 @@ class SourceTask(ReadingTask):
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Poll for new rows, less often the longer none came."""
         return None if self.finished else self._poll_us
 
     def step(self) -> bool:
-        """Pass queued output on, pass a barrier, or read a chunk."""
         blocked = not self._flush()
         if not self._announced and not blocked:
             # Before anything else, barriers too: how an epoch begins must not depend on which thread was quicker.
@@ -384,7 +379,6 @@ class SourceTask(ReadingTask):
     # Reading.
 
     def _read(self) -> bool:
-        """Read one chunk of the first partition that has something."""
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
         for partition in self._readable():

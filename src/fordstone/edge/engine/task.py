@@ -109,7 +109,6 @@ class Task(ABC):
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Time to sleep after a step that did nothing; None: until the task is woken."""
         return None
 
     @property
@@ -118,7 +117,6 @@ class Task(ABC):
         return bool(self._pending)
 
     def close(self) -> None:
-        """Close what is open."""
         self.chain.close()
 
     def _flush(self) -> bool:
@@ -196,7 +194,6 @@ class StreamTask(Task):
 
     @property
     def in_flight(self) -> bool:
-        """Whether items wait before or after this task."""
         return super().in_flight or any(len(channel) for channel in self.gate.channels)
 
     def start(self, *, mute: bool) -> None:
@@ -209,7 +206,6 @@ class StreamTask(Task):
             self._announce(self.gate.watermark_us, idle=False)
 
     def step(self) -> bool:
-        """Pass queued output on, else take the next item."""
         blocked = not self._flush()
         event = self.gate.next(urgent_only=blocked)
         if event is None:

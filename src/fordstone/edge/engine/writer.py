@@ -104,13 +104,11 @@ class Writer:
 
     @property
     def idle_wait_us(self) -> int | None:
-        """Sooner when something is to be tried again."""
         if self._retry_at_us is None:
             return None
         return max(self._retry_at_us - self._clock.monotonic_us(), 1_000)
 
     def step(self) -> bool:
-        """Do one piece of work: a run, the seal, a sink, or a merge."""
         if self._retry_at_us is not None and self._clock.monotonic_us() < self._retry_at_us:
             return False
         self._retry_at_us = None
@@ -123,7 +121,6 @@ class Writer:
         return self.stages.retention.merge_one()
 
     def close(self) -> None:
-        """Close the sinks."""
         self.stages.sinks.close()
 
     def _write(self, sealing: Sealing) -> Iterator[None]:

@@ -92,7 +92,6 @@ class ControlFetcher:
         return 0.0
 
     def stop(self) -> None:
-        """Store nothing more."""
         with self._mutex:
             self._stopped = True
 
@@ -225,7 +224,6 @@ class ControlFetching:
             fetcher.step(wait_s=0.0)
 
     def start(self) -> None:
-        """Start a thread for each fetcher."""
         for fetcher in self.fetchers:
             thread = threading.Thread(
                 target=self._loop, args=(fetcher,), name=f"fordstone-control-{fetcher.control}", daemon=True

@@ -48,8 +48,8 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
     """Return the hub's checkpoints, for a machine whose state directory is missing or damaged.
 
     The hub has the newest checkpoint that a node sent with a commit, and the cuts of no other epoch: a node resumes exactly
-    where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here is damaged, or if there is
-    none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
+    where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here
+    is damaged, or if there is none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
     """
 
     def survey() -> Survey:
@@ -145,11 +145,9 @@ class HubLink:
             self.remote = hub_checkpoints(hub, store, owner, take_over=config.take_over)
 
     def acknowledged(self) -> int | None:
-        """Return the newest epoch that the hub has, for retention."""
         return self.outbox.sent or None
 
     def add_progress(self, progress: Progress) -> Progress:
-        """Return the progress with the figures of the outbox and the sender."""
         return msgspec.structs.replace(
             progress,
             outbox_epochs=self.outbox.epochs,
@@ -171,7 +169,6 @@ class CheckpointCopier:
 
     @property
     def idle_wait_us(self) -> int | None:
-        """The interval between two looks for a new checkpoint."""
         return COPY_EVERY_US
 
     def acknowledged(self) -> int | None:
@@ -179,7 +176,6 @@ class CheckpointCopier:
         return self._uploader.status.uploaded
 
     def step(self) -> bool:
-        """Copy one file. Return whether there may be more to do now."""
         epochs = self._store.epochs()
         if epochs:
             self._uploader.offer(epochs[-1])
@@ -213,7 +209,6 @@ class Links:
 
     @property
     def outbox(self) -> Outbox | None:
-        """The epochs that wait for the hub."""
         return None if self._hub is None else self._hub.outbox
 
     def remote(self) -> Remote | None:
@@ -247,17 +242,14 @@ class Links:
             self._hub.outbox.overrun = True
 
     def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None]) -> None:
-        """Copy and send what is left (see `Sender.finish`)."""
         if self._copier is not None:
             self._copier.finish()
         if self._hub is not None:
             self._hub.sender.finish(patient=patient, wait=wait, tick=tick)
 
     def add_progress(self, progress: Progress) -> Progress:
-        """Return the progress with the figures of the hub link, if there is one."""
         return progress if self._hub is None else self._hub.add_progress(progress)
 
     def close(self) -> None:
-        """Close connections."""
         if self._client is not None:
             self._client.close()

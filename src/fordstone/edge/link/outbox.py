@@ -100,12 +100,10 @@ class Outbox:
 
     @property
     def epochs(self) -> int:
-        """How many wait."""
         return len(self._kept)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of rows wait."""
         return self._bytes
 
     @property
@@ -197,7 +195,6 @@ class Outbox:
         )
 
     def oldest(self, count: int) -> tuple[EpochEntry, ...]:
-        """The oldest entries."""
         with self._mutex:
             some = list(itertools.islice(self._kept, count))
         return tuple(_ENTRY.decode(kept.body) for kept in some)

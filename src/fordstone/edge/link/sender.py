@@ -92,7 +92,6 @@ class CommitBatch:
 
     @property
     def last(self) -> int:
-        """The newest epoch of the batch."""
         return self.epochs[-1].epoch
 
     def blobs(self) -> dict[str, RunRef]:
@@ -140,7 +139,6 @@ class CommitBatch:
         return self.unsent[0] not in self._segments if self.unsent else len(self.epochs) == 1
 
     def close(self) -> None:
-        """Unpin the checkpoint."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             self._store.unpin(pinned)
@@ -226,7 +224,6 @@ class Sender:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt failed."""
         return self._failures > 0
 
     def step(self) -> bool:
@@ -297,7 +294,6 @@ class Sender:
         log.info("lease taken", extra={"generation": lease.generation.hub, "head": lease.head})
 
     def _reconcile(self, generation: Generation) -> None:
-        """Compare with the hub, and mark what it has as sent."""
         head = self._hub.head(self._store.pipeline, self._store.node)
         if head.generation is not None and head.generation > generation:
             # Checked first: a successor's epochs may differ from ours, and that is no disagreement.

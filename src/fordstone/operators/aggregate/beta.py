@@ -1,22 +1,13 @@
 """The Beta distribution of a success rate: its mean and its quantiles, for many keys at a time.
 
-After `successes` and `failures`, and with a prior of `a` and `b`, the rate has the distribution Beta(a + successes,
-b + failures). A quantile is the rate below which the true one lies with a given probability.
-
-How a quantile is found: all is done on the scale `t = log(x / (1 - x))`, on which the density
-
-    x ** a * (1 - x) ** b / B(a, b)
-
-has one summit, at `log(a / b)`, and falls ever more steeply from it, so that neither end of the rates from 0 to 1 is
-special. The probability below a point is the integral from there outwards, on the side away from the summit (or what that
-leaves of 1), by Gauss's rule up to where the density is nothing. Newton's method (with Halley's correction) on the
-logarithm of the probability, which bends one way only, gets to the point from anywhere.
-
-Densities are compared as `a * s - (a + b) * log(1 + x * (exp(s) - 1))`, the change from a point `x` on the way of `s`:
+All is done on the scale `t = log(x / (1 - x))`, on which the density `x ** a * (1 - x) ** b / B(a, b)` has one summit, at `log(a / b)`,
+and falls ever more steeply from it, so that neither end of the rates from 0 to 1 is special. The probability below a point is the
+integral from there outwards, on the side away from the summit (or what that leaves of 1), by Gauss's rule up to where the density is
+nothing. Newton's method (with Halley's correction) on the logarithm of the probability, which bends one way only, gets to the point
+from anywhere. Densities are compared as `a * s - (a + b) * log(1 + x * (exp(s) - 1))`, the change from a point `x` on the way of `s`:
 sums of large logarithms would lose as many digits as `a` and `b` have.
 
-Knows nothing of streams. Accurate to about 1e-10 of a rate for `a` and `b` from 0.001 to 1e9; every value depends on its own
-arguments alone, not on what stands beside it.
+Accurate to about 1e-10 of a rate for `a` and `b` from 0.001 to 1e9; every value depends on its own arguments alone.
 """
 
 from __future__ import annotations
@@ -110,7 +101,6 @@ class _Beta:
         return _Beta(a=self.a[rows], b=self.b[rows], summit=self.summit[rows], log_top=self.log_top[rows])
 
     def log_density(self, t: Doubles) -> Doubles:
-        """Of points on the scale of `t`."""
         return self.log_top + _change(self.a, self.b, self.summit, t - self.summit)
 
     def below(self, t: Doubles) -> tuple[Doubles, Doubles]:

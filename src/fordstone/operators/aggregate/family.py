@@ -83,49 +83,25 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
         )
 
 
-GAP_MAX_US: Final = 2**62
-"""Maximum gap: any time plus a gap is still a time."""
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
 
-def check_session(step: str, window: Session) -> None:
-    """Refuse gaps that no session could end by."""
-    if window.gap_us <= 0:
-        raise PipelineError(
-            f"step {step}: the gap of a session must be longer than zero, and this is {human_us(window.gap_us)}. "
-            'Give the silence after which a session is over: session("30s").'
-        )
-    if window.gap_us >= GAP_MAX_US:
-        raise PipelineError(
-            f"step {step}: no session could end by a gap of {human_us(window.gap_us)}. Give a shorter one."
-        )
-
-
-def check_count(step: str, window: Count) -> None:
-    """Refuse windows without rows, and windows that do not move on."""
+def check_unaligned(step: str, window: Session | Count) -> None:
+    """Refuse gaps that no session could end by, windows without rows, and windows that do not move on."""
+    if isinstance(window, Session):
+        if not 0 < window.gap_us < SPAN_MAX_US:
+            raise PipelineError(
+                f"step {step}: the gap of a session must be longer than zero (and shorter than {human_us(SPAN_MAX_US)}), and this "
+                f'is {human_us(window.gap_us)}. Give the silence after which a session is over: session("30s").'
+            )
+        return
     for what, rows in (("size", window.size), ("every", window.slide)):
         if not 1 <= rows <= ROWS_MAX:
             raise PipelineError(
                 f"step {step}: windows by count need 1 to {ROWS_MAX:,} rows, and {what} is {rows:,}. "
                 "Write by_count(100), or by_count(100, every=10) for a window of 100 rows at every tenth."
             )
-
-
-def derive_aggregate(step: p.Aggregate, types: Types) -> Derived:
-    """The streams of an aggregate step, by port."""
-    stream = rows_of(step, types)
-    main = _aggregated(step, stream)
-    if step.window is None:
-        return {p.Input(step.name): main}
-    # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
-    late = late_rows(step, stream) if step.merges is None else {}
-    if step.early_us is None:
-        return {p.Input(step.name): main} | late
-    # Until a window closes its results are provisional, and replace each other.
-    key = (*step.keys, WINDOW_START, WINDOW_END)
-    early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
-    return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
 
 def rows_of(step: p.Aggregate, types: Types) -> StreamType:
@@ -190,11 +166,9 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:
-    if isinstance(step.window, Session):
-        check_session(step.name, step.window)
-    if isinstance(step.window, Count):
-        check_count(step.name, step.window)
-    if isinstance(step.window, Tumbling | Sliding):
+    if isinstance(step.window, Session | Count):
+        check_unaligned(step.name, step.window)
+    elif step.window is not None:
         check_aligned(step.name, step.window)
     needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):
@@ -212,7 +186,18 @@ class AggregateFamily(Family[p.Aggregate]):
     steps = (p.Aggregate,)
 
     def check(self, step: p.Aggregate, types: Types) -> Derived:
-        return derive_aggregate(step, types)
+        stream = rows_of(step, types)
+        main = _aggregated(step, stream)
+        if step.window is None:
+            return {p.Input(step.name): main}
+        # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
+        late = late_rows(step, stream) if step.merges is None else {}
+        if step.early_us is None:
+            return {p.Input(step.name): main} | late
+        # Until a window closes its results are provisional, and replace each other.
+        key = (*step.keys, WINDOW_START, WINDOW_END)
+        early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
+        return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
 
     def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
         made = _of_window(step, context)
@@ -268,6 +253,7 @@ class CombineFamily(Family[p.Combine]):
     """Partial rows, made below the cut (rule 9). `planner.split` makes these steps."""
 
     steps = (p.Combine,)
+    fed = True
     stays = "{step} is below the cut"
 
     def check(self, step: p.Combine, types: Types) -> Derived:  # noqa: ARG002 - columns are in the step
@@ -275,9 +261,6 @@ class CombineFamily(Family[p.Combine]):
 
     def make(self, step: p.Combine, context: OperatorContext) -> Operator:
         return EpochCombine(partials_of(step, context))
-
-    def has_feeder(self, step: p.Combine, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.Combine, index: int, context: OperatorContext) -> Operator:  # noqa: ARG002 - one input
         return make_combiner(step, context)
@@ -415,8 +398,10 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
         case p.Tumbling():
             return f"{human_us(step.window.size_us)} windows{_shifted(step.window.offset_us)}"
         case p.Sliding():
+            gap_us = step.window.slide_us - step.window.size_us
+            between = f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
             every = f"{human_us(step.window.size_us)} windows every {human_us(step.window.slide_us)}"
-            return every + _gaps(step.window) + _shifted(step.window.offset_us)
+            return every + between + _shifted(step.window.offset_us)
         case p.Session():
             return f"sessions that end after a gap of {human_us(step.window.gap_us)}"
         case p.Count():
@@ -426,11 +411,6 @@ def _kind(step: p.Aggregate | p.Combine) -> str:
             return f"windows of {step.window.size:,} rows{every}{between}"
         case _:
             assert_never(step.window)
-
-
-def _gaps(window: p.Sliding) -> str:
-    gap_us = window.slide_us - window.size_us
-    return f" (with gaps of {human_us(gap_us)}, where rows count for none)" if gap_us > 0 else ""
 
 
 def _shifted(offset_us: int) -> str:

@@ -17,8 +17,8 @@ import polars as pl
 
 from fordstone.lang.aggregates import Aggregate
 from fordstone.lang.schema import DataType, Schema
-from fordstone.operators.aggregate.partial import ONE, Partials, normalised_key, spelt_key
-from fordstone.operators.base import ROW_ID, Functions
+from fordstone.operators.aggregate.partial import ONE, Partials, normalised_key, row_ids
+from fordstone.operators.base import Functions
 from fordstone.operators.row_order import Numbers
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
 
@@ -104,15 +104,11 @@ class Fragments:
             pl.Series(WINDOW_END, ends).cast(_TIMESTAMP),
         ]
         rows = pl.DataFrame([*(keys.get_column(name) for name in self.keys), *times, *results])
-        return rows.with_columns(self._ids(keys, windows)) if self._with_id else rows
-
-    def _ids(self, keys: pl.DataFrame, windows: Numbers) -> pl.Series:
-        """Step, key and window (rule 13)."""
-        parts = [pl.lit(self._step), *(spelt_key(keys.schema[name], pl.col(name)) for name in self.keys)]
-        numbered = keys.with_columns(pl.Series(FRAGMENT, windows))
-        return numbered.select(
-            pl.concat_str([*parts, pl.col(FRAGMENT).cast(pl.String)], separator="|").alias(ROW_ID)
-        ).to_series()
+        if not self._with_id:
+            return rows
+        return rows.with_columns(
+            row_ids(self._step, keys.with_columns(pl.Series(FRAGMENT, windows)), self.keys, FRAGMENT)
+        )
 
 
 def _numbered(frame: pl.DataFrame, numbers: Numbers) -> pl.DataFrame:

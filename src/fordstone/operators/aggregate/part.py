@@ -34,12 +34,10 @@ class Values:
 
     @property
     def value(self) -> pl.Expr:
-        """The only column, or the first."""
         return pl.col(self.names[0])
 
     @property
     def type(self) -> DataType:
-        """The type of the only column, or of the first."""
         return self.types[0]
 
 
@@ -54,8 +52,6 @@ class Part(ABC):
     """Where its columns stand among those of other parts."""
     streams: ClassVar[bool] = True
     """Its expressions may be evaluated by the streaming engine, which does not keep the order of rows."""
-    single: ClassVar[bool] = True
-    """There is a `of_row`."""
 
     @abstractmethod
     def columns(self, values: Values) -> tuple[str, ...]:
@@ -65,9 +61,9 @@ class Part(ABC):
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:
         """The part of each group of rows. `rows` are all of them: to look at, for a quicker way."""
 
-    @abstractmethod
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        """The part of each row alone: cheaper, where few rows share a key. Not in a group."""
+    def of_row(self, values: Values) -> list[pl.Expr] | None:  # noqa: ARG002 - as parts that are only known for groups
+        """The part of each row alone: cheaper, where few rows share a key. Not in a group. None: it costs more than grouping."""
+        return None
 
     @abstractmethod
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
@@ -210,7 +206,6 @@ class End(Part):
 
     @property
     def order(self) -> int:  # type: ignore[override]  # one class for two parts
-        """First stands before last."""
         return 7 if self.first else 8
 
     def columns(self, values: Values) -> tuple[str, ...]:

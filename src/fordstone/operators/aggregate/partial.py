@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -86,17 +86,13 @@ def _one_zero(name: str, values: Values) -> pl.Expr:
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name))
 
 
-def _variance(*, less: int) -> Callable[[AggregateCall, Values], pl.Expr]:
+def _variance(*, less: int, root: bool = False) -> Callable[[AggregateCall, Values], pl.Expr]:
     def result(call: AggregateCall, values: Values) -> pl.Expr:
         count, squares = _count(call, values), pl.col(SPREAD.columns(values)[1])
-        return pl.when(count > less).then(squares / (count - less))
+        variance = pl.when(count > less).then(squares / (count - less))
+        return variance.sqrt() if root else variance
 
     return result
-
-
-def _deviation(*, less: int) -> Callable[[AggregateCall, Values], pl.Expr]:
-    variance = _variance(less=less)
-    return lambda call, values: variance(call, values).sqrt()
 
 
 def _collected(call: AggregateCall, values: Values) -> pl.Expr:
@@ -137,10 +133,6 @@ def _beta(function: Callable[..., Doubles]) -> Callable[[AggregateCall, Values],
     return result
 
 
-def _truths(_: AggregateCall) -> tuple[Part, ...]:
-    return COUNT, COUNT_TRUE
-
-
 KINDS: Final[dict[str, Kind]] = {
     "count": Kind(parts=lambda _: (COUNT,), result=_count),
     "sum": Kind(parts=lambda _: (COUNT, SUM), result=_sum),
@@ -149,18 +141,18 @@ KINDS: Final[dict[str, Kind]] = {
     "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: _one_zero(GREATEST.column(values), values)),
     "var_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1)),
     "var_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0)),
-    "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_deviation(less=1)),
-    "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_deviation(less=0)),
+    "stddev_samp": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=1, root=True)),
+    "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0, root=True)),
     "first": Kind(parts=lambda _: (FIRST,), result=lambda _, values: pl.col(FIRST.columns(values)[1])),
     "last": Kind(parts=lambda _: (LAST,), result=lambda _, values: pl.col(LAST.columns(values)[1])),
     "collect": Kind(parts=lambda _: (COLLECTED,), result=_collected),
     "count_distinct": Kind(parts=lambda call: (_distinct(call),), result=_estimate),
     "quantile": Kind(parts=lambda call: (_sketch(call),), result=_quantile),
-    "beta_mean": Kind(parts=_truths, result=_beta(beta_means)),
-    "beta_low": Kind(parts=_truths, result=_beta(beta_low)),
-    "beta_high": Kind(parts=_truths, result=_beta(beta_high)),
+    "beta_mean": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_means)),
+    "beta_low": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_low)),
+    "beta_high": Kind(parts=lambda _: (COUNT, COUNT_TRUE), result=_beta(beta_high)),
 }
-"""By name; what a user's own keeps stands in `user_part`."""
+"""By name; what a user's own keeps stands in `user`."""
 
 
 def kind_of(call: AggregateCall, functions: Functions) -> Kind:
@@ -180,6 +172,7 @@ STREAMING_ROWS: Final = 200_000
 SPLIT_ROWS: Final = 50_000
 SPLIT_WINDOWS: Final = 8
 _TIMESTAMP: Final = pl.Datetime("us", "UTC")
+_Time = TypeVar("_Time", int, pl.Expr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +224,9 @@ class Partials:
         self._computed = [computed for argument in self._arguments.values() for computed in argument.computed]
         self._parts = [(part, argument.values) for argument in self._arguments.values() for part in argument.parts]
         self._streams = all(part.streams for part, _ in self._parts)
-        self._single = all(part.single for part, _ in self._parts)
+        single = [part.of_row(values) for part, values in self._parts]
+        self._single = None if None in single else [column for columns in single for column in columns or ()]
+        """The columns of each row alone, where every part has them."""
         self._finish = [self._finish_columns(aggregate) for aggregate in self._aggregates]
         self._plain = [
             results[0].alias(aggregate.name)
@@ -243,12 +238,11 @@ class Partials:
         """The columns of partial rows."""
 
     def ends(self, frame: pl.DataFrame) -> pl.Series:
-        """The end of each row's window."""
         return frame.select(self._end_column()).to_series()
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Partial rows of a batch, one for each key and window in it."""
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
         for part, values in self._parts:
             exprs += part.of_rows(values, rows)
@@ -256,17 +250,14 @@ class Partials:
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
-        if not self._single:
+        if self._single is None:
             return self.of_rows(frame)
-        rows = self._prepared(frame)
+        rows = frame.with_columns(self._computed) if self._computed else frame
         columns = list(self._key_columns)
         if self._window is not None:
             only = self._only_end(rows)
             columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
-        columns.append(pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS))
-        for part, values in self._parts:
-            columns += part.of_row(values)
-        return rows.select(columns)
+        return rows.select(*columns, pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS), *self._single)
 
     def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
         """One partial row for each key and window."""
@@ -293,27 +284,17 @@ class Partials:
         settled = [series for part, values in self._parts for series in part.settle(values, made)]
         return made.with_columns(settled) if settled else made
 
-    def _prepared(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns(self._computed) if self._computed else frame
-
     def _end_column(self) -> pl.Expr:
         if self._window is None or self._time is None:
             raise TypeError(f"step {self._step} has no windows")
-        size_us, offset_us = self._window.size_us, self._window.offset_us
-        at = pl.col(self._time.column).to_physical() + (self._time.shift_us - offset_us)
-        return (at // size_us * size_us + (offset_us + size_us)).alias(END)
+        return _end_of(pl.col(self._time.column).to_physical() + self._time.shift_us, self._window).alias(END)
 
     def _only_end(self, rows: pl.DataFrame) -> int | None:
         """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
         if self._window is None or self._time is None or rows.height == 0:
             return None
         times = microseconds(rows.get_column(self._time.column))
-        ends = []
-        for time in (times.min(), times.max()):
-            at = int(time) + self._time.shift_us - self._window.offset_us  # type: ignore[arg-type]  # an Int64 without nulls
-            ends.append(
-                at // self._window.size_us * self._window.size_us + self._window.offset_us + self._window.size_us
-            )
+        ends = [_end_of(int(time) + self._time.shift_us, self._window) for time in (times.min(), times.max())]  # type: ignore[arg-type]  # an Int64 without nulls
         return ends[0] if ends[0] == ends[1] else None
 
     def _grouped(
@@ -343,11 +324,9 @@ class Partials:
         return all(part.invertible(values) for part, values in self._parts)
 
     def value_columns(self) -> list[str]:
-        """The columns that are not the key."""
         return [name for name in self.columns() if name not in self._group]
 
     def finish(self, partials: pl.DataFrame) -> pl.DataFrame:
-        """The result rows of merged partial rows."""
         found = [partials.get_column(name) for name in self.keys]
         if self._window is not None:
             ends = partials.get_column(END)
@@ -360,14 +339,7 @@ class Partials:
                 plain.get_column(aggregate.name) if is_plain else partials.select(results).select(finish).to_series()
             )
         rows = pl.DataFrame(found)
-        return rows.with_columns(self._ids(partials)) if self._with_id else rows
-
-    def _ids(self, partials: pl.DataFrame) -> pl.Series:
-        """Step, key and window: the same on every replay (rule 13), and different for different keys."""
-        parts = [pl.lit(self._step), *(spelt_key(partials.schema[name], pl.col(name)) for name in self.keys)]
-        return partials.select(
-            pl.concat_str([*parts, pl.col(END).cast(pl.String)], separator="|").alias(ROW_ID)
-        ).to_series()
+        return rows.with_columns(row_ids(self._step, partials, self.keys, END)) if self._with_id else rows
 
     def timeless(self, frame: pl.DataFrame) -> pl.Series | None:
         """Which rows have no time, if any: a user's function may have given them none."""
@@ -408,6 +380,12 @@ class Partials:
         return self._kinds[call].result(call, self._arguments[_spelling(call)].values)
 
 
+def _end_of(at: _Time, window: Tumbling) -> _Time:
+    """The end of the window that holds a time."""
+    size_us, offset_us = window.size_us, window.offset_us
+    return (at - offset_us) // size_us * size_us + (offset_us + size_us)
+
+
 def _spelling(call: AggregateCall) -> tuple[str, ...]:
     return tuple(argument.sql for argument in call.arguments)
 
@@ -421,7 +399,13 @@ def normalised_key(name: str, kind: DataType) -> pl.Expr:
     return pl.when(pl.col(name) == zero).then(zero).otherwise(pl.col(name)).alias(name)
 
 
-def spelt_key(kind: pl.DataType, key: pl.Expr) -> pl.Expr:
-    """A key as text that no other key has: with its length before it, and a mark of its own for null."""
-    text = key.bin.encode("hex") if kind == pl.Binary else key.cast(pl.String)
-    return pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-")
+def row_ids(step: str, rows: pl.DataFrame, keys: Sequence[str], window: str) -> pl.Series:
+    """Step, key and window: the same on every replay (rule 13), and different for different keys.
+
+    A key is spelt with its length before it, and a mark of its own for null.
+    """
+    parts = [pl.lit(step)]
+    for name in keys:
+        text = pl.col(name).bin.encode("hex") if rows.schema[name] == pl.Binary else pl.col(name).cast(pl.String)
+        parts.append(pl.format("{}:{}", text.str.len_bytes(), text).fill_null("-"))
+    return rows.select(pl.concat_str([*parts, pl.col(window).cast(pl.String)], separator="|").alias(ROW_ID)).to_series()

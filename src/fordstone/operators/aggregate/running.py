@@ -1,13 +1,11 @@
 """Aggregates without windows, and partial rows on their way to the center. Windows are in `operators.window`.
 
-`Combine` makes partial rows of each batch before the shuffle, so that less is shuffled; the keyed step merges them.
-`RunningAggregate` emits one row per changed key at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives,
-so that its memory follows the number of keys, and emits all it has at a barrier, so that it has no state (rule 9). At the
-center the operator that takes rows at the edge merges the partial rows; `Merging` only brings them into its form.
+`Combine` makes partial rows of each batch before the shuffle; the keyed step merges them. `RunningAggregate` emits one row per changed key
+at barriers (rule 15). `EpochCombine` runs below the cut: it merges as it receives, and emits all it has at a barrier, so that it has no
+state (rule 9). At the center the operator that takes rows at the edge merges the partial rows; `Merging` brings them into its form.
 
-Partial rows cross as columns of our types (`crossing_schema`): unsigned numbers, which sketches count their levels with, become
-signed. The name of the column that counts rows contains a digest of what the rows mean: if nodes and center run two versions
-of a pipeline, columns are missing, rather than sums of one thing added to those of another.
+Partial rows cross as columns of our types (`crossing_schema`). The name of the column that counts rows contains a digest of what the rows
+mean: if nodes and center run two versions of a pipeline, columns are missing, rather than sums of one thing added to those of another.
 """
 
 from __future__ import annotations
@@ -143,10 +141,6 @@ class RunningAggregate(Operator):
         return [Emit(self._partials.finish(changed).with_columns(pl.lit(UPSERT).alias(OP)))]
 
 
-_SIGNED: Mapping[pl.DataType, pl.DataType] = {pl.UInt8(): pl.Int8()}
-"""Levels of a sketch: there are fewer than 64."""
-
-
 def crossing_schema(partials: Partials) -> Schema:
     """The columns of partial rows as they cross. Raises `SchemaError` where one of them has no type that may."""
     names = _crossing_names(partials)
@@ -181,10 +175,6 @@ class EpochCombine(Operator):
     def states(self) -> Mapping[str, State]:
         return {}
 
-    def rows_held(self) -> int:
-        """How many partial rows are in memory."""
-        return len(self._open)
-
 
 class Merging(Operator):
     """An aggregate whose partial rows have crossed: brings them into the form that it keeps."""
@@ -211,7 +201,7 @@ class Merging(Operator):
 def _signed(kind: pl.DataType) -> pl.DataType:
     if isinstance(kind, pl.List):
         return pl.List(_signed(kind.inner))  # type: ignore[arg-type]  # an instance, as in every schema of a frame
-    return _SIGNED.get(kind, kind)
+    return pl.Int8() if kind == pl.UInt8() else kind  # levels of a sketch: there are fewer than 64
 
 
 def _cast(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

@@ -4,7 +4,7 @@ Quantiles keep the values themselves while they are few, then a list of values w
 a sketch holds more than its levels have room for, the lowest crowded level is halved: sorted, every second value goes up a level,
 chosen by the values and not by chance, so that the same parts merged in any order give the same sketch. Other batches give other
 sketches: results are the same within the rank error (rule 10; about 1.3 % of the number of values for k = 200, and as 1/k). Levels
-are those of Apache DataSketches, and `kll_bytes` writes its format, which Spark reads too. Nulls and NaN are left out, -0.0 is 0.0.
+are those of Apache DataSketches, which Spark reads too. Nulls and NaN are left out, -0.0 is 0.0.
 
 Different values are counted by a sketch of Apache DataSketches. One value is: text by its UTF-8 bytes, whole numbers, dates and timestamps
 by 64 bits, floats with one zero and one NaN, decimals by their digits, bytes by their hex digits after an x. Null is no value.
@@ -13,7 +13,6 @@ Invariant: an estimate is a function of the set of values: a full sketch is take
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +39,6 @@ class Distinct(Part):
     lg_k: int
     order = 10
     streams = False
-    single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
         return (f"__hll{self.lg_k}_{values.index}",)
@@ -48,9 +46,6 @@ class Distinct(Part):
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
         """The different values, of which `settle` makes sketches."""
         return [_canonical(values.value, values.type).drop_nulls().unique().alias(self.columns(values)[0])]
-
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        raise NotImplementedError("a sketch for each row would be more work than grouping")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
         return [pl.col(name).drop_nulls() for name in self.columns(values)]
@@ -183,8 +178,8 @@ class Quantiles(Part):
 def compact(items: Doubles, levels: Levels, k: int) -> tuple[Doubles, Levels]:
     """Halve the lowest crowded level until there is room. The same items in any order give the same."""
     by_level = [np.sort(items[levels == level] + 0.0) for level in range(int(levels.max()) + 1)]
-    while sum(map(len, by_level)) > sum(_room(len(by_level), level, k) for level in range(len(by_level))):
-        level = next(at for at, held in enumerate(by_level) if len(held) >= _room(len(by_level), at, k))
+    while sum(map(len, by_level)) > sum(level_room(len(by_level), level, k) for level in range(len(by_level))):
+        level = next(at for at, held in enumerate(by_level) if len(held) >= level_room(len(by_level), at, k))
         kept, raised = _halved(by_level[level])
         if level + 1 == len(by_level):
             by_level.append(raised)
@@ -195,7 +190,7 @@ def compact(items: Doubles, levels: Levels, k: int) -> tuple[Doubles, Levels]:
     return np.concatenate(by_level), np.repeat(np.arange(len(by_level), dtype=np.uint8), sizes)
 
 
-def _room(levels: int, level: int, k: int) -> int:
+def level_room(levels: int, level: int, k: int) -> int:
     """How many values a level has room for: k at the top, and two thirds of the one above at each below."""
     depth = levels - 1 - level
     share: int = ((k << (depth + 1)) // 3**depth + 1) // 2
@@ -232,20 +227,6 @@ def quantiles(q: float) -> Callable[[Sequence[pl.Series]], pl.Series]:
         return pl.Series(items.name, found).zip_with(pl.Series(known), pl.Series([None], dtype=pl.Float64))
 
     return of
-
-
-def kll_bytes(items: Doubles, levels: Levels, k: int, *, least: float, greatest: float) -> bytes:
-    """A sketch of at least one value as Apache DataSketches writes one of doubles."""
-    count = int((np.int64(1) << levels.astype(np.int64)).sum())
-    if count == 1:
-        return struct.pack("<BBBBHBB", 2, 2, 15, 4, k, LEVEL_ROOM_MIN, 0) + items.astype("<f8").tobytes()
-    highest = int(levels.max())
-    by_level = [np.sort(items[levels == level]) for level in range(highest + 1)]
-    room = sum(_room(highest + 1, level, k) for level in range(highest + 1))
-    starts = room - np.cumsum([len(held) for held in reversed(by_level)])[::-1]
-    head = struct.pack("<BBBBHBBQHBB", 5, 1, 15, 0, k, LEVEL_ROOM_MIN, 0, count, k, highest + 1, 0)
-    extremes = struct.pack("<dd", least, greatest)
-    return head + starts.astype("<u4").tobytes() + extremes + np.concatenate(by_level).astype("<f8").tobytes()
 
 
 def _positive_zero(values: pl.Series) -> pl.Series:

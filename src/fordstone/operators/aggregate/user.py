@@ -78,14 +78,13 @@ class Aggregator(ABC):
 
 @dataclass(frozen=True, slots=True)
 class UserPart(Part):
-    """The state of one aggregator. Made by `kinds` for a call whose function is an import path."""
+    """The state of one aggregator. Made by `partial` for a call whose function is an import path."""
 
     path: str
     state: tuple[tuple[str, DataType], ...]
     functions: Functions = field(compare=False, hash=False, repr=False)
     order = 12
     streams = False
-    single = False
 
     def columns(self, values: Values) -> tuple[str, ...]:
         return tuple(f"__u{values.index}_{self.path}_{name}" for name, _ in self.state)
@@ -95,9 +94,6 @@ class UserPart(Part):
             return self._nothing(values)
         made = self._checked(self.aggregator().add(*map(pl.col, values.names)), "add")
         return self._named(made, values)
-
-    def of_row(self, values: Values) -> list[pl.Expr]:
-        raise NotImplementedError("what a user's aggregate adds is known for groups only")
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
         if not partials.height:
@@ -117,7 +113,6 @@ class UserPart(Part):
         return found
 
     def result(self, call: AggregateCall, values: Values) -> pl.Expr:
-        """What finishes a call: for `kinds`."""
         columns, kind = self.columns(values), call.type.polars
 
         def finish(state: pl.Series) -> pl.Series:
@@ -127,7 +122,6 @@ class UserPart(Part):
         return pl.struct(columns).map_batches(finish, return_dtype=kind)
 
     def aggregator(self) -> Aggregator:
-        """A fresh one."""
         found = resolve_function(self.path, self.functions)
         if not (isinstance(found, type) and issubclass(found, Aggregator)):
             raise PlanError(f"{self.path} is not a subclass of fordstone.Aggregator.")

@@ -63,13 +63,13 @@ class _Half:
     def __init__(self, side: Side, state: StateBackend, *, outer: bool) -> None:
         self.side = side
         self.rows = state.search_buffer(side.keys, time_column=side.mark)
-        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=_once) if outer else None
+        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=pl.DataFrame.unique) if outer else None
 
     def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
         if self.met is not None:
             met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
             # What stands here twice is folded later; but a row that was found may have been found by many.
-            self.met.add(_once(met) if at is None else met[np.unique(at)])
+            self.met.add(met.unique() if at is None else met[np.unique(at)])
 
     def evict(self, watermark_us: int) -> pl.DataFrame:
         """Drop the rows that no partner can come for; gives those that have had none, in an outer join."""
@@ -160,6 +160,7 @@ class JoinFamily(Family[p.Join]):
     """Pairs of rows of two streams with equal keys and times near each other."""
 
     steps = (p.Join,)
+    fed = True
     stays = "{step} joins rows that other nodes may have"
 
     def check(self, step: p.Join, types: Types) -> Derived:
@@ -186,9 +187,6 @@ class JoinFamily(Family[p.Join]):
         left, right = _sides(step, context)
         out = context.types[p.Input(step.name)].schema.polars
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
-
-    def has_feeder(self, step: p.Join, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
         return Stateless(_sides(step, context)[index].carried)
@@ -219,7 +217,3 @@ def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:
         Side(columns, left.schema, step.left_keys, mark=LEFT, time=left.time, hold_us=left_hold_us),
         Side(columns, right.schema, step.right_keys, mark=RIGHT, time=right.time, hold_us=right_hold_us),
     )
-
-
-def _once(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.unique()

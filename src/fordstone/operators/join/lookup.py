@@ -58,7 +58,7 @@ class LookupJoin:
     """Puts the columns of a table's rows beside rows. The table has its rows as their side carries them."""
 
     def __init__(self, columns: JoinColumns, left: Side, right: Side, *, inner: bool) -> None:
-        self._left, self._right = left, right
+        self.left, self.right = left, right
         self._inner = inner
         self._out = list(columns.schema)
         self._new = list(columns.right.values())
@@ -68,15 +68,15 @@ class LookupJoin:
 
     def table(self, state: StateBackend) -> Table:
         """A fresh table. Beside its columns it has the time of each row, or null."""
-        return state.table(self._right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
+        return state.table(self.right.keys, schema=self.table_schema | {RIGHT: pl.Int64()})
 
     def join(self, rows: pl.DataFrame, table: Table) -> pl.DataFrame:
         """Rows, as their side carries them, as rows of the result."""
-        got = table.get(rows.select(self._left.keys))
+        got = table.get(rows.select(self.left.keys))
         found = got.get_column(FOUND)
-        columns = self._left.shown(rows)
+        columns = self.left.shown(rows)
         nothing = pl.Series([None], dtype=pl.Boolean)
-        for name, series in self._right.shown(got, only=self._new).items():
+        for name, series in self.right.shown(got, only=self._new).items():
             # Of a key that was not found the table knows the key all the same.
             columns[name] = series if found.all() else series.zip_with(found, nothing.cast(series.dtype))
         out = pl.DataFrame([columns[name] for name in self._out])
@@ -92,15 +92,12 @@ class StaticLookup:
         self,
         step: str,
         lookup: LookupJoin,
-        left: Side,
-        right: Side,
         read: Callable[[], pl.DataFrame],
         state: StateBackend,
     ) -> None:
         """`read` gives the table's rows; called once, when the first rows come."""
         self._step = step
         self._lookup = lookup
-        self._left, self._right = left, right
         self._read = read
         self._state = state
         self._table: Table | None = None
@@ -109,7 +106,7 @@ class StaticLookup:
         """The rows with the columns of the table."""
         if self._table is None:
             self._table = self._filled()
-        rows = self._left.carried(frame)
+        rows = self._lookup.left.carried(frame)
         return self._lookup.join(
             rows if ROW_ID not in frame.columns else rows.with_columns(frame.get_column(ROW_ID)), self._table
         )
@@ -119,11 +116,12 @@ class StaticLookup:
             given = self._read()
         except FordstoneError as error:
             raise SourceError(f"step {self._step}: the table of the lookup cannot be read: {error}") from error
-        rows = self._right.carried(given).drop_nulls(list(self._right.keys))
-        double = rows.filter(pl.struct(self._right.keys).is_duplicated())
+        side = self._lookup.right
+        rows = side.carried(given).drop_nulls(list(side.keys))
+        double = rows.filter(pl.struct(side.keys).is_duplicated())
         if double.height:
-            key = self._right.alone(double.head(1)).row(0, named=True)
-            named = ", ".join(f"{name}={key[name]!r}" for name in self._right.key_columns)
+            key = side.alone(double.head(1)).row(0, named=True)
+            named = ", ".join(f"{name}={key[name]!r}" for name in side.key_columns)
             raise SourceError(
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "
                 "Leave one row per key in it, or add a column to on= that distinguishes them."
@@ -223,7 +221,7 @@ class LookupFamily(Family[p.Lookup]):
         right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
         lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
         read = partial(context.read_table, step.table, schema)
-        return Stateless(StaticLookup(step.name, lookup, left, right, read, context.state).apply)
+        return Stateless(StaticLookup(step.name, lookup, read, context.state).apply)
 
     def title(self, step: p.Lookup) -> str:
         return f"look up in {connector_text(step.table)}"
@@ -237,6 +235,7 @@ class LookupLatestFamily(Family[p.LookupLatest]):
     """Rows with the columns of the newest row of a control stream beside them."""
 
     steps = (p.LookupLatest,)
+    fed = True
     stays = "{step} looks rows up in a stream at the center"
 
     def check(self, step: p.LookupLatest, types: Types) -> Derived:
@@ -271,9 +270,6 @@ class LookupLatestFamily(Family[p.LookupLatest]):
         payload = {name: columns.schema[name] for name in columns.right.values() if name in lookup.table_schema}
         order = total_order((), Schema.of(payload)) if payload else []
         return LookupLatest(lookup, right, order, waits=step.waits, state=context.state)
-
-    def has_feeder(self, step: p.LookupLatest, plan: p.Plan) -> bool:  # noqa: ARG002 - always
-        return True
 
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
         _, left, right = _latest_sides(step, context)

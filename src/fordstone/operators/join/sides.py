@@ -1,10 +1,9 @@
 """The two sides of a join or a lookup: which columns they have in common, what rows look like on their way, and their time.
 
-Keys are compared in one type: equal types, or whole numbers of any width; null equals nothing, NaN equals NaN, and -0.0 equals 0.0 (floats are compared by
-normalised bits). A key column with the same name on
-both sides is one column of the result, in that type; every other right column follows the left ones, with a suffix if
-the left has its name. Before the shuffle a feeder renames keys to `__k0..`, adds the time in a column named for the side, and
-gives the other columns the names of the result: the columns show which side a batch is of.
+Keys are compared in one type: equal types, or whole numbers of any width; null equals nothing, NaN equals NaN, and -0.0 equals 0.0
+(floats are compared by normalised bits). A key column with the same name on both sides is one column of the result, in that type; every
+other right column follows the left ones, with a suffix if the left has its name. Before the shuffle a feeder renames keys to `__k0..`,
+adds the time in a column named for the side, and gives the other columns the names of the result.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class Side:
         self._floats: dict[str, str] = {}
         source: dict[str, str] = {}
         for key, name, kind in zip(keys, self.keys, columns.key_types, strict=True):
-            self.key_types[name] = compared(kind)
+            self.key_types[name] = pl.Int64() if kind.is_float else kind.polars
             if kind.is_float:
                 self._floats[name] = key
             else:
@@ -187,18 +186,11 @@ class Side:
         return filled(self.shown(frame), self._out, frame.height)
 
     def source(self, name: str) -> str:
-        """The column of rows on their way that gives this column of the result."""
         return self._shown[name]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the result that this side has."""
         return tuple(self._shown)
-
-
-def compared(kind: DataType) -> pl.DataType:
-    """The type of a key column on its way."""
-    return pl.Int64() if kind.is_float else kind.polars
 
 
 def float_bits(values: pl.Series) -> pl.Series:

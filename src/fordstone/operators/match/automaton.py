@@ -125,11 +125,6 @@ _KINDS: Final[dict[str, Callable[[Slot], tuple[Any, Take, Read]]]] = {
 }
 
 
-def initial_states(slots: Sequence[Kept]) -> tuple[Any, ...]:
-    """The states before any row."""
-    return tuple(slot.start for slot in slots)
-
-
 END: Final = -1
 """The target of the option that ends the match."""
 
@@ -200,6 +195,8 @@ class Automaton:
     stages: tuple[StageRule, ...]
     first: Ways
     slots: tuple[Kept, ...]
+    initial: tuple[Any, ...]
+    """The states of the slots before any row."""
     start_bits: tuple[int, ...]
     """A row may be the first of a match only if all of one of these bits are set in its bits."""
     later_bits: tuple[int, ...]
@@ -322,6 +319,7 @@ class _Compiler:
             stages=stages,
             first=first,
             slots=tuple(slots),
+            initial=tuple(slot.start for slot in slots),
             start_bits=tuple(dict.fromkeys(stages[way.target].test.bit for way in first)),
             later_bits=tuple(dict.fromkeys(test.bit for test in tests)),
             adjacent="next" in {*follows, *repeats},
@@ -366,7 +364,6 @@ class Node:
         """Which of the ways are still open, as far as other ways have ended them."""
 
     def path(self) -> list[Node]:
-        """All nodes from the first row on."""
         found = []
         node: Node | None = self
         while node is not None:

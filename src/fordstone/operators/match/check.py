@@ -14,12 +14,10 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.lang import term as terms
-from fordstone.lang.check import Checker
-from fordstone.lang.coercion import BIGINT, BOOLEAN, DOUBLE, NULL, STRING
 from fordstone.lang.dialect import DIALECT, offset_of, read
 from fordstone.lang.duration import human_us
-from fordstone.lang.expression import split_alias, with_own_functions
-from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType, Schema
+from fordstone.lang.expression import Checker, split_alias, with_own_functions
+from fordstone.lang.schema import BIGINT, BOOLEAN, DECIMAL_DIGITS_MAX, DOUBLE, NULL, STRING, DataType, Schema
 from fordstone.lang.term import Call, Column, Term, render, walk
 from fordstone.operators.aggregate.family import SPAN_MAX_US
 from fordstone.plan import plan as p
@@ -343,12 +341,10 @@ def _condition(
         return None
     stage = step.stages[number]
     own_row = step.own_row and not until and not stage.negated
-    hidden = {}
-    for at, other in enumerate(step.stages):
-        if other.negated:
-            hidden[other.name] = f"stage {other.name!r} is one that must not come; it has no rows."
-        elif at > number:
-            hidden[other.name] = f"stage {other.name!r} comes after {stage.name!r}; its rows are not known yet."
+    hidden = {
+        other.name: f"stage {other.name!r} comes after {stage.name!r}; its rows are not known yet."
+        for other in step.stages[number + 1 :]
+    } | _without_rows(step.stages)
     if stage.times_max == 1 and not own_row and not until:
         hidden[stage.name] = (
             f"stage {stage.name!r} takes one row, so it has none before this one. Write the column alone for the row itself."
@@ -364,16 +360,17 @@ def _condition(
 def measure(source: str | exp.Expr, stages: tuple[p.Stage, ...], schema: Schema, slots: Slots | None = None) -> Measure:
     """Check one measure."""
     tree, text = tree_of(source)
-    hidden = {
-        stage.name: f"stage {stage.name!r} is one that must not come; it has no rows."
-        for stage in stages
-        if stage.negated
-    }
+    hidden = _without_rows(stages)
     names = {stage.name: at for at, stage in enumerate(stages) if not stage.negated}
     checker = PatternChecker(
         text=text, schema=schema, slots=Slots() if slots is None else slots, stages=names, hidden=hidden, measure=True
     )
     return parse_measure(tree, checker)
+
+
+def _without_rows(stages: tuple[p.Stage, ...]) -> dict[str, str]:
+    no_rows = "is one that must not come; it has no rows."
+    return {stage.name: f"stage {stage.name!r} {no_rows}" for stage in stages if stage.negated}
 
 
 def decided_at_once(step: p.Match) -> bool:

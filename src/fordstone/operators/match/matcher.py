@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
@@ -32,7 +33,6 @@ from fordstone.operators.match.automaton import (
     Row,
     Test,
     Way,
-    initial_states,
     states_with,
 )
 
@@ -82,7 +82,7 @@ class Transitions:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._automaton = rules.automaton
-        self._initial = initial_states(rules.automaton.slots)
+        self._initial = rules.automaton.initial
         self.merges = rules.skip != "none" and not rules.automaton.beating
         """Whether threads that stand alike are as good as one, the most preferred."""
 
@@ -250,6 +250,7 @@ def _holds_any(way: Way, node: Node, row: Row) -> bool:
     return _any(way.not_between, node, row) or (row.place == node.row.place + 1 and _any(way.not_next, node, row))
 
 
+_place = attrgetter("place")
 GAP: Final = -1
 """The bits of a row that stands for others, which fulfil no condition."""
 STRIDE: Final = 16
@@ -496,10 +497,6 @@ def matcher_of(rules: Rules, transitions: Transitions) -> Matcher:
         if rules.skip in {"none", "next"}
         else SequentialMatcher(rules, transitions)
     )
-
-
-def _place(row: Row) -> int:
-    return row.place
 
 
 Times = Callable[[int], int]

@@ -45,7 +45,7 @@ from fordstone.operators.base import (
     keys_text,
     stream_details,
 )
-from fordstone.operators.match.automaton import Node, Row, Test, compile_pattern, initial_states, kept, states_with
+from fordstone.operators.match.automaton import Node, Row, Test, compile_pattern, kept, states_with
 from fordstone.operators.match.check import (
     CLASSIFIER,
     DECIDED,
@@ -102,7 +102,6 @@ class RowForms:
 
     @cached_property
     def bits(self) -> pl.Expr:
-        """Which conditions a row fulfils."""
         if not self._bits:
             return pl.repeat(0, pl.len(), dtype=pl.Int64).alias(BITS)
         parts = [
@@ -191,7 +190,6 @@ class Output:
         self._types = Schema(tuple(types.items()))
 
     def matches(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
-        """Matches as rows. `keys`: the key of each."""
         if not self._step.all_rows:
             lines = [_Line(found=match, node=match.node) for match in found]
             return self._with_measures(self._keys(keys), lines)
@@ -204,7 +202,6 @@ class Output:
         return self._with_measures(rows, lines)
 
     def timeouts(self, keys: pl.DataFrame, found: Sequence[Found]) -> pl.DataFrame:
-        """Beginnings whose time was over as rows."""
         lines = [_Line(found=one, node=one.node) for one in found]
         paths = [line.node.path() for line in lines]
         stages = [", ".join(dict.fromkeys(self._names[node.stage] for node in path)) for path in paths]
@@ -329,10 +326,9 @@ def decode(data: bytes, rules: Rules, transitions: Transitions) -> Matcher:
     """The key as it was when `encode` wrote it."""
     stored = _DECODER.decode(data)
     rows, nodes = stored.rows, list[Node]()
-    initial = initial_states(rules.automaton.slots)
     for parent, stage, row, alive in stored.nodes:
         above = None if parent == NONE else nodes[parent]
-        before = initial if above is None else above.states
+        before = rules.automaton.initial if above is None else above.states
         states = states_with(rules.automaton.stages[stage], before, rows[row].values)
         node = Node(rules.automaton, above, stage, rows[row], states)
         node.alive = alive

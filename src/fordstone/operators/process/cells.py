@@ -138,22 +138,13 @@ def _array(element: Coercion) -> Coercion:
     return coerce
 
 
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return str(value)
+def _instance(kind: type, what: str) -> Coercion:
+    def coerce(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is {what}")
+        return kind(value)
 
-
-def _binary(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"{value!r} is not bytes")
-    return bytes(value)
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither True nor False")
-    return value
+    return coerce
 
 
 def _date(value: Any) -> dt.date:
@@ -171,9 +162,9 @@ def _timestamp(value: Any) -> dt.datetime:
 _PLAIN: Final[dict[str, Coercion]] = {
     "double": _double,
     "float": _float,
-    "string": _string,
-    "binary": _binary,
-    "boolean": _boolean,
+    "string": _instance(str, "not a string"),
+    "binary": _instance(bytes, "not bytes"),
+    "boolean": _instance(bool, "neither True nor False"),
     "date": _date,
     "timestamp": _timestamp,
 }
@@ -186,7 +177,7 @@ NOT_YET_US: Final = -(2**63)
 """When something was written by the clock, before the barrier has said what the clock is."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Scene:
     """Where a function is at the moment: which key, and when. One for all cells of an operator."""
 
@@ -265,10 +256,7 @@ class ValueCell:
         if value is None:
             self.clear()
             return
-        try:
-            self.held = kind.coerce(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise kind.wrong("value", error) from None
+        self.held = kind.value(value)
         self.at_us = kind.scene.now_us
         self.dirty = True
 
@@ -335,6 +323,9 @@ class _Chunked:
         count = len(self.chunks)
         return count > CHUNKS_FEW and 2 * sum(map(len, self.chunks)) < CHUNK_ITEMS * count
 
+    def _own(self, value: Any) -> Any:
+        return list(value) if self._kind.copies else value
+
 
 class ListCell(_Chunked):
     """Values in the order in which they were appended."""
@@ -344,8 +335,7 @@ class ListCell(_Chunked):
     def get(self) -> list[Any]:
         """All values."""
         self._open()
-        found = [item[0] for chunk in self.chunks for item in chunk if self._visible(item)]
-        return [list(value) for value in found] if self._kind.copies else found
+        return [self._own(item[0]) for chunk in self.chunks for item in chunk if self._visible(item)]
 
     def append(self, value: Any) -> None:
         """Remember one more."""
@@ -372,7 +362,6 @@ class ListCell(_Chunked):
     # What the store calls.
 
     def settle(self, now_us: int) -> None:
-        """Say when that which was written since the last barrier was written."""
         for number in self.dirty:
             if number < len(self.chunks):
                 self.chunks[number] = [
@@ -380,7 +369,6 @@ class ListCell(_Chunked):
                 ]
 
     def drop(self, until_us: int) -> None:
-        """Forget what was written up to `until_us`."""
         self._open()
         for number, chunk in enumerate(self.chunks):
             kept = [item for item in chunk if item[1] > until_us]
@@ -488,9 +476,6 @@ class MapCell(_Chunked):
         super().clear()
         self._where = {}
 
-    def _own(self, value: Any) -> Any:
-        return list(value) if self._kind.copies else value
-
     def _remove(self, key: Any) -> None:
         number = self._where.pop(key)
         del self.chunks[number][key]
@@ -499,20 +484,17 @@ class MapCell(_Chunked):
     # What the store calls.
 
     def settle(self, now_us: int) -> None:
-        """Say when that which was written since the last barrier was written."""
         for number in self.dirty:
             if number < len(self.chunks):
                 chunk = self.chunks[number]
                 chunk |= {key: (value, now_us) for key, (value, at_us) in chunk.items() if at_us == NOT_YET_US}
 
     def drop(self, until_us: int) -> None:
-        """Forget what was written up to `until_us`."""
         self._open()
         for key in [key for chunk in self.chunks for key, item in chunk.items() if item[1] <= until_us]:
             self._remove(key)
 
     def tidy(self) -> None:
-        """Close up when most room is empty."""
         if self._is_sparse():
             items = [item for chunk in self.chunks for item in chunk.items()]
             self.dirty.update(range(len(self.chunks)))

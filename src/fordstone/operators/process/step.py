@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any, Final
@@ -72,13 +72,12 @@ AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
-    """Where an operator is at the moment."""
+class ProcessScene(Scene):
+    """Where an operator is at the moment, with what timers need."""
 
     step: str
     shift_us: int | None
     """What to add to a time as users see it; None: the stream has no event time."""
-    scene: Scene = field(default_factory=Scene)
     entry: Entry | None = None
     floor_us: int = TIME_MIN_US
     """No event timer can run out before."""
@@ -89,35 +88,34 @@ class Stage:
     """The input has ended, and all rows of the key have been seen."""
 
     def here(self) -> str:
-        """Step and key, for errors."""
-        return f"step {self.step}, key {self.scene.key!r}"
+        return f"step {self.step}, key {self.key!r}"
 
 
 class Context:
     """Handed to `process` and `on_timer`; good only until they return (a generator: until it is exhausted)."""
 
-    __slots__ = ("_stage",)
+    __slots__ = ("_scene",)
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, scene: ProcessScene) -> None:
+        self._scene = scene
 
     @property
     def key(self) -> Any:
         """The key: of one column its value, of several a tuple."""
-        return self._stage.scene.key
+        return self._scene.key
 
     @property
     def time(self) -> dt.datetime | None:
         """The event time of the row or timer; for timers by the clock, how far event time has come. None on streams without."""
-        stage = self._stage
-        if stage.shift_us is None or stage.scene.now_us <= TIME_MIN_US + 1:
+        scene = self._scene
+        if scene.shift_us is None or scene.now_us <= TIME_MIN_US + 1:
             return None
-        return time_of(stage.scene.now_us - stage.shift_us)
+        return time_of(scene.now_us - scene.shift_us)
 
     @property
     def ended(self) -> bool:
         """Whether the input has ended and all rows of this key have been seen: only timers are left."""
-        return self._stage.input_over
+        return self._scene.input_over
 
     def set_timer(
         self,
@@ -128,46 +126,46 @@ class Context:
         clock: bool = False,
     ) -> None:
         """Have `on_timer` called at a time, or after a duration. Replaces the key's timer of that name and kind."""
-        stage = self._stage
+        scene = self._scene
         if not isinstance(name, str):
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): a timer's name is a string.")
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): a timer's name is a string.")
         if (at is None) == (after is None):
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): give either at= or after=.")
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): give either at= or after=.")
         try:
             at_us = None if at is None else microseconds_of(at)
             after_us = 0 if after is None else _span_us(after)
         except (TypeError, ConfigError) as error:
-            raise TaskError(f"{stage.here()}: set_timer({name!r}): {error}") from None
+            raise TaskError(f"{scene.here()}: set_timer({name!r}): {error}") from None
         if clock:
-            timers, now_us = self._timers(clock=True), stage.scene.now_us
+            timers, now_us = self._timers(clock=True), scene.now_us
             if at_us is None:
                 timers.set_after(name, after_us, now_us)
             else:
                 timers.set(name, at_us, now_us)
             return
-        if stage.shift_us is None:
+        if scene.shift_us is None:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): the stream has no event time. Set it by the clock (clock=True), or "
+                f"{scene.here()}: set_timer({name!r}): the stream has no event time. Set it by the clock (clock=True), or "
                 "declare event time at the source."
             )
-        due_us = stage.scene.now_us + after_us if at_us is None else at_us + stage.shift_us
-        if due_us - stage.shift_us > MOST_US:
+        due_us = scene.now_us + after_us if at_us is None else at_us + scene.shift_us
+        if due_us - scene.shift_us > MOST_US:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
+                f"{scene.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
             )
-        if stage.firing_us is not None and due_us <= stage.firing_us:
+        if scene.firing_us is not None and due_us <= scene.firing_us:
             raise TaskError(
-                f"{stage.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
+                f"{scene.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
                 "never end."
             )
-        self._timers(clock=False).set(name, max(due_us, stage.floor_us), stage.scene.now_us)
+        self._timers(clock=False).set(name, max(due_us, scene.floor_us), scene.now_us)
 
     def delete_timer(self, name: str = "", *, clock: bool = False) -> None:
         """Take the key's timer of that name and kind back, if there is one."""
         self._timers(clock=clock).delete(name)
 
     def _timers(self, *, clock: bool) -> Timers:
-        entry = self._stage.entry
+        entry = self._scene.entry
         if entry is None:
             raise AssertionError("timers are set while a function works on a key")
         if clock:
@@ -195,13 +193,6 @@ MAP_KEYS: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "decimal"}
 )
 """Types whose values are equal exactly if they look equal."""
-
-
-def output_time(stream: StreamType, schema: Schema) -> EventTime | None:
-    """The event time of what a function gives: the column of the input's time, if it is there and still a time."""
-    if stream.time is None or schema.get(stream.time.column) != TIMESTAMP:
-        return None
-    return stream.time
 
 
 def state_types(step: p.Process) -> dict[str, tuple[DataType, DataType | None]]:
@@ -367,52 +358,37 @@ END_TIMERS_MAX: Final = 10_000
 _PLACE: Final = "in step "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSetting:
-    """What a keyed function's operator is made of."""
-
-    step: str
-    keys: tuple[str, ...]
-    schema: Schema
-    """The input's."""
-    time: EventTime | None
-    ordered: bool
-    states: tuple[p.KeyedState, ...]
-    out: Schema
-    out_time: EventTime | None
-    make: Callable[[], Any]
-    """Makes the user's object. Called when there is something for it to do, and not before."""
-
-
 class Process(Operator):
     """Calls a user's function for the rows and timers of each key."""
 
-    def __init__(self, setting: ProcessSetting, types: Mapping[str, Any], state: StateBackend) -> None:
-        """`types`: of each state the type of its values, and of a map's keys."""
-        self._setting = setting
+    def __init__(
+        self, step: p.Process, stream: StreamType, out: StreamType, *, make: Callable[[], Any], state: StateBackend
+    ) -> None:
+        """`stream`: the input. `make` makes the user's object; called when there is something for it to do, and not before."""
+        self._step, self._stream, self._out = step, stream, out
+        self._make = make
         self._function: Any = None
-        self._names = [state.name for state in setting.states]
-        shift_us = setting.time.shift_us if setting.time is not None else None
-        self._stage = Stage(step=setting.step, shift_us=shift_us)
-        self._context = Context(self._stage)
+        self._names = [state.name for state in step.states]
+        self._scene = ProcessScene(step=step.name, shift_us=None if stream.time is None else stream.time.shift_us)
+        self._context = Context(self._scene)
         self._waiting = (
-            WaitingRows(setting.keys, setting.schema, time=setting.time, state=state)
-            if setting.ordered and setting.time is not None
+            WaitingRows(step.keys, stream.schema, time=stream.time, state=state)
+            if step.ordered and stream.time is not None
             else None
         )
-        key_types = {name: setting.schema[name].polars for name in setting.keys} or {ONE: pl.Int8()}
-        kinds = []
-        for declared in setting.states:
+        key_types = {name: stream.schema[name].polars for name in step.keys} or {ONE: pl.Int8()}
+        types, kinds = state_types(step), []
+        for declared in step.states:
             value, map_key = types[declared.name]
             kind = CellKind(
-                step=setting.step,
+                step=step.name,
                 name=declared.name,
                 kind=declared.kind,
-                scene=self._stage.scene,
+                scene=self._scene,
                 coerce=coercion(value),
                 coerce_key=None if map_key is None else coercion(map_key),
                 ttl_us=declared.ttl_us,
-                by_clock=setting.time is None,
+                by_clock=stream.time is None,
                 copies=value.element is not None,
             )
             kinds.append((kind, value.polars, None if map_key is None else map_key.polars))
@@ -426,12 +402,12 @@ class Process(Operator):
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         if self._waiting is not None:
             return self._waiting.take(frame, late=late)
-        rows = frame.select(list(self._setting.schema))
-        if self._setting.time is None:
+        rows = frame.select(list(self._stream.schema))
+        if self._stream.time is None:
             return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
         if late:
             return [Emit(rows, port=LATE)]
-        times = microseconds(rows.get_column(self._setting.time.column)) + self._setting.time.shift_us
+        times = microseconds(rows.get_column(self._stream.time.column)) + self._stream.time.shift_us
         in_time = (times >= max(self._watermark_us, TIME_MIN_US + 1)).fill_null(value=False)
         emits = []
         if not in_time.all():
@@ -443,9 +419,9 @@ class Process(Operator):
 
     def on_watermark(self, watermark_us: int) -> Emits:
         before_us = self._watermark_us
-        if self._setting.time is None:
+        if self._stream.time is None:
             return []
-        self._stage.input_ended = watermark_us == TIME_MAX_US
+        self._scene.input_ended = watermark_us == TIME_MAX_US
         keyed, times = None, None
         if self._waiting is not None:
             rows = self._waiting.release(watermark_us)
@@ -463,12 +439,12 @@ class Process(Operator):
         if self._watermark_us < TIME_MAX_US:
             due = self._store.due(moment.now_us, by_clock=True)
             if due:
-                given = self._given()
+                given = Given(self._step.name, self._out.schema, self._out.time)
                 for entry in due:
                     self._ring(entry, moment.now_us, given)
                 emits = given.emits(floor_us=self._watermark_us)
         self._store.settle(moment.now_us)
-        if self._setting.time is None:
+        if self._stream.time is None:
             self._store.forget(moment.now_us, by_clock=True, before_us=None)
         self._store.write_back()
         self._store.evict(settled=True)
@@ -478,10 +454,10 @@ class Process(Operator):
 
     def _taken(self, keyed: KeyedRows | None, times: Numbers | None, *, until_us: int) -> Emits:
         """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
-        given = self._given()
+        given = Given(self._step.name, self._out.schema, self._out.time)
         if keyed is not None and times is not None:
-            rows = keyed.rows.select(list(self._setting.schema))[keyed.by_key]
-            records = zip(records_of(rows, self._setting.step), times.take(keyed.by_key).tolist(), strict=True)
+            rows = keyed.rows.select(list(self._stream.schema))[keyed.by_key]
+            records = zip(records_of(rows, self._step.name), times.take(keyed.by_key).tolist(), strict=True)
             for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
                 self._take_rows(entry, islice(records, count), given)
                 if entry.timers is not None and until_us > TIME_MIN_US:
@@ -494,18 +470,18 @@ class Process(Operator):
 
     def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
         """Call the function for this key's rows (each with its time or number), and for the timers between them."""
-        stage, scene, context = self._stage, self._stage.scene, self._context
-        timed, ordered = self._setting.time is not None, self._waiting is not None
+        scene, context = self._scene, self._context
+        timed, ordered = self._stream.time is not None, self._waiting is not None
         process = self._ready(entry).process
-        stage.input_over = False
-        stage.floor_us = self._watermark_us
+        scene.input_over = False
+        scene.floor_us = self._watermark_us
         row: dict[str, Any] = {}
         try:
             for row, mark in rows:
                 if ordered:
                     if entry.timers is not None and entry.timers.least_us < mark:
                         self._fire(entry, mark, given, after_rows=False)
-                    stage.floor_us = mark
+                    scene.floor_us = mark
                 if timed:
                     scene.now_us = mark
                 made = process(row, context)
@@ -514,8 +490,8 @@ class Process(Operator):
         except FordstoneError:
             raise
         except Exception as error:
-            if not _is_placed(error):
-                error.add_note(f"{_PLACE}{self._setting.step}, process() for key {scene.key!r}, on row {row!r}")
+            if not any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ())):
+                error.add_note(f"{_PLACE}{self._step.name}, process() for key {scene.key!r}, on row {row!r}")
             raise
 
     def _fire(self, entry: Entry, below_us: int, given: Given, *, after_rows: bool) -> None:
@@ -523,23 +499,23 @@ class Process(Operator):
         timers = entry.timers
         if timers is None or timers.least_us >= below_us:
             return
-        stage, scene = self._stage, self._stage.scene
+        scene = self._scene
         function = self._ready(entry)
-        stage.input_over = after_rows and stage.input_ended
+        scene.input_over = after_rows and scene.input_ended
         fired = 0
         while (name := timers.next_below(below_us)) is not None:
             at_us = timers.at_us[name]
             timers.delete(name)
-            scene.now_us = stage.floor_us = stage.firing_us = at_us
+            scene.now_us = scene.floor_us = scene.firing_us = at_us
             if self._waiting is None:
-                stage.floor_us = self._watermark_us
+                scene.floor_us = self._watermark_us
             self._call(
-                function, Timer(name=name, time=time_of(at_us - (stage.shift_us or 0)), clock=False), given, at_us
+                function, Timer(name=name, time=time_of(at_us - (scene.shift_us or 0)), clock=False), given, at_us
             )
-            fired += stage.input_over
+            fired += scene.input_over
             if fired > END_TIMERS_MAX:
                 raise TaskError(
-                    f"step {self._setting.step}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
+                    f"step {self._step.name}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
                     f"ran out one after the other, the last {name!r}. A timer that sets itself again never ends: set it only "
                     "if not ctx.ended."
                 )
@@ -549,16 +525,16 @@ class Process(Operator):
         clocks: Timers | None = entry.clocks
         if clocks is None:
             return
-        stage, scene = self._stage, self._stage.scene
+        scene = self._scene
         function = self._ready(entry)
-        stage.input_over = False
+        scene.input_over = False
         for at_us, name in clocks.due(now_us):
             if clocks.at_us.get(name) != at_us:
                 continue  # the one before it took it back
             set_us = clocks.set_us[name]
             clocks.delete(name)
-            scene.now_us = max(self._watermark_us, set_us) if self._setting.time is not None else NOT_YET_US
-            stage.floor_us, stage.firing_us = self._watermark_us, None
+            scene.now_us = max(self._watermark_us, set_us) if self._stream.time is not None else NOT_YET_US
+            scene.floor_us, scene.firing_us = self._watermark_us, None
             self._call(function, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
 
     def _call(self, function: Any, timer: Timer, given: Given, mark: int) -> None:
@@ -570,12 +546,12 @@ class Process(Operator):
             raise
         except Exception as error:
             error.add_note(
-                f"{_PLACE}{self._setting.step}, on_timer() for key {self._stage.scene.key!r}, timer {timer.name!r} of "
+                f"{_PLACE}{self._step.name}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
                 f"{timer.time}"
             )
             raise
         finally:
-            self._stage.firing_us = None
+            self._scene.firing_us = None
 
     def _ready(self, entry: Entry) -> Any:
         """The user's object, with the state of a key at hand."""
@@ -584,33 +560,25 @@ class Process(Operator):
             function = self._function = self._made()
         for name, cell in zip(self._names, entry.cells, strict=True):
             setattr(function, name, cell)
-        stage, key = self._stage, entry.key
-        stage.entry = entry
+        scene, key = self._scene, entry.key
+        scene.entry = entry
         if len(key) != 1:
-            stage.scene.key = key
+            scene.key = key
         else:
-            stage.scene.key = key[0] if self._setting.keys else ()
+            scene.key = key[0] if self._step.keys else ()
         return function
 
     def _made(self) -> Any:
-        made = self._setting.make()
+        made = self._make()
         if not all(callable(getattr(made, name, None)) for name in ("process", "on_timer")):
             raise PlanError(
-                f"step {self._setting.step}: {type(made).__name__} is no KeyedFunction: it lacks process or on_timer."
+                f"step {self._step.name}: {type(made).__name__} is no KeyedFunction: it lacks process or on_timer."
             )
         return made
 
-    def _given(self) -> Given:
-        setting = self._setting
-        return Given(setting.step, setting.out, setting.out_time)
-
     def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        at = keyed(rows, key_expressions(self._setting.keys), in_order=True)
+        at = keyed(rows, key_expressions(self._step.keys), in_order=True)
         return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
-
-
-def _is_placed(error: Exception) -> bool:
-    return any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ()))
 
 
 class ProcessFamily(Family[p.Process]):
@@ -631,28 +599,16 @@ class ProcessFamily(Family[p.Process]):
         plain_keys(step.keys, stream.schema)
         state_types(step)
         schema = Schema.of(step.schema)
-        main = StreamType(schema=schema, time=output_time(stream, schema), row_wise=False)
+        # Rows keep their event time in the column of the input's time, if it is there and still a time.
+        time = stream.time if stream.time is not None and schema.get(stream.time.column) == TIMESTAMP else None
+        main = StreamType(schema=schema, time=time, row_wise=False)
         late = late_rows(step, stream) if stream.time is not None else {}
         return {p.Input(step.name): main, **late}
 
     def make(self, step: p.Process, context: OperatorContext) -> Operator:
-        stream = context.types[step.input]
-        out = Schema.of(step.schema)
-        return Process(
-            ProcessSetting(
-                step=step.name,
-                keys=step.keys,
-                schema=stream.schema,
-                time=stream.time,
-                ordered=step.ordered,
-                states=step.states,
-                out=out,
-                out_time=output_time(stream, out),
-                make=resolve_function(step.path, context.functions),
-            ),
-            state_types(step),
-            context.state,
-        )
+        make = resolve_function(step.path, context.functions)
+        out = self.check(step, context.types)[p.Input(step.name)]
+        return Process(step, context.types[step.input], out, make=make, state=context.state)
 
     def title(self, step: p.Process) -> str:
         return f"process {function_text(step.path)} {keys_text(step.keys)}"

@@ -88,7 +88,6 @@ class Timers:
 
     @property
     def least_us(self) -> int:
-        """When the next is due."""
         heap = self._heap
         while heap and self.at_us.get(heap[0][1]) != heap[0][0]:
             heappop(heap)  # it was set again, or deleted
@@ -181,7 +180,6 @@ class KeyedStore:
         """Up to when `due` has returned event timers."""
 
     def states(self) -> dict[str, State]:
-        """The tables by name."""
         named = {f"state_{kind.name}": table.rows for kind, table in zip(self._kinds, self._tables, strict=True)}
         return {**named, "timers": self._timers.rows, "clocks": self._clocks.rows}
 

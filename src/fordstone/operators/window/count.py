@@ -24,8 +24,8 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
-from fordstone.operators.base import Emit, Emits, Moment, Operator
-from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows
+from fordstone.operators.base import Emit, Emits
+from fordstone.operators.row_order import KeyedRows, Numbers, OrderedOperator, WaitingRows
 from fordstone.plan.plan import Count
 from fordstone.state.base import State, StateBackend
 
@@ -115,7 +115,6 @@ class Panes:
 
     @property
     def length(self) -> int:
-        """How many panes a window has."""
         return max(self.size // self.slide, 1) * self.step + (1 if self._stub else 0)
 
     def of_rows(self, rows: Numbers) -> Numbers:
@@ -125,8 +124,7 @@ class Panes:
 
     def hold(self, rows: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows are in any window: with a slide above the size, some are not."""
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = rows % self.slide < self.size
-        return found
+        return np.asarray(rows % self.slide < self.size)
 
     def full(self, counts: Numbers) -> Numbers:
         """How many windows are full after `rows` rows: also the number of the first that is not."""
@@ -151,7 +149,7 @@ class _Stretch:
     values: pl.DataFrame
 
 
-class CountAggregate(Operator):
+class CountAggregate(OrderedOperator):
     """One row per key and window, when the window is full."""
 
     def __init__(self, fragments: Fragments, window: Count, *, state: StateBackend) -> None:
@@ -164,18 +162,12 @@ class CountAggregate(Operator):
         self._counts = state.table(key, schema=types | {_ROWS: pl.Int64()})
         self._table = state.table(key, schema=self._fragments.schema | {_PLACE: pl.Int64()}, sub_key=[_PLACE])
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return self._waiting.take(frame, late=late)
-
     def on_watermark(self, watermark_us: int) -> Emits:
         rows = self._waiting.release(watermark_us)
         if not rows.height:
             return []
         out = self._counted(self._waiting.by_key(rows))
         return [Emit(out)] if out.height else []
-
-    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        return []
 
     def states(self) -> Mapping[str, State]:
         return {"waiting": self._waiting.state, "counts": self._counts, "panes": self._table}

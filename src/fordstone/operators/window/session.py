@@ -1,22 +1,14 @@
 """Sessions: one row for each stretch of a key's rows that follow each other by less than a gap, when the gap has passed.
 
-A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer
-until the watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if
-there is one: fragments that touch or overlap become one. A session closes when the watermark has reached its last row plus
-the gap; what has begun and not closed lies in a table.
+A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer until the
+watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if there is one. A
+session closes when the watermark has reached its last row plus the gap; what has begun and not closed lies in a table: one row per
+key is enough, because of two sessions that have both begun below the watermark, the earlier one has closed. No fragments are made
+before the shuffle: one that idleness overtook in part could no longer be taken apart.
 
-Why one row per key is enough: of two sessions of a key that have both begun below the watermark, the earlier one ends a
-gap before the later one begins, so it has closed. Whatever is still to come begins at the watermark or after it, so it can
-lengthen the open session, but not a closed one.
-
-Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. A session has one
-timer, set when it opens; one that comes when its session has grown is set again. Timers are made from the table after a
-restore.
-
-No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
-
-Invariants: fragments in the buffer begin at the watermark or after it; sessions in the table began before it and are not
-due; every session in the table has one timer, not after it is due.
+Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. Invariants: fragments in the
+buffer begin at the watermark or after it; sessions in the table began before it and are not due; every session in the table has
+one timer, not after it is due. Timers are made from the table after a restore.
 """
 
 from __future__ import annotations

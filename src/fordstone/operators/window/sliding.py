@@ -31,9 +31,9 @@ import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
-from fordstone.operators.base import Emits
+from fordstone.operators.base import Emits, pass_on
 from fordstone.operators.row_order import Numbers
-from fordstone.operators.window.tumbling import WindowOperator, only
+from fordstone.operators.window.tumbling import WindowAggregate, only
 from fordstone.plan.plan import Sliding, panes
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.state.base import State, StateBackend
@@ -71,7 +71,6 @@ class PaneGrid:
 
     @property
     def overlaps(self) -> bool:
-        """Whether windows share panes."""
         return self.window.slide_us < self.window.size_us
 
     @property
@@ -159,7 +158,6 @@ class PaneStore:
         self.add(rows)
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add panes that are not there yet."""
         if not rows.height:
             return
         for frame in rows.partition_by(END, maintain_order=False):
@@ -168,12 +166,10 @@ class PaneStore:
             self._frames[end] = frame
 
     def between(self, after_us: int, until_us: int) -> list[pl.DataFrame]:
-        """The panes that end in (`after_us`, `until_us`]."""
         ends = self._ends[bisect_right(self._ends, after_us) : bisect_right(self._ends, until_us)]
         return [self._frames[end] for end in ends]
 
     def forget(self, until_us: int) -> None:
-        """Drop the panes that end up to then."""
         count = bisect_right(self._ends, until_us)
         for end in self._ends[:count]:
             del self._frames[end]
@@ -297,7 +293,7 @@ SPREAD_ROWS: Final = 1_000_000
 """Maximum number of partial rows made at once from panes: many windows that close together are taken in parts."""
 
 
-class SlidingAggregate(WindowOperator):
+class SlidingAggregate(WindowAggregate):
     """One row per key and window, when the window closes."""
 
     def __init__(
@@ -314,8 +310,9 @@ class SlidingAggregate(WindowOperator):
         due = END if grid.whole else FIRST
         super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
         self._grid = grid
-        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
-        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=_as_they_are)
+        # There is one row per key and final pane: nothing to merge.
+        self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
+        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
         """Which final panes came since the last early results: windows to come have changed by them."""
         self._store: PaneStore | None = None
         """The final panes, where windows are put together one by one; None before the first window closes."""
@@ -367,7 +364,7 @@ class SlidingAggregate(WindowOperator):
     def _add(self, partials: pl.DataFrame) -> None:
         if not self._grid.whole:
             partials = partials.with_columns(self._grid.shared(pl.col(END)).alias(END))
-        self._hold(self._with_first(partials))
+        super()._add(self._with_first(partials))
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         results = self._partials.finish(rows)
@@ -477,8 +474,3 @@ class SlidingAggregate(WindowOperator):
 def _alike(rows: pl.DataFrame, ends_us: range) -> pl.DataFrame:
     ends = pl.DataFrame({END: pl.Series(list(ends_us), dtype=pl.Int64)})
     return ends.join(rows.drop(END), how="cross", maintain_order="left_right").select(rows.columns)
-
-
-def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
-    """There is one row per key and final pane: nothing to merge."""
-    return rows

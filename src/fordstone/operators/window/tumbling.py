@@ -13,19 +13,18 @@ is open still counts.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.aggregate.partial import END, Partials
-from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator
+from fordstone.operators.base import FINAL, LATE, OP, ROW_ID, UPSERT, Emit, Emits, Moment, Operator, pass_on
 from fordstone.state.base import State, StateBackend
 
 
-class WindowOperator(Operator):
-    """Takes rows into open windows, judges what is late, and says when provisional results are due."""
+class WindowAggregate(Operator):
+    """Tumbling windows: one row per key and window, when the window closes. Base of the sliding ones."""
 
     def __init__(
         self,
@@ -51,21 +50,21 @@ class WindowOperator(Operator):
         self._named = (*partials.state_key, END)
         self._watermark_us = TIME_MIN_US
 
-    @abstractmethod
+    def on_watermark(self, watermark_us: int) -> Emits:
+        self._watermark_us = watermark_us
+        return self._results(self._closed(watermark_us))
+
     def _due(self, ends: pl.Series) -> pl.Series:
         """When rows whose partial rows have these ends are closed: from then on they are late."""
+        return ends
 
-    @abstractmethod
     def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Merge partial rows, keeping the column that says when they are due. Pure, called on any thread."""
+        return self._partials.merge(rows)
 
-    @abstractmethod
-    def _add(self, partials: pl.DataFrame) -> None:
-        """Take in partial rows that are not due yet, by `_hold`."""
-
-    @abstractmethod
     def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
         """Partial rows, one for each key and open window that any of `changed` counts for: keys and ends, none twice."""
+        return only(self._open.scan(), changed, self._named)
 
     def _changed_before(self) -> pl.DataFrame:
         """What changed since the last early results and is not among the open partial rows any more, though windows are open."""
@@ -74,16 +73,16 @@ class WindowOperator(Operator):
     def _on_changed_closed(self, changed: pl.DataFrame) -> None:
         """Partial rows have been closed that came since the last early results."""
 
-    @abstractmethod
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Results of partial rows, one a key and window."""
+        return self._partials.finish(rows)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Take rows in. Rows of a window that idleness let close already are late, and so are rows without a time."""
         if late:
             return [Emit(frame, port=LATE)]
         if self._combined:
-            return self._judge(frame)
+            return self._judge(frame, frame.get_column(END), pass_on)
         timeless = self._partials.timeless(frame)
         if timeless is not None:
             in_time = frame.filter(~timeless)
@@ -101,7 +100,8 @@ class WindowOperator(Operator):
     def states(self) -> Mapping[str, State]:
         return {"windows": self._open} if self._early_us is None else {"windows": self._open, "changed": self._changed}
 
-    def _hold(self, partials: pl.DataFrame) -> None:
+    def _add(self, partials: pl.DataFrame) -> None:
+        """Take in partial rows that are not due yet."""
         (self._open if self._early_us is None else self._changed).add(partials)
 
     def _closed(self, watermark_us: int) -> pl.DataFrame:
@@ -126,52 +126,25 @@ class WindowOperator(Operator):
             return [Emit(results)]
         return [Emit(_upserts(results)), Emit(results, port=FINAL)]
 
-    def _judge(self, partials: pl.DataFrame) -> Emits:
-        due = self._due(partials.get_column(END))
-        if due.min() > self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
-            self._add(partials)
-            return []
-        is_open = due > self._watermark_us
-        if is_open.any():
-            self._add(partials.filter(is_open))
-        return [Emit(partials.filter(~is_open), port=LATE)]
-
     def _judge_rows(self, frame: pl.DataFrame) -> Emits:
         if self._counted is not None:
             frame = frame.filter(self._counted)
             if not frame.height:
                 return []
-        due = self._due(self._partials.ends(frame))
+        return self._judge(frame, self._partials.ends(frame), self._partials.of_rows)
+
+    def _judge(
+        self, frame: pl.DataFrame, ends: pl.Series, partial_rows: Callable[[pl.DataFrame], pl.DataFrame]
+    ) -> Emits:
+        """Take rows or partial rows in, or let them leave as they came."""
+        due = self._due(ends)
         if due.min() > self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
-            self._add(self._partials.of_rows(frame))
+            self._add(partial_rows(frame))
             return []
         is_open = due > self._watermark_us
         if is_open.any():
-            self._add(self._partials.of_rows(frame.filter(is_open)))
+            self._add(partial_rows(frame.filter(is_open)))
         return [Emit(frame.filter(~is_open), port=LATE)]
-
-
-class WindowAggregate(WindowOperator):
-    """Tumbling windows: one row per key and window, when the window closes."""
-
-    def on_watermark(self, watermark_us: int) -> Emits:
-        self._watermark_us = watermark_us
-        return self._results(self._closed(watermark_us))
-
-    def _due(self, ends: pl.Series) -> pl.Series:
-        return ends
-
-    def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return self._partials.merge(rows)
-
-    def _add(self, partials: pl.DataFrame) -> None:
-        self._hold(partials)
-
-    def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
-        return only(self._open.scan(), changed, self._named)
-
-    def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return self._partials.finish(rows)
 
 
 def only(rows: pl.DataFrame, wanted: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
