@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fordstone.lang.polars import murmur3
+from fordstone.lang.polars.hash import MURMUR3
 from fordstone.plan.ids import KEY_GROUPS
 from fordstone.state.key_group import split_by_owner
 
@@ -194,7 +194,8 @@ def shard_keys(shards: int) -> tuple[int, ...]:
 def spark_hashes(numbers: Sequence[int]) -> NDArray[np.int32]:
     """Spark's hash of each int: Murmur3 with seed 42, as a signed number."""
     halves = np.array(numbers, dtype=np.int32).view(np.uint32)
-    return murmur3.hash_halves(halves, np.full_like(halves, 42)).view(np.int32)
+    hashes: NDArray[np.uint32] = MURMUR3.of_halves(halves, np.full_like(halves, 42))
+    return hashes.view(np.int32)
 
 
 def shards_of(keys: Iterable[int]) -> dict[int, int]:
