@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.examples import QUICK, examples
 from tests.guardian import start_guardian
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 # The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("random")
+settings.register_profile("fixed", parent=examples(100), derandomize=True)
+settings.register_profile("random", parent=examples(100))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Before it is imported: pytest explains its failed assertions as it does those of a test.
@@ -31,14 +32,24 @@ pytest.register_assert_rewrite("tests.operators.subtasks")
 
 HERE = Path(__file__).resolve().parent
 SPARK_FOLDER = HERE / "spark"
-SLOW_PLACES = (HERE / "faults", HERE / "bench", HERE / "test_demo.py")
+SLOW_PLACES = (
+    HERE / "bench",
+    HERE / "cli" / "test_three_processes.py",
+    HERE / "cli" / "test_tiers_run.py",
+    HERE / "docs" / "test_interrupted.py",
+    HERE / "faults",
+    HERE / "simulation" / "test_ahead.py",
+    HERE / "simulation" / "test_fleet_mutants.py",
+    HERE / "simulation" / "test_mutants.py",
+    HERE / "test_demo.py",
+)
 SPARK_FIXTURES = {"spark", "quick_java"}
 """A test that uses one of them needs Java."""
-SEEDS_QUICK, SEEDS, SEEDS_FULL = 100, 400, 4000
+SEEDS_QUICK, SEEDS, SEEDS_FULL = 25, 200, 4000
 GUARDIAN = pytest.StashKey[object]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
-    "slow": "takes long without Spark; set for tests/faults, tests/bench and the demo; not in --quick",
+    "slow": "takes over a second of processor time without Spark: kills, several processes; not in --quick",
     "full": "a case of a large matrix or a long soak; only in --full",
 }
 
@@ -58,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.seeds is None:
         config.option.seeds = SEEDS_QUICK if config.option.quick else SEEDS_FULL if config.option.full else SEEDS
     if config.option.quick:
+        os.environ[QUICK] = "1"
+        settings.register_profile("quick", parent=examples(100), derandomize=True)
+        settings.load_profile("quick")
         sys.addaudithook(_no_java)
     if not config.option.collectonly:
         config.stash[GUARDIAN] = start_guardian()

@@ -163,6 +163,7 @@ def test_every_example_is_tried_here():
     }
 
 
+@pytest.mark.slow
 def test_example_word_count_counts_every_word(tmp_path):
     make_data("words", tmp_path)
     run_example("word_count.py", tmp_path)
@@ -170,6 +171,7 @@ def test_example_word_count_counts_every_word(tmp_path):
     assert latest(tmp_path / "out" / "counts")["n"].sum() == len(re.findall(r"[a-z]+", words))
 
 
+@pytest.mark.slow
 def test_example_cold_chain_loses_no_reading(tmp_path):
     make_data("readings", tmp_path)
     run_example("cold_chain_edge.py", tmp_path)
@@ -181,6 +183,7 @@ def test_example_cold_chain_loses_no_reading(tmp_path):
     assert rows(out / "alarms")["__id"].n_unique() == rows(out / "alarms").height > 0
 
 
+@pytest.mark.slow
 def test_example_cold_chain_on_two_tiers_counts_every_reading(tmp_path):
     script = ROOT / "examples" / "cold_chain_devices.py"
     subprocess.run([sys.executable, str(script), "in", "--devices", "3", "--seconds", "40"], cwd=tmp_path, check=True)
@@ -190,6 +193,7 @@ def test_example_cold_chain_on_two_tiers_counts_every_reading(tmp_path):
     assert per_device["device"].n_unique() == 3
 
 
+@pytest.mark.slow
 def test_example_overheat_raises_alarms_that_are_hotter_than_all_before(tmp_path):
     run_example("overheat.py", tmp_path)
     alarms = rows(tmp_path / "out" / "alarms")
@@ -198,6 +202,7 @@ def test_example_overheat_raises_alarms_that_are_hotter_than_all_before(tmp_path
     assert rows(tmp_path / "out" / "calmed").height > 100
 
 
+@pytest.mark.slow
 def test_example_process_tells_of_silence_and_return_in_turn(tmp_path):
     run_example("process.py", tmp_path)
     told = rows(tmp_path / "out" / "silence").sort("device", "ts")
@@ -208,6 +213,7 @@ def test_example_process_tells_of_silence_and_return_in_turn(tmp_path):
         assert (device.filter(pl.col("what") == "back")["after"] >= 20).all()
 
 
+@pytest.mark.slow
 def test_example_late_rows_counts_all_rows(tmp_path):
     run_example("late_rows.py", tmp_path)
     late = rows(tmp_path / "out" / "late").height
@@ -215,6 +221,7 @@ def test_example_late_rows_counts_all_rows(tmp_path):
     assert rows(tmp_path / "out" / "windows")["n"].sum() + late == 40_000
 
 
+@pytest.mark.slow
 def test_example_upserts_deletes_devices_that_are_no_longer_steady(tmp_path):
     run_example("upserts.py", tmp_path)
     steady = latest(tmp_path / "out" / "steady")
@@ -223,6 +230,7 @@ def test_example_upserts_deletes_devices_that_are_no_longer_steady(tmp_path):
     assert (rows(tmp_path / "out" / "steady")["__op"] == "delete").any()
 
 
+@pytest.mark.slow
 def test_example_loop_counts_the_steps_of_each_number(tmp_path):
     run_example("loop.py", tmp_path)
     for start, steps in rows(tmp_path / "out" / "steps").iter_rows():

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.sql_runs import pipeline, refused
+from tests.examples import examples
 
 from fordstone import Pipeline
 from fordstone.connectors import memory
@@ -170,7 +171,7 @@ def test_a_window_that_cannot_be_is_refused(window: str, message: str, under: st
 
 
 TABLES = [
-    (f"TUMBLE(TABLE readings, {TEN})", "GROUP BY window_start", "DESCRIPTOR ( was expected here", "INTERVAL"),
+    (f"TUMBLE(TABLE readings, {TEN})", "GROUP BY window_start", "DESCRIPTOR was expected here", "INTERVAL"),
     ("TUMBLE(TABLE readings, DESCRIPTOR(ts))", "GROUP BY window_start", "an argument of TUMBLE is missing", ")) "),
     (f"TUMBLE(TABLE readings PARTITION BY device, DESCRIPTOR(ts), {TEN})", "", "TUMBLE has no PARTITION BY", "PARTITION BY"),
     (f"TUMBLE(TABLE readings, DESCRIPTOR(ts), {TEN}, {TEN}, {TEN})", "", "TUMBLE has no further argument", f"{TEN})"),
@@ -254,7 +255,7 @@ WHOLE = [
 WORDS = [*sorted({word for query in WHOLE for word in query.split()}), "NULL", "?", "[", "::", "`", "'", "@", ";", "UNION", "ALL", "OVER", "=>"]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     query=st.sampled_from(WHOLE),
     changes=st.lists(

@@ -180,7 +180,7 @@ MISTAKES = [
     ("MEASURES A.price AS symbol PATTERN (A B)", "'symbol' is given twice", "A B"),
     ("MEASURES A.prize AS x PATTERN (A B)", "there is no column 'prize'", "prize"),
     ("ALL ROWS PER MATCH SHOW EMPTY MATCHES PATTERN (A B)", "stands alone here", "SHOW"),
-    ("DEFINE A AS price > 1", "PATTERN ( was expected here", "DEFINE"),
+    ("DEFINE A AS price > 1", "PATTERN was expected here", "DEFINE"),
 ]
 
 

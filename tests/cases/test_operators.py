@@ -11,11 +11,12 @@ from tests.cases.operators import CASES, Built, Case, Given, build
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RUNS: list[dict[str, Any]] = [
-    {"mode": "aligned", "parallelism": 1, "batch_rows": 1000},
-    {"mode": "aligned", "parallelism": 3, "batch_rows": 7},
-    {"mode": "unaligned", "parallelism": 2, "batch_rows": 3},
-    {"mode": "blocking", "parallelism": 2, "batch_rows": 20},
+SMALL_BATCHES = pytest.mark.slow
+RUNS = [
+    pytest.param({"mode": "aligned", "parallelism": 1, "batch_rows": 1000}, id="aligned-1-1000"),
+    pytest.param({"mode": "aligned", "parallelism": 3, "batch_rows": 7}, id="aligned-3-7", marks=SMALL_BATCHES),
+    pytest.param({"mode": "unaligned", "parallelism": 2, "batch_rows": 3}, id="unaligned-2-3", marks=SMALL_BATCHES),
+    pytest.param({"mode": "blocking", "parallelism": 2, "batch_rows": 20}, id="blocking-2-20"),
 ]
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -28,7 +29,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Given, Path]:
     return found, root
 
 
-@pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run['mode']}-{run['parallelism']}-{run['batch_rows']}")
+@pytest.fixture(scope="module", params=RUNS)
 def on_edge(
     request: pytest.FixtureRequest, given: tuple[Given, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Built:

@@ -155,6 +155,7 @@ def agent(place: Path) -> Iterator[Callable[..., Agent]]:
         one.process.communicate(timeout=SECONDS_MAX)
 
 
+@pytest.mark.slow
 def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_when_told(
     place: Path, agent: Callable[..., Agent]
 ):
@@ -183,6 +184,7 @@ def test_nothing_outlives_an_agent_that_is_killed(agent: Callable[..., Agent]):
     assert gone(pid)
 
 
+@pytest.mark.slow
 def test_one_whose_command_is_misused_is_given_up_and_the_code_says_so(agent: Callable[..., Agent]):
     running = agent("one.py", options=["--keep", "0"])
     said = running.until("command failed")

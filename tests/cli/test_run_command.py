@@ -113,6 +113,7 @@ def test_a_changed_pipeline_says_what_no_longer_matches(invoke: Invoke, place: P
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_function_of_the_user_is_traced_in_their_code_only(place: Path):
     (place / "steps.py").write_text(
         (place / "flow.py").read_text()
@@ -138,6 +139,7 @@ def test_a_bug_of_ours_shows_everything(invoke: Invoke, monkeypatch: pytest.Monk
     assert "This is a bug in fordstone" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_epoch_and_stops_cleanly(place: Path, number: signal.Signals):
     (place / "live.py").write_text(LIVE)
@@ -151,6 +153,7 @@ def test_a_signal_finishes_the_epoch_and_stops_cleanly(place: Path, number: sign
     assert report["progress"]["stopping"] is True
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_same_command_goes_on_from_the_last_checkpoint(place: Path):
     (place / "live.py").write_text(LIVE)
     process = start(place, "run", "live.py", "--json", "--interval", "100ms")
@@ -165,6 +168,7 @@ def test_after_a_kill_the_same_command_goes_on_from_the_last_checkpoint(place: P
     assert json.loads(out.splitlines()[-1])["resumed_from"] >= sealed["epoch"]
 
 
+@pytest.mark.slow
 def test_a_second_process_on_one_state_directory_is_told_who_was_first(place: Path, invoke: Invoke):
     (place / "live.py").write_text(LIVE)
     process = start(place, "run", "live.py", "--json")
@@ -176,6 +180,7 @@ def test_a_second_process_on_one_state_directory_is_told_who_was_first(place: Pa
     assert f"belongs to process {process.pid}, which is still running" in result.stderr
 
 
+@pytest.mark.slow
 def test_polars_gets_a_thread_a_subtask_unless_the_user_chose(place: Path):
     (place / "flow.py").write_text(
         (place / "flow.py").read_text() + "import polars, sys\nprint(polars.thread_pool_size(), file=sys.stderr)\n"
@@ -192,6 +197,7 @@ def test_polars_gets_a_thread_a_subtask_unless_the_user_chose(place: Path):
         assert err.splitlines()[0] == threads
 
 
+@pytest.mark.slow
 def test_rows_that_come_later_are_read_when_input_is_not_bounded(place: Path):
     process = start(place, "run", "flow.py", "--json", "--interval", "100ms")
     event_with(process, "epoch", 1)

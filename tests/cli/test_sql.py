@@ -374,6 +374,7 @@ def terminal(place: Path, *args: str, width: int = 100, height: int = 24, **more
         os.close(side)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_table_that_stays_and_says_how_many_rows_there_are(place: Path):
     with terminal(place, "sql", "SELECT device, ts, temp FROM readings", "-s", SOURCE, "--rows", "3") as screen:
         assert screen.end() == 0
@@ -388,6 +389,7 @@ def test_a_terminal_shows_a_table_that_stays_and_says_how_many_rows_there_are(pl
     assert "\x1b[?25h" in screen.text.rpartition("\x1b[?25l")[2], "the cursor is hidden"
 
 
+@pytest.mark.slow
 def test_rows_appear_while_files_grow_until_ctrl_c(place: Path):
     query = "SELECT device, window_start, count(*) AS n FROM readings GROUP BY device, TUMBLE(ts, INTERVAL '1' MINUTE)"
     with terminal(place, "sql", query, "-s", SOURCE, "--follow", NO_COLOR="1") as screen:
@@ -400,6 +402,7 @@ def test_rows_appear_while_files_grow_until_ctrl_c(place: Path):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", screen.text), "there is colour"
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_shows_what_fits_and_says_what_does_not(place: Path):
     rows = [{"city": "東京タワー" * 3, "evil": "a\x1b[31mb\nc", "x": 1, "y": 2, "z": 3, "longer": "q" * 90}]
     (place / "wide.jsonl").write_text("\n".join(json.dumps(row) for row in rows))

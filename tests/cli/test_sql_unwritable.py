@@ -38,6 +38,7 @@ def test_a_closed_standard_output_is_said(place: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_signs_that_the_encoding_of_the_output_lacks_are_escaped(place: Path, options: list[str]):
     rows = [{"device": word, "ts": "2026-01-01T00:00:00Z", "temp": 99.0} for word in WORDS]

@@ -72,6 +72,7 @@ def test_help_loads_neither_polars_nor_the_sql_parser_nor_rich(tmp_path: Path):
     assert not loaded & {"polars", "numpy", "sqlglot", "rich", "fsspec", "msgspec", *FOREIGN}
 
 
+@pytest.mark.slow
 def test_running_on_the_edge_loads_no_jvm_no_pandas_and_no_rich(place: Path):
     loaded = modules_after(
         "sys.argv[1:] = ['run', 'flow.py', '--bounded']; from fordstone.cli.main import main; main()", place
@@ -80,6 +81,7 @@ def test_running_on_the_edge_loads_no_jvm_no_pandas_and_no_rich(place: Path):
     assert not loaded & {"rich", *FOREIGN}
 
 
+@pytest.mark.slow
 def test_an_agent_loads_neither_pipelines_nor_polars(place: Path):
     words = ["edge", "flow.py", "--hub", "http://127.0.0.1:9", "--node", "a", "--keep", "0"]
     loaded = modules_after(f"sys.argv[1:] = {words}; from fordstone.cli.main import main; main()", place)
@@ -101,6 +103,7 @@ def test_help_answers_within_the_budget(tmp_path: Path):
     pytest.fail(f"the quickest of {HELP_TRIES} took {min(took):.2f} s, more than {HELP_SECONDS_MAX} s")
 
 
+@pytest.mark.slow
 def test_an_idle_process_stays_within_its_memory(tmp_path: Path):
     (tmp_path / "idle.py").write_text(IDLE)
     process = start(tmp_path, "run", "idle.py", "--json", "--interval", "100ms")
@@ -115,6 +118,7 @@ def test_an_idle_process_stays_within_its_memory(tmp_path: Path):
     assert int(status["VmRSS"].split()[0]) <= IDLE_KB_MAX
 
 
+@pytest.mark.slow
 def test_output_cut_off_by_head_is_not_a_traceback(place: Path):
     (place / "many.py").write_text(
         'from fordstone import Pipeline\nfrom fordstone.connectors import generator, stdout\np = Pipeline("many")\n'

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests import waiting
 from tests.cli.place import SECONDS_MAX, finish, start
 from tests.edge.test_supervisor import gone
 
 from fordstone.connectors import latest, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WAIT_S = 180
 """A hub that was killed comes back at once, but nodes ask for it again only after a while, on a busy machine after a long one."""
 LOCAL = ["--center", "local", "--interval", "200ms"]
 DEVICES = 4
@@ -79,16 +78,14 @@ def same(place: Path) -> bool:
     return ours.rows() == theirs.rows() if "ts" in ours.columns else False
 
 
-def until(what: Callable[[], bool], process: subprocess.Popen[str], why: str) -> None:
+def until(met: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
     """Wait for something that the processes do."""
-    end = time.monotonic() + WAIT_S
-    while not what():
-        if process.poll() is not None:
-            raise AssertionError(f"it ended before {why}: {finish(process)}")
-        if time.monotonic() > end:
-            process.send_signal(signal.SIGTERM)
-            raise AssertionError(f"not within {WAIT_S} s: {why}: {finish(process)}")
-        time.sleep(0.05)
+
+    def ended() -> object:
+        process.send_signal(signal.SIGTERM)
+        return finish(process)
+
+    waiting.until(met, what, alive=lambda: process.poll() is None, report=ended)
 
 
 def child(process: subprocess.Popen[str], word: str) -> int:

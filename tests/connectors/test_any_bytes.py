@@ -4,15 +4,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.connectors import files
 from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
-from fordstone.testing.contracts.source import ReadBack, read_all
+from fordstone.testing.contracts.connector import ReadBack, read_all
 
 SCHEMA = Schema.of(
     {
@@ -53,7 +54,7 @@ CSV_LINE = st.one_of(
 )
 NEWLINE = st.sampled_from([b"\n", b"\n", b"\r\n"])
 
-SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = examples(150, HealthCheck.function_scoped_fixture)
 
 
 def read(

@@ -7,10 +7,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, Table, applied, as_table, control_rows
+from tests.examples import examples
 
 from fordstone.connectors.control import COMPACT_FILES_MAX, COMPACT_FILES_MIN, ControlLog, changes_between
 from fordstone.errors import SourceError, StorageError
@@ -42,7 +43,7 @@ def filled(disk: MemoryDisk, versions: list[dict[str, Any]]) -> ControlLog:
     return log
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(versions=versions_of, cut_after=st.integers(0, 120), seed=st.integers(0, 2**32), compact_at=st.integers(0, 24))
 def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, cut_after, seed, compact_at):
     disk, tables = MemoryDisk(), tables_of(versions)
@@ -67,7 +68,7 @@ def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, 
     assert as_table(opened(disk).table()) == tables[-1]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(versions=versions_of.filter(len), data=st.data())
 def test_reading_from_every_version_gives_what_follows_however_it_is_cut(versions, data):
     log, tables = filled(MemoryDisk(), versions), tables_of(versions)
@@ -183,7 +184,6 @@ def test_a_later_table_takes_the_place_of_all_that_is_there():
         assert one.read(7, 10) is None
 
 
-@settings(deadline=None)
 @given(before=versions_of, after=versions_of)
 def test_the_changes_between_two_tables_turn_one_into_the_other_and_name_only_what_differs(before, after):
     first, second = (control_rows(tables_of(versions)[-1]) for versions in (before, after))

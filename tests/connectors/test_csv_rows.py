@@ -14,7 +14,7 @@ from fordstone.connectors.registry import open_source
 from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
-from fordstone.testing.contracts.source import ReadBack, read_all
+from fordstone.testing.contracts.connector import ReadBack, read_all
 
 KINDS = {"a": "string", "b": "int"}
 

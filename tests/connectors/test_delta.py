@@ -157,6 +157,7 @@ def test_a_data_file_that_power_left_short_is_told_when_the_table_is_opened(tmp_
         opened(tmp_path / "t")
 
 
+@pytest.mark.slow
 def test_what_was_released_is_synced_data_and_log_and_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +493,7 @@ def test_rows_with_ids_and_rows_without_go_into_one_table(tmp_path: Path) -> Non
 # With the engine
 
 
+@pytest.mark.slow
 def test_a_pipeline_without_pyarrow_writes_tables(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['pyarrow'] = sys.modules['pandas'] = None\n"
@@ -508,6 +510,7 @@ def test_a_pipeline_without_pyarrow_writes_tables(tmp_path: Path) -> None:
     assert seen(tmp_path / "totals")["n"].sum() == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failpoint", ["sink.before-release:3", "sink.released:2", "sink.released:5", "manifest.renamed:2"]
 )

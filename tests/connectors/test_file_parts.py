@@ -13,8 +13,8 @@ import pytest
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream, options_of
-from fordstone.connectors.files.rows import SinkRows, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, FileSettings
+from fordstone.connectors.files.rows import MARK_NAME, SinkRows, rows_of
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.sink import FilePartWriter, FileSink
 from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.errors import SinkError, StorageError
@@ -76,6 +76,7 @@ def test_an_epoch_in_parts_is_one_directory_named_by_its_number(tmp_path: Path, 
     assert rows(tmp_path / "out")["n"].to_list() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
 @pytest.mark.parametrize("fate", ["crash", "kill"])
 def test_power_or_processes_may_go_before_any_change_and_no_epoch_is_lost_torn_or_repeated(
@@ -263,6 +264,7 @@ def test_an_attempt_with_a_name_that_is_no_file_name_is_refused(tmp_path: Path) 
             writer.write(1, attempt, 0, frame(1))
 
 
+@pytest.mark.slow
 def test_parts_are_written_by_another_process(tmp_path: Path) -> None:
     sink, _ = opened(tmp_path / "out", "parquet")
     script = (

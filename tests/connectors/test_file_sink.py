@@ -12,8 +12,8 @@ from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
 from fordstone.connectors.base import Sink, SinkStream, options_of
-from fordstone.connectors.files.rows import latest_of, rows_of
-from fordstone.connectors.files.settings import MARK_NAME, FileSettings
+from fordstone.connectors.files.rows import MARK_NAME, latest_of, rows_of
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.sink import FileSink
 from fordstone.connectors.registry import open_sink
 from fordstone.errors import ConfigError, FordstoneError, SchemaError, SinkError, StorageError
@@ -94,6 +94,7 @@ def test_an_epoch_is_recognised_by_its_rows_not_by_its_bytes(tmp_path: Path, fil
     assert rows(tmp_path / "out").height == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_power_may_go_before_any_change_and_no_epoch_is_lost_torn_or_repeated(file_format: str) -> None:
     epochs = {1: frame(1, 2), 2: frame(3), 3: frame(), 4: frame(4, 5, 6)}

@@ -16,7 +16,7 @@ from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import read_all
+from fordstone.testing.contracts.connector import read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.connectors import generator
 from fordstone.connectors.base import OpenContext, Reader, ReadPlan, Source, SourceOptions
@@ -15,7 +16,7 @@ from fordstone.connectors.registry import open_source
 from fordstone.errors import ConfigError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import read_all
+from fordstone.testing.contracts.connector import read_all
 
 SCHEMA = Schema.of(
     {
@@ -55,7 +56,7 @@ def rows(made: Source, first: int, count: int, number: int = 0) -> pl.DataFrame:
     return chunk.frame
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     first=st.integers(0, 2**40),
     cut=st.integers(1, 49),

@@ -31,7 +31,7 @@ from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import SourceContract
+from fordstone.testing.contracts.connector import SourceContract
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
 START = datetime(2026, 1, 1, tzinfo=UTC)

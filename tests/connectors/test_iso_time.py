@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.connectors.files.cells import parse_dates, parse_times
 
@@ -48,14 +49,14 @@ def written(draw: st.DrawFn) -> tuple[str, int]:
     return text + draw(st.sampled_from(shapes)), micros(time)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(written(), min_size=1, max_size=30))
 def test_every_shape_means_what_the_standard_library_says_alone_and_in_company(times: list[tuple[str, int]]) -> None:
     assert parsed(*(text for text, _ in times)) == [meaning for _, meaning in times]
     assert parsed(times[0][0]) == [times[0][1]]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(
         st.one_of(st.none(), st.text(max_size=36), st.text("0123456789-:.TZ+ ", min_size=8, max_size=36)), max_size=20

@@ -12,7 +12,7 @@ from fordstone.connectors.base import SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.errors import SchemaError
 from fordstone.lang.schema import Schema
-from fordstone.testing.contracts.source import ReadBack, read_all
+from fordstone.testing.contracts.connector import ReadBack, read_all
 
 
 def read(path: Path, content: bytes | str, kinds: dict[str, str], **options: Any) -> ReadBack:

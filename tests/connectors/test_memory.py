@@ -13,7 +13,7 @@ from fordstone.connectors.registry import open_sink, open_source
 from fordstone.errors import ConfigError, SchemaError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import read_all
+from fordstone.testing.contracts.connector import read_all
 
 SCHEMA = Schema.of({"n": "bigint", "ts": "timestamp"})
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

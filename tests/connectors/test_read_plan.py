@@ -9,9 +9,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.connectors import base as connector
 from fordstone.connectors import files
@@ -25,10 +26,10 @@ from fordstone.connectors.registry import open_source
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import ALL_ROWS, ReadBack, read_all
+from fordstone.testing.contracts.connector import ALL_ROWS, ReadBack, read_all
 
 SCHEMA = Schema.of({"n": "bigint", "s": "string"})
-SETTINGS = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = examples(200, HealthCheck.function_scoped_fixture)
 SMALL = {"PLAN_BYTES_MIN": 4, "PLAN_BYTES_MAX": 32, "PLAN_ROWS_MIN": 1, "PLAN_ROWS_MAX": 3}
 
 JSON_LINES = [

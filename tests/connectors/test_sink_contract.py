@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 from fordstone.connectors import MemorySink, delta, files, memory, rows
 from fordstone.connectors.base import ConnectorSpec
-from fordstone.testing.contracts.sink import SinkContract
+from fordstone.testing.contracts.connector import SinkContract
 
 
 class TestJsonLines(SinkContract):

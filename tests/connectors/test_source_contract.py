@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from fordstone.connectors import MemorySource, files, generator, memory
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.settings import FileFormat
 from fordstone.lang.schema import Schema
-from fordstone.testing.contracts.source import SourceContract
+from fordstone.testing.contracts.connector import SourceContract
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -65,6 +66,7 @@ class TestJsonLines(FilesContract):
     pass
 
 
+@pytest.mark.slow
 class TestJsonLinesWithBadOnesAmong(FilesContract):
     """Rejections, blank lines, a byte order mark and Windows newlines move no good row."""
 
@@ -91,6 +93,7 @@ class TestJsonLinesWithoutALastNewline(FilesContract):
         return None
 
 
+@pytest.mark.slow
 class TestGzippedJsonLines(FilesContract):
     ending = "jsonl.gz"
 
@@ -109,6 +112,7 @@ class TestCsv(FilesContract):
     ending = "csv"
 
 
+@pytest.mark.slow
 class TestCsvWithNewlinesInQuotes(FilesContract):
     format: FileFormat = "csv"
     ending = "csv"
@@ -118,6 +122,7 @@ class TestCsvWithNewlinesInQuotes(FilesContract):
         return [rows.with_columns(device=device) for rows in super().expected()]
 
 
+@pytest.mark.slow
 class TestCsvWithBadOnesAmong(FilesContract):
     format: FileFormat = "csv"
     ending = "csv"

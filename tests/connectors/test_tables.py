@@ -15,7 +15,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.testing.contracts.source import ReadBack, read_all
+from fordstone.testing.contracts.connector import ReadBack, read_all
 
 FORMATS = ["parquet", "arrow"]
 

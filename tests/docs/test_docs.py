@@ -37,6 +37,7 @@ def needs_spark(page: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=named)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path):
     with Page(name=named(page), directory=tmp_path) as runner:

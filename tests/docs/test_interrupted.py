@@ -6,22 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.docs.blocks import REPOSITORY
+from tests.waiting import until
 
-SECONDS_MAX = 120.0
 NAMES = ("one", "two", "three")
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not met():
-        assert time.monotonic() < deadline, f"no {what} within {SECONDS_MAX:.0f} s"
-        time.sleep(0.05)
+RUN = """
+import signal, sys, pytest
+# A run in the background ignores Ctrl-C, and so would its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 
 
 def runs(pid: int) -> bool:
@@ -39,7 +36,7 @@ def test_an_interrupted_run_leaves_no_process(ended_by: signal.Signals, workers:
     page = REPOSITORY / "tests" / "docs" / "waiting_page.py"
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, str(page)],
+        [sys.executable, "-c", RUN, "-q", "-p", "no:cacheprovider", "-n", workers, str(page)],
         cwd=REPOSITORY,
         env=outer | {"FORDSTONE_TEST_FOLDER": str(tmp_path)},
         stdout=subprocess.DEVNULL,

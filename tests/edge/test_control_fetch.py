@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
+from tests.examples import examples
 
 from fordstone.connectors.control import ControlLog
 from fordstone.edge.link.control import FETCH_BACKOFF, WAIT_SECONDS, ControlFetcher, ControlFetching
@@ -68,7 +69,7 @@ def test_versions_are_stored_in_order_and_asked_for_with_a_long_poll():
     assert hub.waits == [WAIT_SECONDS] * 2
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     versions=st.lists(changes_of, min_size=1, max_size=12),
     snapshots=st.sets(st.integers(0, 11)),

@@ -204,6 +204,7 @@ print("seen")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failpoint", ["control.fetched:2", "control.stored:2"])
 def test_a_node_that_is_killed_between_fetching_and_storing_has_the_table_in_the_end(tmp_path, failpoint):
     with running_hub(tmp_path / "hub") as address:

@@ -176,6 +176,7 @@ class _DeadLetters:
         """Nothing."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_see_the_table_of_the_epochs_before_theirs_whatever_crashes_and_is_damaged(seed):
     node = Node(seed=seed)
@@ -195,6 +196,7 @@ def test_rows_see_the_table_of_the_epochs_before_theirs_whatever_crashes_and_is_
     assert len(ids) == len({number for number, _ in ids}) == len({one for _, one in ids})
 
 
+@pytest.mark.slow
 def test_epochs_were_computed_again_in_that_test_with_versions_in_them():
     rebuilt = 0
     for seed in range(6):
@@ -270,6 +272,7 @@ def test_a_node_that_is_offline_for_long_goes_on_with_the_last_table():
     }
 
 
+@pytest.mark.slow
 def test_old_versions_are_folded_away_but_none_that_a_checkpoint_may_need():
     node = Node(seed=11)
     engine, fetcher = node.engine()
@@ -288,6 +291,7 @@ def test_old_versions_are_folded_away_but_none_that_a_checkpoint_may_need():
     node.check()
 
 
+@pytest.mark.slow
 def test_a_lost_folder_is_an_error_only_where_epochs_must_be_computed_again():
     node = Node(seed=5)
     node.live(1500)

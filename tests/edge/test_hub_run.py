@@ -434,6 +434,7 @@ def test_a_newer_generation_ends_the_run_without_restarts(tmp_path: Path):
         assert ids_at(hub) == list(range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cut.synced", "manifest.renamed", *OUTBOX_FAILPOINTS])
 def test_killed_at_any_place_on_the_way_nothing_is_lost_and_nothing_doubled(tmp_path: Path, name: str):
     folder = tmp_path / "in"

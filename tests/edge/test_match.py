@@ -55,6 +55,7 @@ def shown(sinks: dict[str, MemorySink]) -> dict[str, Counter[Any]]:
     return {name: Counter(row for frame in sink.frames() for row in frame.rows()) for name, sink in sinks.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", ["past_last", "none"])
 def test_results_do_not_depend_on_batches_tasks_barriers_and_modes(tmp_path, skip):
     partitions = [some_rows(seed, 120) for seed in range(3)]

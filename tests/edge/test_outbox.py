@@ -9,8 +9,9 @@ from random import Random
 import msgspec
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.edge.link.outbox import Outbox, entry_of
 from fordstone.edge.link.owner import next_owner
@@ -304,7 +305,7 @@ def test_without_the_hub_no_epoch_is_lost_and_the_log_is_small_again_when_it_is_
     assert Node(node.disk, sealed=300).waiting() == [300]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.sampled_from(["seal", "mark", "crash", "mark_all"]), max_size=60), st.booleans())
 def test_whatever_happens_in_whatever_order_no_epoch_is_lost_before_it_is_marked(steps: list[str], small: bool):
     log_bytes = 600 if small else None

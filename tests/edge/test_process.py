@@ -77,6 +77,7 @@ class World:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_after_crashes_and_with_other_subtasks_results_are_exact(seed):
     partitions = [some_rows(seed + number, 60) for number in (10, 20)]

@@ -11,8 +11,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
@@ -79,7 +80,7 @@ def same(got: pl.DataFrame, wanted: pl.DataFrame, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("parallelism", "mode"), [(1, "aligned"), (3, "aligned"), (2, "unaligned"), (2, "blocking")])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, HealthCheck.function_scoped_fixture)
 @given(given_partitions=partitions, batch_rows=st.sampled_from([1, 3, 1000]))
 def test_windows_and_running_results_equal_one_query(tmp_path_factory, parallelism, mode, given_partitions, batch_rows):
     windows, running, late = MemorySink(), MemorySink(), MemorySink()

@@ -8,8 +8,9 @@ from random import Random
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.simulation.simulator import SimClock
 
 from fordstone.edge.link import sender as parcel
@@ -603,7 +604,7 @@ def test_a_hub_that_says_no_at_the_end_of_a_bounded_run_is_an_error():
 # Anything.
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.sampled_from(["seal", "step", "step", "step", "lose", "drop", "crash", "wait"]), max_size=80))
 def test_whatever_is_lost_and_whenever_it_crashes_the_hub_has_each_epoch_once_and_in_order(steps: list[str]):
     node = Node()

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.epochs.manifest import MANIFEST_VERSION, Manifest, cut_of, decode_manifest, encode_cut, encode_manifest
 from fordstone.epochs.run_file import COMPRESSIONS, decode_run, digest_of, encode_run
@@ -84,6 +85,7 @@ def test_any_damage_to_a_run_is_noticed_and_the_checkpoint_before_is_used(
             assert judge(disk, build, deep=False) == decision, f"{what} changes the size, so a look at sizes must tell"
 
 
+@pytest.mark.slow
 def test_damage_to_the_cut_log_hides_cuts_but_never_changes_one(
     disk: MemoryDisk, build: Any, three: CheckpointStore
 ) -> None:
@@ -183,7 +185,7 @@ def read_hostile(data: Any, build: Any) -> Any:
 
 
 @given(data=st.binary(max_size=300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, HealthCheck.function_scoped_fixture)
 def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> None:
     assert read_hostile(data, build) is None
     assert read_hostile(sealed("manifest", data), build) is None
@@ -193,7 +195,7 @@ def test_hostile_bytes_are_never_a_manifest_nor_a_cut(build: Any, data: Any) -> 
 
 
 @given(path=st.lists(st.integers(0, 50), max_size=8), value=JSON)
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(400, HealthCheck.function_scoped_fixture)
 def test_a_forged_value_anywhere_in_a_manifest_is_refused_or_is_a_proper_value(
     build: Any, path: Any, value: Any
 ) -> None:

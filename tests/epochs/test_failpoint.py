@@ -25,6 +25,7 @@ def run_child(root: Any, failpoint: Any) -> Any:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_THE_STORE)
 def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path: Path, build: Any, name: Any) -> None:
     hits = tmp_path / "hits"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 from tests.faults.job import NODE, PIPELINE, Job
+from tests.waiting import until
 
 from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.epochs.store import CheckpointStore
@@ -99,10 +99,13 @@ class Process:
 
     def until_dead_or(self, met: Callable[[], bool], what: str) -> None:
         """Wait for something to happen, or for its end."""
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while self.running and not met():
-            assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self._err.read_text()}"
-            time.sleep(self.poll_seconds)
+        until(
+            lambda: not self.running or met(),
+            what,
+            seconds_max=WAIT_SECONDS_MAX,
+            poll_seconds=self.poll_seconds,
+            report=self._err.read_text,
+        )
 
     def kill(self) -> Ended:
         """SIGKILL, which no process can catch."""

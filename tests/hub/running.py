@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.server.app import HubApp
@@ -62,11 +63,13 @@ def serving(app: Any, *, port: int = 0) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
     thread.start()
     try:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while not server.started:
-            assert thread.is_alive(), "the hub did not start"
-            assert time.monotonic() < deadline, "the hub took too long to start"
-            time.sleep(0.002)
+        until(
+            lambda: server.started,
+            "start of the hub",
+            seconds_max=START_SECONDS_MAX,
+            poll_seconds=0.002,
+            alive=thread.is_alive,
+        )
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         with contextlib.suppress(AttributeError):

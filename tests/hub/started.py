@@ -6,10 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import until
 
 SECONDS_MAX = 30.0
 _MAIN = [sys.executable, "-c", "from fordstone.cli.main import main; main()", "hub"]
@@ -48,12 +49,13 @@ def started(data: Path, *options: str) -> Iterator[Started]:
     process = start(data, *options)
     ready = data.with_name(f"{data.name}.url")
     try:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not ready.exists():
-            if process.poll() is not None:
-                raise AssertionError(f"the hub ended: {process.communicate()}")
-            assert time.monotonic() < deadline, "the hub took too long to start"
-            time.sleep(0.01)
+        until(
+            ready.exists,
+            "address of the hub",
+            seconds_max=SECONDS_MAX,
+            alive=lambda: process.poll() is None,
+            report=lambda: "" if process.poll() is None else process.communicate(),
+        )
         yield Started(process, ready.read_text().strip())
     finally:
         process.kill()

@@ -16,6 +16,7 @@ import pytest
 import urllib3
 from tests.hub.running import running_hub
 from tests.hub.sending import Node, blob, checkpoint, commit_of, digest_of, entry, run
+from tests.waiting import until
 
 from fordstone.errors import HubRefusedError
 from fordstone.hub.client.address import HubAddress
@@ -64,13 +65,6 @@ def ask(hub: HubAddress, method: str, path: str, body: Any = None, **headers: st
     """An answer with its body as JSON."""
     answer = urllib3.request(method, hub.url + path, body=body, headers=headers, retries=False, timeout=PATIENCE_S)
     return answer.status, json.loads(answer.data) if answer.data else None
-
-
-def until(true: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_an_epoch_goes_the_whole_way_from_a_node_to_a_reader(node: Node) -> None:
@@ -154,9 +148,9 @@ def test_a_reader_that_left_is_no_longer_waited_for(tmp_path: Path) -> None:
             return text.partition("\nfordstone_hub_polls_waiting ")[2].partition("\n")[0]
 
         plain.sendall(b"GET /v1/pipelines/p/streams/s/epochs?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: waiting() == "1.0")
+        until(lambda: waiting() == "1.0", "request that waits")
         plain.close()
-        until(lambda: waiting() == "0.0")
+        until(lambda: waiting() == "0.0", "end of the wait")
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -310,7 +304,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(tmp_path: Path, sent: int, chu
             plain.sendall(f"PUT /v1/blobs/{digest_of(data)} HTTP/1.1\r\nHost: localhost\r\n{how}\r\n\r\n".encode())
             part = data[:sent]
             plain.sendall(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
-        until(lambda: not list((tmp_path / "blobs" / "incoming").iterdir()))
+        until(lambda: not list((tmp_path / "blobs" / "incoming").iterdir()), "removal of the part that came")
         client = HubClient(address)
         assert client.missing([digest_of(data)]) == {digest_of(data)}
         client.put_blob(digest_of(data), data)

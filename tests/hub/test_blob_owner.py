@@ -58,6 +58,7 @@ def test_a_store_out_of_reach_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         claim("memory://x/hub", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_hub_over_the_same_store_does_not_start(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     with started(tmp_path / "a", "--blobs", store):

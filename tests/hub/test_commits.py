@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest, Rejection
@@ -189,7 +190,7 @@ EPOCHS = 12
 SENT = {epoch: entry(epoch, *(f"run {epoch} {part}" for part in range(epoch % 3))) for epoch in range(1, EPOCHS + 1)}
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(
         st.tuples(st.integers(1, EPOCHS), st.integers(0, 5), st.sampled_from(["x", "y"]), st.booleans()), max_size=40

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.hub.started import SECONDS_MAX, started
 
 from fordstone.hub.messages import Refusal
@@ -23,7 +24,7 @@ from fordstone.hub.server.auth import TokenFile
 
 BLOB = b"a run"
 DIGEST = hashlib.sha256(BLOB).hexdigest()
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = examples(150, HealthCheck.function_scoped_fixture)
 TOLERATED = {503, 507}
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest, Rejection
@@ -318,7 +319,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(STEPS, max_size=30))
 def test_whatever_happens_all_that_is_named_is_there_and_all_that_is_unread_is_kept(steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

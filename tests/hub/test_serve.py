@@ -17,6 +17,7 @@ import pytest
 import urllib3
 import uvicorn
 from tests.hub.started import SECONDS_MAX, start, started
+from tests.waiting import until
 from uvicorn.server import ServerState
 
 from fordstone.errors import ConfigError
@@ -158,6 +159,7 @@ def test_it_says_where_it_listens_and_stops_cleanly_on_sigterm(tmp_path):
     assert not (tmp_path / "data.url").exists()
 
 
+@pytest.mark.slow
 def test_the_ready_file_of_a_killed_hub_is_gone_before_another_says_it_is_ready(tmp_path):
     ready = tmp_path / "data.url"
     with started(tmp_path / "data") as hub:
@@ -203,6 +205,7 @@ def test_a_long_poll_ends_at_once_when_the_hub_stops(tmp_path):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_another_hub_cannot_have_the_same_data(tmp_path):
     with started(tmp_path / "data") as hub:
         process = start(tmp_path / "data", "--ready-file", str(tmp_path / "other"))
@@ -213,6 +216,7 @@ def test_another_hub_cannot_have_the_same_data(tmp_path):
         assert ask("GET", f"{hub.url}/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_what_was_committed_is_there_after_a_kill(tmp_path):
     with started(tmp_path / "data") as hub:
         assert commit_one(hub.url).head == 1
@@ -230,10 +234,10 @@ def test_a_token_made_while_the_hub_runs_closes_it_and_a_revoked_one_no_longer_o
         assert ask("GET", nodes).status == 200
         file = TokenFile(tmp_path / "data")
         text = file.add("t", role="admin", now_us=1)
-        wait_for(lambda: ask("GET", nodes).status == 401)
+        until(lambda: ask("GET", nodes).status == 401, "401 without a token")
         assert ask("GET", nodes, token=text).status == 200
         file.revoke("t", now_us=2)
-        wait_for(lambda: ask("GET", nodes, token=text).status == 401)
+        until(lambda: ask("GET", nodes, token=text).status == 401, "401 for a revoked token")
         assert hub.stop()[0] == 0
     assert set(file.used_us()) == {"t"}
 
@@ -331,13 +335,6 @@ def test_an_expected_continue_is_answered_with_the_refusal_instead(url):
     answer = raw(url, head)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
-
-
-def wait_for(condition, seconds_max: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds_max
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: float = 0.05) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from fordstone.errors import ExpressionError
-from fordstone.lang.expression import Expression, expand, parse, parse_many, parse_predicate
+from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.functions import ALIASES, FORMS, FUNCTIONS
 from fordstone.lang.like import extracting, like_regex, replacing, rust_regex
 from fordstone.lang.schema import DataType, Schema
@@ -156,7 +156,7 @@ def test_types_are_those_of_spark(text: str, kind: str) -> None:
         ("n AS a + 1", "+", "not expected"),
         ("lower(*)", "*", "* stands only alone"),
         ("n; ok", ";", "one expression"),
-        ("lower('abc", "'abc", "close the quote"),
+        ("lower('abc", "'abc", "ends inside a quoted string"),
         ("abs(n", "n", "')' is missing"),
         ("CAST(n AS colour)", "colour", "'colour' is not a type"),
         ("CAST(d AS INT)", "d", "date cannot be cast to int"),
@@ -281,10 +281,6 @@ def test_a_predicate_is_a_condition() -> None:
     assert parse_predicate("NULL", SCHEMA).type == DataType("boolean")
     with pytest.raises(ExpressionError, match=re.escape("a condition is needed here, but this is double")):
         parse_predicate("temp + 1", SCHEMA)
-
-
-def test_parse_many_reads_each() -> None:
-    assert [e.sql for e in parse_many(["n", "n + 1"], SCHEMA)] == ["n", "n + 1"]
 
 
 def test_expressions_are_values() -> None:

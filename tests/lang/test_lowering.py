@@ -110,6 +110,7 @@ def test_division_by_a_column_that_is_all_one_constant_is_correctly_rounded() ->
     assert frame.select(lowered).to_series().to_list() == [10922.333333333334] * 2
 
 
+@pytest.mark.slow
 def test_what_a_row_gives_does_not_depend_on_its_batch() -> None:
     for group in GROUPS:
         schema, frame = table(group)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fordstone.lang.expression import parse
@@ -120,7 +120,6 @@ def evaluated(text: str, frame: pl.DataFrame, schema: Schema = SCHEMA) -> list[i
     return frame.select(to_polars(parse(text, schema), schema)).to_series().to_list()
 
 
-@settings(deadline=None)
 @given(rows=ROWS)
 def test_any_rows_hash_as_their_values_do_one_after_the_other(rows: list[tuple[Any, ...]]) -> None:
     frame = pl.DataFrame(rows, schema=SCHEMA.polars, orient="row")

@@ -8,8 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 import polars as pl
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.errors import ExpressionError
 from fordstone.lang.expression import parse
@@ -143,7 +144,7 @@ def frame(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@examples(300, HealthCheck.filter_too_much)
 @given(text=st.sampled_from(["number", "condition", "text", "time"]).flatmap(lambda kind: trees(kind, 3)), rows=ROWS)
 def test_random_expressions_read_back_and_never_raise_when_they_run(text: str, rows: list[tuple[Any, ...]]) -> None:
     try:

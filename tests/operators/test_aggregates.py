@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.errors import ExpressionError, PlanError
 from fordstone.lang.aggregates import AGGREGATES, parse_aggregate, user_aggregate
@@ -104,7 +105,7 @@ def shown(value: Any) -> Any:
     return repr(value.timestamp() if isinstance(value, datetime) else value)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(rows=rows_of(), seed=st.integers(0, 2**32))
 def test_first_last_and_collect_are_those_of_rows_in_order_of_time_and_value(rows: list[Row], seed: int) -> None:
     columns = ("x", "n", "d", "s", "ok", "raw", "day", "ts")
@@ -124,7 +125,7 @@ def test_first_last_and_collect_are_those_of_rows_in_order_of_time_and_value(row
                 assert shown(found[key][f"{call}_{name}"]) == shown(wanted[call]), (call, name)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(rows=rows_of(TAME), seed=st.integers(0, 2**32), offset=st.sampled_from([0.0, 1e6, -1e9]))
 def test_variances_are_those_of_all_values_within_rounding(rows: list[Row], seed: int, offset: float) -> None:
     rows = [row | {"x": None if row["x"] is None else row["x"] + offset} for row in rows]
@@ -153,7 +154,7 @@ def test_the_variance_with_nan_or_infinity_in_it_is_nan(values: list[float | Non
         assert math.isnan(found[1]["v"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rows=rows_of(), seed=st.integers(0, 2**32))
 def test_few_different_values_are_counted_exactly(rows: list[Row], seed: int) -> None:
     columns = ("x", "n", "d", "s", "ok", "raw", "day", "ts")
@@ -172,7 +173,7 @@ def test_few_different_values_are_counted_exactly(rows: list[Row], seed: int) ->
             assert found[key]["at" if name == "ts" else name] == len(different), name
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rows=rows_of(), seed=st.integers(0, 2**32), q=st.sampled_from(["0", "0.07", "0.25", "0.5", "0.95", "1"]))
 def test_quantiles_of_few_values_are_exact(rows: list[Row], seed: int, q: str) -> None:
     found = results(partials_of({"q": f"quantile(x, {q})", "m": "median(x)", "n": f"quantile(n, {q})"}), rows, seed)
@@ -185,7 +186,7 @@ def test_quantiles_of_few_values_are_exact(rows: list[Row], seed: int, q: str) -
             assert shown(found[key][name]) == shown(wanted), (name, values)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rows=rows_of(TAME), seed=st.integers(0, 2**32))
 @example(rows=[dict.fromkeys(SCHEMA) | {"k": 0, "ts": START}], seed=0)
 def test_what_was_there_before_still_means_the_same(rows: list[Row], seed: int) -> None:
@@ -271,7 +272,7 @@ def own(aggregator: type[Aggregator], *arguments: str, plan_state: Mapping[str, 
     return Partials(["k"], [made], SCHEMA, time=EventTime(column="ts"), functions={"mine:A": aggregator})
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rows=rows_of(st.none() | st.floats(0, 100)), seed=st.integers(0, 2**32))
 def test_a_users_own_aggregate_merges_in_any_order(rows: list[Row], seed: int) -> None:
     found = results(own(WeightedMean, "x", "CASE WHEN ok THEN 2 ELSE 1 END", "s"), rows, seed)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special  # type: ignore[import-untyped]  # it ships no types
+from tests.examples import examples
 
 from fordstone.errors import ExpressionError
 from fordstone.lang.aggregates import parse_aggregate
@@ -49,7 +50,7 @@ def quantile(a: float, b: float, probability: float, *, above: bool = False) -> 
     return float(beta_quantiles(np.array([a]), np.array([b]), probability, above=above)[0])
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     a=sizes,
     b=sizes,
@@ -68,7 +69,7 @@ def test_quantiles_are_right_everywhere_on_a_grid(probability, above):
     assert wrong(a, b, probability, beta_quantiles(a, b, probability, above=above), above=above) == []
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(true=counts, false=counts, level=st.floats(0.001, 0.9999))
 def test_a_credible_interval_holds_its_level_and_leaves_as_much_below_as_above(true, false, level):
     a, b = np.array([1.0 + true]), np.array([1.0 + false])
@@ -123,7 +124,7 @@ def frame(values: list[bool | None]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SCHEMA.polars, orient="row")
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(values=st.lists(st.sampled_from([True, True, False, None]), min_size=1, max_size=60), cut=st.integers(0, 60))
 def test_aggregates_are_those_of_the_counts_however_they_were_merged(values, cut):
     step = partials(

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, frozen, restored
 from tests.operators.window_rows import (
     ANY,
@@ -227,7 +228,7 @@ def _near(value: Any) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     window=windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(rows_of_any_kind, max_size=40),
@@ -251,7 +252,7 @@ def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, a
         assert shown([last], names) == expected(timed, window, names, TIME_MAX_US)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     window=st.none() | windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(tame_rows, min_size=1, max_size=40),
@@ -276,7 +277,7 @@ def test_every_kind_of_aggregate_merges_into_what_it_is_over_all_rows(window, ro
         assert_same(pl.concat(found), pl.concat(results), [*keys, "window_start"])
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(
     window=st.none() | windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(tame_rows, min_size=1, max_size=30),

@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.connectors.control_hub import edge_plan
+from tests.examples import examples
 from tests.operators.subtasks import Barrier, Batch, Restore, Row, Subtasks, bits, events_of, shown
 
 from fordstone import Pipeline
@@ -89,7 +90,7 @@ one_row = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(
     happens=events_of(st.lists(one_row, min_size=1, max_size=8), steps=[1]),
     how=st.sampled_from(["left", "inner"]),

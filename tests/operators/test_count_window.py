@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import (
     Row,
     Subtasks,
@@ -100,7 +101,7 @@ def without_zeros(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     return [one.with_columns(pl.when(pl.col("top") != 0).then("top")) for one in frames]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(happens=events_of(st.lists(rows_of_any_kind, min_size=1, max_size=25), most=12), shape=shapes)
 def test_every_window_comes_out_once_when_it_is_full(happens, shape):
     tasks = Subtasks(make=lambda: windows(*shape), frame=frame)
@@ -121,7 +122,7 @@ DUCKDB = """
 """
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 100),
@@ -300,7 +301,6 @@ def test_windows_at_every_row_are_sums_of_slices_however_many_levels_they_have(s
     assert found == [int(values[at : at + size].sum()) for at in range(values.size - size + 1)]
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 60), slide=st.integers(1, 60))
 def test_a_window_is_a_whole_number_of_panes(size, slide):
     panes = Panes(size=size, slide=slide)

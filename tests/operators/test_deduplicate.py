@@ -11,8 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
 from fordstone.lang.duration import TIME_MAX_US
@@ -64,7 +65,7 @@ def expected(rows: Sequence[Row], keys: Sequence[str], within_us: int) -> Counte
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     happens=events_of(st.lists(rows_of_any_kind, min_size=1, max_size=15)),
     keys=st.sampled_from([("k",), ("k",), ("x",), ("x", "k")]),
@@ -77,7 +78,7 @@ def test_rows_come_out_as_from_a_plain_loop_however_they_came(happens, keys, wit
         subtasks.check(happens, lambda rows: expected(rows, keys, within_us))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     within_us=st.sampled_from([1, 5, 50, 10**6]),

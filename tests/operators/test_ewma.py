@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
@@ -84,7 +84,6 @@ def expected(rows: Sequence[Row]) -> Counter[Any]:
     return found
 
 
-@settings(deadline=None)
 @given(happens=events_of(batches_of_rows), narrow_keys=st.sampled_from([1, 3, 32]))
 def test_every_row_comes_out_once_with_the_means_of_a_plain_loop(happens, narrow_keys):
     with patch.object(recurrence, "NARROW_KEYS", narrow_keys):
@@ -244,7 +243,6 @@ def test_a_checkpoint_holds_the_rows_that_wait_and_one_number_a_key():
 # The recursion alone: many keys, long keys, cuts anywhere.
 
 
-@settings(deadline=None)
 @given(
     short=st.lists(st.integers(1, 9), max_size=80),
     longest=st.integers(1, 300),

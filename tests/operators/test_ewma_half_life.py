@@ -12,8 +12,9 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, restored
 from tests.operators.test_ewma import COLUMNS, SCHEMA, batches_of_rows, frame, order, plain, released
 
@@ -76,7 +77,7 @@ def expected(rows: Sequence[Row]) -> Counter[Any]:
     return found
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(happens=events_of(batches_of_rows), narrow_keys=st.sampled_from([1, 3, 32]))
 def test_every_row_comes_out_once_with_the_means_of_a_plain_loop(happens, narrow_keys):
     with patch.object(recurrence, "NARROW_KEYS", narrow_keys):
@@ -92,7 +93,7 @@ def by_sums(times: Sequence[int], values: Sequence[float], half_life_us: int) ->
     return means
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 60), st.floats(-1e6, 1e6)), min_size=1, max_size=40),
     half_life_us=st.sampled_from([1, 3, 10, 1000]),
@@ -179,7 +180,7 @@ def test_a_power_is_the_same_whatever_stands_beside_it():
     assert halved(times[3:90:5]).tolist() == together[3:90:5].tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(short=st.lists(st.integers(1, 9), max_size=60), longest=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
 def test_the_recursion_is_a_plain_loop_wherever_it_is_cut(short, longest, seed):
     random = np.random.default_rng(seed)

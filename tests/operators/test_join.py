@@ -16,8 +16,9 @@ import duckdb
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
 
 from fordstone import Pipeline
@@ -165,7 +166,7 @@ cases = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(case=cases, happens=events_of(rows_with(few_keys)))
 def test_pairs_and_rows_alone_are_those_of_one_query_over_all_rows(case, happens):
     subtasks = sides(case)
@@ -176,7 +177,7 @@ def test_pairs_and_rows_alone_are_those_of_one_query_over_all_rows(case, happens
     assert shown(subtasks.late) == late_rows(happened.late)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(
     how=st.sampled_from(HOWS),
     happens=events_of(rows_with(st.sampled_from([0.0, -0.0, math.nan, -math.nan, 1.5, math.inf, None])), most=8),
@@ -189,7 +190,7 @@ def test_nan_is_equal_to_nan_and_the_zeros_to_each_other(how, happens):
     assert shown(subtasks.out) == joined(case, happened.taken, 2**61)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(how=st.sampled_from(HOWS), happens=events_of(rows_with(few_keys), most=8), shift=st.sampled_from([31, 32]))
 def test_keys_that_share_a_hash_are_still_told_apart(how, happens, shift):
     case = Case(how, -3, 3)

@@ -6,8 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.lang.schema import DataType
 from fordstone.operators.process import cells as state_cells
@@ -44,7 +45,7 @@ def store(scene: Scene, *, ttl_us: int | None) -> KeyedStore:
     return KeyedStore({"k": pl.String()}, [(items, pl.Int64(), None), (by_key, pl.Int64(), pl.Int64())], IN_MEMORY)
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(given_ops=ops, chunk_items=st.sampled_from([1, 2, 3]), ttl_us=st.sampled_from([None, TTL_US]))
 def test_lists_and_maps_are_as_pythons_own_wherever_they_are_written_and_read_again(given_ops, chunk_items, ttl_us):
     scene = Scene(now_us=0)
@@ -146,7 +147,7 @@ def test_what_is_empty_takes_no_room():
     assert len(first) == len(second) == 0  # type: ignore[arg-type]  # tables
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     kind=st.sampled_from(
         [

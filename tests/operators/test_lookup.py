@@ -9,8 +9,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Batch, Row, Subtasks, bits, events_of, rank, shown
 
 from fordstone import Pipeline
@@ -169,7 +170,7 @@ one_row = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     happens=events_of(st.lists(one_row, min_size=1, max_size=8), steps=[1]),
     timed=st.booleans(),

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.pattern_oracle import Judge, Row, Rule, oracle_run
 from tests.operators.pattern_rows import STREAM, frame
 from tests.operators.subtasks import Subtasks, events_of, rank
@@ -170,7 +171,7 @@ def shown(frames: list[pl.DataFrame]) -> Counter[Any]:
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(pattern=patterns(), rows=st.lists(rows_of_one_key, min_size=4, max_size=9))
 def test_matches_are_those_that_trying_every_choice_of_rows_finds(pattern, rows):
     step, rules = pattern
@@ -187,7 +188,7 @@ def test_matches_are_those_that_trying_every_choice_of_rows_finds(pattern, rows)
     assert len(table) == 0
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     pattern=patterns(),
     happens=events,

@@ -11,8 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.process_model import (
     EPOCH,
     TOLD,
@@ -39,7 +40,7 @@ from fordstone.operators.process import step as process
 from fordstone.operators.process import store as keyed_store
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(
     happens=rounds,
     chunk_items=st.sampled_from([1, 2, 64]),

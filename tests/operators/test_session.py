@@ -10,8 +10,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import (
     Barrier,
     Restore,
@@ -107,7 +108,7 @@ def subtasks() -> Subtasks:
     return Subtasks(make=sessions, frame=frame)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(happens=events_of(st.lists(rows_of_any_kind, min_size=1, max_size=12), steps=(1, 1, 2, 3, 5, 10**14)))
 def test_every_session_comes_out_once_when_it_is_over(happens):
     tasks = subtasks()
@@ -133,7 +134,7 @@ DUCKDB = """
 """
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(
     seed=st.integers(0, 2**32),
     gap_us=st.integers(1, 40),

@@ -16,8 +16,9 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.operators.subtasks import Row, bits, restored
 from tests.operators.window_rows import (
     ANY,
@@ -45,7 +46,7 @@ FEW_PANES, MANY_PANES = Sliding(20, 10), Sliding(20, 2)
 """Windows of few panes are merged at once, those of many one after the other."""
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(
     window=windows,
     aggregates=st.sampled_from([EXACT, ANY]),
@@ -62,7 +63,7 @@ def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happ
     assert both.rows_late() == both.late
 
 
-@settings(deadline=None, max_examples=36)
+@examples(36)
 @given(
     window=st.one_of(windows, st.builds(Tumbling, st.integers(1, 9))),
     aggregates=st.sampled_from([EXACT, ANY]),
@@ -87,7 +88,7 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
         assert OP not in one.columns
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     window=windows,
     rows=st.lists(
@@ -281,6 +282,7 @@ def test_subtracting_merges_what_comes_and_goes_and_nothing_else():
     assert max(steps_of("Subtracting", Sliding(50, 1), 120)) == 3
 
 
+@pytest.mark.slow
 def test_two_stacks_merge_each_pane_a_few_times_whatever_the_size():
     assert sum(steps_of("TwoStacks", Sliding(50, 1), 250)) <= 6 * 250
 
@@ -334,7 +336,6 @@ def test_very_many_results_at_once_are_made_in_parts_with_every_window_whole():
     assert dict(counts.rows()) == dict.fromkeys(windows_of(5, window), keys)
 
 
-@settings(deadline=None)
 @given(window=windows, time=st.integers(-(10**6), 10**6))
 def test_a_pane_knows_its_windows(window, time):
     grid = PaneGrid(window)
@@ -358,7 +359,6 @@ def test_windows_without_panes_are_passed_over_however_many_there_are():
     assert list(store.windows(10, 10**17)) == [(20, 20), (10**17, 10**17)]
 
 
-@settings(deadline=None)
 @given(
     window=windows,
     times=st.lists(st.integers(-50, 50), min_size=1, max_size=8),

@@ -24,7 +24,8 @@ def grouped(stream, window=None):
 def test_aggregates_over_rows_cross_as_partial_rows(window):
     crossing = crossing_of(lambda stream: sunk(grouped(stream, window).agg(n="count(*)", name="sums")))
     assert crossing.partial
-    assert crossing.aggregate == "sums"
+    assert crossing.pushed.aggregate is not None
+    assert crossing.pushed.aggregate.name == "sums"
     assert ("__end" in crossing.schema) == (window is not None)
 
 
@@ -39,7 +40,7 @@ def test_row_wise_steps_before_an_aggregate_go_below_with_it():
         sunk(moved.group_by("tag").window(tumbling("1s")).agg(top="max(more)"))
 
     crossing = crossing_of(build)
-    assert crossing.pushed == ("filter", "flat_map", "select", "with_columns")
+    assert crossing.pushed.names == ("filter", "flat_map", "select", "with_columns")
     assert crossing.partial
 
 
@@ -48,22 +49,22 @@ def test_filters_and_narrower_projections_go_below_without_an_aggregate_too():
         sunk(stream.filter("temp > 0").with_columns("temp * 2 AS twice").filter("twice > 9").select("device", "twice"))
 
     crossing = crossing_of(build)
-    assert crossing.pushed == ("filter", "with_columns", "filter_2", "select")
+    assert crossing.pushed.names == ("filter", "with_columns", "filter_2", "select")
     assert not crossing.partial
     assert list(crossing.schema) == ["device", "twice"]
-    assert crossing.reason == "out writes the rows themselves"
+    assert crossing.pushed.reason == "out writes the rows themselves"
 
 
 def test_what_would_only_make_rows_wider_stays_above():
     crossing = crossing_of(lambda stream: sunk(stream.filter("n > 0").with_columns("temp * 2 AS twice")))
-    assert crossing.pushed == ("filter",)
-    assert crossing.reason == "with_columns would only make rows wider, and out writes the rows themselves"
+    assert crossing.pushed.names == ("filter",)
+    assert crossing.pushed.reason == "with_columns would only make rows wider, and out writes the rows themselves"
 
 
 def test_what_makes_several_rows_of_one_stays_above_where_no_aggregate_follows():
     crossing = crossing_of(lambda stream: sunk(stream.filter("n > 0").flat_map("tags AS tag").filter("tag = 'x'")))
-    assert crossing.pushed == ("filter",)
-    assert crossing.reason == "flat_map makes several rows of one, and out writes the rows themselves"
+    assert crossing.pushed.names == ("filter",)
+    assert crossing.pushed.reason == "flat_map makes several rows of one, and out writes the rows themselves"
 
 
 def late_reader(stream):
@@ -139,10 +140,10 @@ STAYS = {
 def test_what_stays_says_why(kind):
     build, reason = STAYS[kind]
     crossing = split(above(build)).crossings[0]
-    assert crossing.reason == reason
-    assert crossing.pushed == ()
+    assert crossing.pushed.reason == reason
+    assert crossing.pushed.names == ()
     assert not crossing.partial
-    assert crossing.aggregate is None
+    assert crossing.pushed.aggregate is None
 
 
 def test_a_pattern_stays():
@@ -150,14 +151,14 @@ def test_a_pattern_stays():
         found = Pattern("rise").start("a", "temp > 0").then("b", "temp > a.temp").within("5s")
         sunk(stream.group_by("device").match(found, measures={"low": "a.temp"}))
 
-    assert crossing_of(build).reason == "the pattern match_device takes rows in order of time, over all nodes"
+    assert crossing_of(build).pushed.reason == "the pattern match_device takes rows in order of time, over all nodes"
 
 
 def test_a_partial_row_that_has_no_type_of_ours_does_not_cross(monkeypatch):
-    monkeypatch.setattr(combine, "_SIGNED", {})
+    monkeypatch.setattr(combine, "_signed", lambda kind: kind)
     crossing = crossing_of(lambda stream: sunk(grouped(stream).agg(mid="median(temp)", name="mids")))
     assert not crossing.partial
-    assert crossing.reason.startswith("partial rows of mids cannot cross: Polars type UInt8")
+    assert crossing.pushed.reason.startswith("partial rows of mids cannot cross: Polars type UInt8")
     # Then at least what nobody reads stays behind.
     assert list(crossing.schema) == ["device", "ts", "temp"]
 

@@ -15,7 +15,10 @@ def words(build) -> list[str]:
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
     return list(
         saving_words(
-            found, crossing.schema, filters="filter" in crossing.pushed, explodes="flat_map" in crossing.pushed
+            found,
+            crossing.schema,
+            filters="filter" in crossing.pushed.names,
+            explodes="flat_map" in crossing.pushed.names,
         )
     )
 

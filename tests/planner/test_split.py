@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.planner.fleets import SCHEMA, above, cold_chain, names, sunk, tiers_of
 
 from fordstone import Pipeline, Stream, session, tumbling
@@ -38,7 +39,8 @@ def test_the_cold_chain_alarms_at_the_edge_and_merges_at_the_center():
     assert names(tiers.center) == ["readings_to_center", "agg_device", "per_device", "select", "thresholds_to_edges"]
     (crossing,) = tiers.crossings
     assert crossing.partial
-    assert crossing.aggregate == "agg_device"
+    assert crossing.pushed.aggregate is not None
+    assert crossing.pushed.aggregate.name == "agg_device"
     assert list(crossing.schema) == ["device", "__end", "__rows_5d88c63a", "__n0", "__s0", "__hi0"]
 
 
@@ -188,7 +190,7 @@ def test_a_stream_that_nobody_reads_at_the_center_ends_at_the_hub():
     assert names(tiers.edge) == ["rows", "cut", "out"]
     assert tiers.center is None
     assert list(tiers.crossings[0].schema) == list(SCHEMA)
-    assert "nothing of this pipeline reads cut" in tiers.crossings[0].reason
+    assert "nothing of this pipeline reads cut" in tiers.crossings[0].pushed.reason
 
 
 def test_new_steps_get_names_that_nobody_has():
@@ -225,7 +227,7 @@ ENDS: list[Callable[[Stream], Stream]] = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     ways=st.lists(
         st.tuples(st.lists(st.sampled_from(ROW_WISE), max_size=4), st.sampled_from(ENDS)), min_size=1, max_size=3
@@ -307,9 +309,9 @@ def test_without_push_down_rows_cross_as_they_stand_at_the_cut():
 
     tiers = split(above(build), push_down=False)
     (crossing,) = tiers.crossings
-    assert (list(crossing.schema), crossing.pushed, crossing.partial) == (list(SCHEMA), (), False)
+    assert (list(crossing.schema), crossing.pushed.names, crossing.partial) == (list(SCHEMA), (), False)
     assert crossing.pruned == ()
-    assert crossing.reason == "push-down is switched off"
+    assert crossing.pushed.reason == "push-down is switched off"
     assert names(tiers.edge) == ["rows", "cut"]
     assert names(tiers.center) == ["cut", "filter", "tops", "out"]
     assert split(above(build)).crossings[0].partial

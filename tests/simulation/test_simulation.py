@@ -33,6 +33,7 @@ def test_every_seed_keeps_the_invariants(seed_block: range, simulation_tally: Ta
 
 
 # A loop in mode unaligned is refused when the pipeline is built: see tests/api/test_pipeline.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "shape"),
     [
@@ -49,6 +50,7 @@ def test_each_mode_and_shape_is_exact_whatever_crashes(mode, shape, simulation_t
     assert simulation_tally.checkpoints > before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["aligned", "unaligned", "blocking"])
 def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulation_tally: Tally):
     rebuilt = 0
@@ -66,6 +68,7 @@ def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulatio
     assert rebuilt > (5 if mode == "unaligned" else 0)
 
 
+@pytest.mark.slow
 def test_several_damaged_checkpoints_are_computed_again(monkeypatch, simulation_tally: Tally):
     monkeypatch.setattr(simulator, "KEEP", 5)
     monkeypatch.setattr(simulator, "DAMAGED", 3)

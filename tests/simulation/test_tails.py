@@ -44,6 +44,7 @@ def scenario(name: str, seed: int, tail: Tail) -> Scenario:
     return replace(drawn, tail=tail, smooths=False, deduplicates=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAILS)
 def test_each_operator_is_exact_whatever_crashes(name: str, simulation_tally: Tally):
     for seed in range(28_000, 28_006):

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from tests.waiting import until
 
 from fordstone.spark.session import java
 
@@ -74,11 +75,7 @@ class Daemon:
 
     def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait for something to happen while it runs."""
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not met():
-            assert self.running, f"it ended before {what}:\n{self.log()}"
-            assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s:\n{self.log()}"
-            time.sleep(POLL_SECONDS)
+        until(met, what, seconds_max=WAIT_SECONDS_MAX, alive=lambda: self.running, report=self.log)
 
     def said(self, pattern: re.Pattern[str]) -> str:
         """What the pattern's group stands for in its log, as soon as it is there."""

@@ -156,7 +156,7 @@ def test_runs_without_rows_are_not_read_and_equal_runs_are_read_each():
         watermark_us=0,
         received_us=0,
     )
-    assert [read.digest for read in reads_of([twice])] == ["a", "a"]
+    assert [run.digest for _, _, run in reads_of([twice])] == ["a", "a"]
 
 
 class PagedHub(HubClient):

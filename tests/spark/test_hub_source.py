@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.hub.running import now_us, running_hub, serving
 from tests.spark.hub_nodes import HubNode, numbers
 from tests.spark.test_hub_rows import EVERY
+from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
@@ -25,8 +26,6 @@ from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.spark import register
-
-WAIT_SECONDS_MAX = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +68,6 @@ def told(folder: Path) -> list[tuple[Any, ...]]:
 def told_by(query: StreamingQuery) -> str:
     """When the query last said something of itself."""
     return "" if query.lastProgress is None else str(query.lastProgress["timestamp"])
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not met():
-        assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s"
-        time.sleep(0.02)
 
 
 def test_every_type_reaches_spark_as_the_node_sent_it(spark, hub):

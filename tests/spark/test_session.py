@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,20 +11,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.waiting import until
 
 from fordstone.errors import ConfigError
 from fordstone.spark import prepared, session
 from fordstone.spark.session.session import is_connect, parallelism
 from fordstone.spark.session.settings import MEANING
-
-WAIT_SECONDS_MAX = 180.0
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not met():
-        assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS_MAX:.0f} s"
-        time.sleep(0.02)
 
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import RunRef, SearchBuffer, State
@@ -124,7 +125,7 @@ class Model:
 item = st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.none() | st.sampled_from([-1.5, 0.0, 2.0]))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -> None:
     model = Model()
@@ -147,7 +148,6 @@ def test_any_history_of_a_buffer_is_that_of_a_sorted_list(data: st.DataObject) -
     model.release(100)
 
 
-@settings(deadline=None)
 @given(st.lists(item, min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 12))
 def test_batches_do_not_show_in_what_is_released(
     items: list[tuple[str, int, float | None]], cuts: list[int], mark_us: int

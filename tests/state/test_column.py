@@ -102,6 +102,7 @@ def test_cells_of_another_kind_are_refused() -> None:
         column.equal(slots(0), cells)
 
 
+@pytest.mark.slow
 def test_a_log_is_cleared_of_waste_and_keeps_what_counts() -> None:
     column = column_of("c", pl.String())
     assert isinstance(column, LogColumn)
@@ -114,6 +115,7 @@ def test_a_log_is_cleared_of_waste_and_keeps_what_counts() -> None:
     assert column.get(slots(9, 8, 7)).to_list() == ["kept", None, f"value {number} of slot 7"]
 
 
+@pytest.mark.slow
 def test_a_log_is_cleared_of_few_rows_that_take_much_room() -> None:
     column = LogColumn("c", pl.List(pl.Int64()))
     column.grow(2)
@@ -126,6 +128,7 @@ def test_a_log_is_cleared_of_few_rows_that_take_much_room() -> None:
     assert column.get(slots(1)).to_list() == [[7]]
 
 
+@pytest.mark.slow
 def test_what_a_forgotten_slot_held_goes_with_the_next_clearing() -> None:
     column = LogColumn("c", pl.List(pl.Int64()))
     column.grow(100)

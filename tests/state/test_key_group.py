@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -68,7 +68,6 @@ COLUMNS: dict[str, tuple[pl.DataType, st.SearchStrategy[object]]] = {
 CONTEXT_DIGITS = 60
 
 
-@settings(deadline=None)
 @given(st.data(), st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=3, unique=True), st.integers(1, 20))
 def test_groups_of_all_types_follow_the_canonical_bytes(data: st.DataObject, names: list[str], rows: int) -> None:
     import decimal
@@ -209,7 +208,6 @@ def test_owners_are_those_of_the_model(parallelism: int) -> None:
     assert owners(groups, parallelism).tolist() == [owner_of(group, parallelism) for group in range(128)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.integers(-5, 50), max_size=60), st.integers(1, 9))
 def test_splitting_gives_each_row_to_its_owner_in_order(keys: list[int | None], parallelism: int) -> None:
     frame = pl.DataFrame({"k": pl.Series(keys, dtype=pl.Int64), "n": pl.Series(range(len(keys)), dtype=pl.Int64)})

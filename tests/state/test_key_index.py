@@ -10,7 +10,7 @@ from decimal import Decimal
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fordstone.state.base import KeyIndex
@@ -66,7 +66,6 @@ class TestKeyIndex(KeyIndexContract):
         return IN_MEMORY.key_index(schema)
 
 
-@settings(deadline=None)
 @given(
     st.data(),
     st.sampled_from(sorted(HASHES)),
@@ -172,6 +171,7 @@ def test_a_key_has_columns() -> None:
         MemoryKeyIndex({})
 
 
+@pytest.mark.slow
 def test_long_text_that_is_overwritten_slot_by_slot_does_not_pile_up() -> None:
     index = MemoryKeyIndex({"k": pl.String()})
     for start in range(0, 400_000, 2000):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import PIECES_MAX, Piece, RunRef, State
@@ -121,7 +122,7 @@ class Model:
 item = st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(-9, 9))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_history_of_runs_is_that_of_a_dict(data: st.DataObject) -> None:
     model = Model()
@@ -350,6 +351,7 @@ def test_pieces_that_are_not_written_are_left_to_the_writer() -> None:
     assert state.mergeable() == ()
 
 
+@pytest.mark.slow
 def test_closing_and_freezing_while_another_thread_merges_loses_nothing() -> None:
     shelf = Shelf()
     state = runs(coalesce_rows_min=50)

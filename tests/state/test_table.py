@@ -8,9 +8,10 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from tests.examples import examples
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.state.base import FOUND, Piece, RunRef, State
@@ -143,7 +144,7 @@ class Model:
         same_rows(got, self.frame(list(self.held.values()), list(self.schema)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_any_history_of_a_table_is_that_of_a_dict(data: st.DataObject) -> None:
     key = data.draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=2, unique=True), label="key")
@@ -310,6 +311,7 @@ def test_refused_rows_leave_the_table_as_it_was() -> None:
     assert state.get(keys("a")).get_column(FOUND).to_list() == [False]
 
 
+@pytest.mark.slow
 def test_freed_slots_are_used_again() -> None:
     state = table()
     for start in range(0, 20_000, 100):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fordstone.state.base import PIECES_MAX, PIECES_TOTAL_MAX, SMALLEST_ROWS, tier_of, worth_folding
@@ -44,7 +44,6 @@ def test_tiers_are_a_factor_of_four_wide() -> None:
     ] == [0, 0, 0, 1, 2]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 10 * SMALLEST_ROWS), min_size=1, max_size=400), st.floats(0, 1))
 def test_rows_are_written_again_a_few_times_only_and_pieces_stay_few(sizes: list[int], share: float) -> None:
     """Whatever comes, and whatever share of the rows is left by folding."""

@@ -7,7 +7,7 @@ they are and never pasted into text, so any name and any text is safe.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Final, NoReturn
@@ -23,6 +23,14 @@ Value = bool | int | float | str | bytes | Decimal | datetime | date | timedelta
 
 _FUNCTION_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ATOMS: Final = (exp.Column, exp.Literal, exp.Anonymous, exp.Cast, exp.Case, exp.Paren, exp.Boolean, exp.Null)
+
+
+def _operator(kind: type[exp.Binary]) -> Callable[[Column, Column | Value], Column]:
+    return lambda left, right: _binary(kind, left, right)
+
+
+def _reflected(kind: type[exp.Binary]) -> Callable[[Column, Value], Column]:
+    return lambda right, left: _binary(kind, left, right)
 
 
 class Column:
@@ -62,79 +70,33 @@ class Column:
         return Column(exp.Between(this=_wrapped(self), low=_wrapped(low), high=_wrapped(high)))
 
     def like(self, pattern: str) -> Column:
-        """Whether the text fits a LIKE pattern."""
+        """Whether the text matches a LIKE pattern."""
         return Column(exp.Like(this=_wrapped(self), expression=exp.Literal.string(pattern)))
 
     def rlike(self, pattern: str) -> Column:
-        """Whether a regular expression is found in the text."""
+        """Whether a regular expression matches a part of the text."""
         return Column(exp.RegexpLike(this=_wrapped(self), expression=exp.Literal.string(pattern)))
 
     def null_safe_eq(self, other: Column | Value) -> Column:
         """Equal, where null equals null."""
         return _binary(exp.NullSafeEQ, self, other)
 
-    def __add__(self, other: Column | Value) -> Column:
-        return _binary(exp.Add, self, other)
-
-    def __radd__(self, other: Value) -> Column:
-        return _binary(exp.Add, other, self)
-
-    def __sub__(self, other: Column | Value) -> Column:
-        return _binary(exp.Sub, self, other)
-
-    def __rsub__(self, other: Value) -> Column:
-        return _binary(exp.Sub, other, self)
-
-    def __mul__(self, other: Column | Value) -> Column:
-        return _binary(exp.Mul, self, other)
-
-    def __rmul__(self, other: Value) -> Column:
-        return _binary(exp.Mul, other, self)
-
-    def __truediv__(self, other: Column | Value) -> Column:
-        return _binary(exp.Div, self, other)
-
-    def __rtruediv__(self, other: Value) -> Column:
-        return _binary(exp.Div, other, self)
-
-    def __mod__(self, other: Column | Value) -> Column:
-        return _binary(exp.Mod, self, other)
-
-    def __rmod__(self, other: Value) -> Column:
-        return _binary(exp.Mod, other, self)
+    __add__, __radd__ = _operator(exp.Add), _reflected(exp.Add)
+    __sub__, __rsub__ = _operator(exp.Sub), _reflected(exp.Sub)
+    __mul__, __rmul__ = _operator(exp.Mul), _reflected(exp.Mul)
+    __truediv__, __rtruediv__ = _operator(exp.Div), _reflected(exp.Div)
+    __mod__, __rmod__ = _operator(exp.Mod), _reflected(exp.Mod)
+    __and__, __rand__ = _operator(exp.And), _reflected(exp.And)
+    __or__, __ror__ = _operator(exp.Or), _reflected(exp.Or)
+    __eq__ = _operator(exp.EQ)  # type: ignore[assignment]
+    __ne__ = _operator(exp.NEQ)  # type: ignore[assignment]
+    __lt__ = _operator(exp.LT)
+    __le__ = _operator(exp.LTE)
+    __gt__ = _operator(exp.GT)
+    __ge__ = _operator(exp.GTE)
 
     def __neg__(self) -> Column:
         return Column(exp.Neg(this=exp.Paren(this=_inner(self))))
-
-    def __eq__(self, other: object) -> Column:  # type: ignore[override]
-        return _binary(exp.EQ, self, other)  # type: ignore[arg-type]
-
-    def __ne__(self, other: object) -> Column:  # type: ignore[override]
-        return _binary(exp.NEQ, self, other)  # type: ignore[arg-type]
-
-    def __lt__(self, other: Column | Value) -> Column:
-        return _binary(exp.LT, self, other)
-
-    def __le__(self, other: Column | Value) -> Column:
-        return _binary(exp.LTE, self, other)
-
-    def __gt__(self, other: Column | Value) -> Column:
-        return _binary(exp.GT, self, other)
-
-    def __ge__(self, other: Column | Value) -> Column:
-        return _binary(exp.GTE, self, other)
-
-    def __and__(self, other: Column | Value) -> Column:
-        return _binary(exp.And, self, other)
-
-    def __rand__(self, other: Value) -> Column:
-        return _binary(exp.And, other, self)
-
-    def __or__(self, other: Column | Value) -> Column:
-        return _binary(exp.Or, self, other)
-
-    def __ror__(self, other: Value) -> Column:
-        return _binary(exp.Or, other, self)
 
     def __invert__(self) -> Column:
         return Column(exp.Not(this=exp.Paren(this=_inner(self))))
@@ -204,84 +166,84 @@ def fn(name: str, *args: Column | Value) -> Column:
 
 def count(column: Column | str | None = None) -> Column:
     """The number of rows, or of those where the column is not null."""
-    return Column(exp.Anonymous(this="count", expressions=[exp.Star() if column is None else _named(column)]))
+    if column is None:
+        return Column(exp.Anonymous(this="count", expressions=[exp.Star()]))
+    return _aggregate("count", column)
 
 
 def sum_(column: Column | str) -> Column:
     """The sum of a column."""
-    return Column(exp.Anonymous(this="sum", expressions=[_named(column)]))
+    return _aggregate("sum", column)
 
 
 def mean(column: Column | str) -> Column:
     """The mean of a column."""
-    return Column(exp.Anonymous(this="mean", expressions=[_named(column)]))
+    return _aggregate("mean", column)
 
 
 def min_(column: Column | str) -> Column:
     """The least value of a column."""
-    return Column(exp.Anonymous(this="min", expressions=[_named(column)]))
+    return _aggregate("min", column)
 
 
 def max_(column: Column | str) -> Column:
     """The greatest value of a column."""
-    return Column(exp.Anonymous(this="max", expressions=[_named(column)]))
+    return _aggregate("max", column)
 
 
 def first(column: Column | str) -> Column:
     """The value of the row with the least event time."""
-    return Column(exp.Anonymous(this="first", expressions=[_named(column)]))
+    return _aggregate("first", column)
 
 
 def last(column: Column | str) -> Column:
     """The value of the row with the greatest event time."""
-    return Column(exp.Anonymous(this="last", expressions=[_named(column)]))
+    return _aggregate("last", column)
 
 
 def variance(column: Column | str) -> Column:
-    """The variance of a sample."""
-    return Column(exp.Anonymous(this="variance", expressions=[_named(column)]))
+    """The sample variance of a column."""
+    return _aggregate("variance", column)
 
 
 def stddev(column: Column | str) -> Column:
-    """The standard deviation of a sample."""
-    return Column(exp.Anonymous(this="stddev", expressions=[_named(column)]))
+    """The sample standard deviation of a column."""
+    return _aggregate("stddev", column)
 
 
 def count_distinct(column: Column | str, lgk: int | None = None) -> Column:
-    """About how many different values a column has. `lgk`: the binary logarithm of the sketch's size."""
-    options = [] if lgk is None else [_literal(lgk)]
-    return Column(exp.Anonymous(this="count_distinct", expressions=[_named(column), *options]))
+    """The approximate number of distinct values of a column. `lgk`: the binary logarithm of the sketch's size."""
+    return _aggregate("count_distinct", column, lgk)
 
 
 def quantile(column: Column | str, q: float, k: int | None = None) -> Column:
-    """About the value that the share `q` of a column does not exceed. `k`: the size of the sketch."""
-    options = [_literal(q), *([] if k is None else [_literal(k)])]
-    return Column(exp.Anonymous(this="quantile", expressions=[_named(column), *options]))
+    """Approximately the value that the share `q` of a column does not exceed. `k`: the size of the sketch."""
+    return _aggregate("quantile", column, q, k)
 
 
 def median(column: Column | str) -> Column:
-    """About the middle value of a column."""
-    return Column(exp.Anonymous(this="median", expressions=[_named(column)]))
+    """Approximately the median of a column."""
+    return _aggregate("median", column)
 
 
 def collect(column: Column | str) -> Column:
     """All values of a column, an array in order of time."""
-    return Column(exp.Anonymous(this="collect", expressions=[_named(column)]))
+    return _aggregate("collect", column)
 
 
 def beta_mean(ok: Column | str, *, prior: tuple[float, float] = (1, 1)) -> Column:
     """The expected rate at which a condition is true. `prior`: how often true and false count as seen before."""
-    return Column(exp.Anonymous(this="beta_mean", expressions=[_named(ok), *_constants(prior)]))
+    return _aggregate("beta_mean", ok, *prior)
 
 
 def beta_low(ok: Column | str, level: float, *, prior: tuple[float, float] = (1, 1)) -> Column:
     """The lower end of the interval in which the rate lies at which a condition is true, with the probability `level`."""
-    return Column(exp.Anonymous(this="beta_low", expressions=[_named(ok), *_constants((level, *prior))]))
+    return _aggregate("beta_low", ok, level, *prior)
 
 
 def beta_high(ok: Column | str, level: float, *, prior: tuple[float, float] = (1, 1)) -> Column:
     """The upper end of the interval in which the rate lies at which a condition is true, with the probability `level`."""
-    return Column(exp.Anonymous(this="beta_high", expressions=[_named(ok), *_constants((level, *prior))]))
+    return _aggregate("beta_high", ok, level, *prior)
 
 
 def expression_source(given: object, where: str = "") -> str | exp.Expr:
@@ -294,12 +256,11 @@ def expression_source(given: object, where: str = "") -> str | exp.Expr:
     raise PipelineError(f"{lead}{given!r} is not an expression. Write SQL text, or build it from col(...).")
 
 
-def _constants(values: Iterable[float]) -> list[exp.Expr]:
-    return [_literal(value) for value in values]
-
-
-def _named(column: Column | str) -> exp.Expr:
-    return _inner(col(column) if isinstance(column, str) else column)
+def _aggregate(name: str, column: Column | str, *options: float | None) -> Column:
+    argument = _inner(col(column) if isinstance(column, str) else column)
+    return Column(
+        exp.Anonymous(this=name, expressions=[argument, *(_literal(one) for one in options if one is not None)])
+    )
 
 
 def _binary(kind: type[exp.Binary], left: Column | Value, right: Column | Value) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
@@ -33,6 +34,7 @@ class MatchOptions(TypedDict, total=False):
     name: str | None
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Pattern:
     """A sequence of rows to look for. Every method gives a new pattern, with one thing more.
 
@@ -42,30 +44,14 @@ class Pattern:
     aggregates such as `avg(hot.temp)` are over all rows that it took so far.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._stages: tuple[p.Stage, ...] = ()
-        self._within_us: int | None = None
-
-    @property
-    def name(self) -> str:
-        """What the pattern is called."""
-        return self._name
-
-    @property
-    def stages(self) -> tuple[p.Stage, ...]:
-        """The stages so far, as they stand in a plan."""
-        return self._stages
-
-    @property
-    def within_us(self) -> int | None:
-        """How long a match may take, in microseconds."""
-        return self._within_us
+    name: str
+    stages: tuple[p.Stage, ...] = ()
+    within_us: int | None = None
 
     def start(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
         """The first stage. What may be said of it is as in `then`."""
-        if self._stages:
-            raise PipelineError(f"pattern {self._name} has a start already; go on with then, next or then_any.")
+        if self.stages:
+            raise PipelineError(f"pattern {self.name} has a start already; go on with then, next or then_any.")
         return self._with(name, condition, "next", **how)
 
     def then(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
@@ -97,7 +83,7 @@ class Pattern:
 
     def within(self, span: str | timedelta) -> Pattern:
         """The last row of a match comes less than this after its first."""
-        return self._copy(self._stages, positive_us(span, what=f"pattern {self._name}: within"))
+        return replace(self, within_us=positive_us(span, what=f"pattern {self.name}: within"))
 
     def _with(
         self,
@@ -114,10 +100,12 @@ class Pattern:
         reluctant: bool = False,
         until: Condition | None = None,
     ) -> Pattern:
-        where = f"pattern {self._name}: stage {name!r}"
-        for both, what in (((greedy, reluctant), "greedy and reluctant"), ((consecutive, combinations), "both")):
-            if all(both):
-                words = "greedy=True and reluctant=True" if what != "both" else "consecutive=True and combinations=True"
+        where = f"pattern {self.name}: stage {name!r}"
+        for both, words in (
+            (greedy and reluctant, "greedy=True and reluctant=True"),
+            (consecutive and combinations, "consecutive=True and combinations=True"),
+        ):
+            if both:
                 raise PipelineError(f"{where}: {words} exclude each other. Drop one.")
         if one_or_more and times is not None:
             raise PipelineError(f"{where}: one_or_more=True is times=(1, None). Drop one of them.")
@@ -138,16 +126,11 @@ class Pattern:
 
     def _add(self, stage: p.Stage) -> Pattern:
         if not isinstance(stage.name, str) or not stage.name:
-            raise PipelineError(f"pattern {self._name}: a stage has a name, not {stage.name!r}.")
-        return self._copy((*self._stages, stage), self._within_us)
-
-    def _copy(self, stages: tuple[p.Stage, ...], within_us: int | None) -> Pattern:
-        found = Pattern(self._name)
-        found._stages, found._within_us = stages, within_us
-        return found
+            raise PipelineError(f"pattern {self.name}: a stage has a name, not {stage.name!r}.")
+        return replace(self, stages=(*self.stages, stage))
 
     def __repr__(self) -> str:
-        return f"Pattern({self._name}: {', '.join(stage.name for stage in self._stages)})"
+        return f"Pattern({self.name}: {', '.join(stage.name for stage in self.stages)})"
 
 
 def match_step(
@@ -210,7 +193,6 @@ def _measure(name: str, source: Condition) -> str:
 
 
 def _sql(source: Condition) -> str:
-    """An expression as it stands in a plan."""
     return _written(tree_of(expression_source(source))[0])
 
 

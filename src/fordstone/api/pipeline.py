@@ -13,7 +13,7 @@ from fordstone.errors import ExpressionError, PipelineError
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.plan.ids import checked_name
+from fordstone.plan.ids import checked_name, free_name
 from fordstone.plan.stream_type import StreamType
 from fordstone.planner.check import check_feedback, check_rules, derive
 from fordstone.planner.guarantee import path_guarantees
@@ -198,11 +198,7 @@ class Pipeline:
         """The given name, checked, or one derived from what the step does."""
         if given is not None:
             return checked_name(given, "step")
-        taken = {step.name for step in self._steps}
-        count = 1
-        while (name := base if count == 1 else f"{base}_{count}") in taken:
-            count += 1
-        return name
+        return free_name(base, {step.name for step in self._steps})
 
     def register(self, function: Callable[..., Any]) -> str:
         """Give the import path of a function, or a local name if it has none."""
@@ -224,11 +220,9 @@ class Pipeline:
             raise (error if error.step else error.at_step(step)) from None
 
     def type_of(self, at: p.Input) -> StreamType:
-        """What is known of a stream."""
         return self._types[at]
 
     def has(self, at: p.Input) -> bool:
-        """Whether there is such a stream."""
         return at in self._types
 
     def _draft(self, *more: p.Step) -> p.Plan:

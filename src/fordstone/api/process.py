@@ -1,7 +1,6 @@
 """Keyed functions: what users derive from and declare, for `group_by(...).process(...)`.
 
-What stands here is the face of it: while the function runs, its states are `operators.state_cells`, and its context is
-`operators.process_context.Context`.
+These classes only declare: while the function runs, its states are those of `operators.process.cells`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,10 @@ class _Declared:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._only_inside()
+
     def _only_inside(self, *_: object) -> NoReturn:
         raise PipelineError(
             f"state {getattr(self, 'name', '?')} has a value only while process() or on_timer() works on a key. Declare it in the "
@@ -57,12 +60,16 @@ class ValueState(_Declared):
         """Remember a value; None is none."""
         self._only_inside(value)
 
-    def clear(self) -> None:
-        """Forget it."""
+
+class _Collection(_Declared):
+    def __iter__(self) -> Iterator[Any]:
         self._only_inside()
 
+    def __len__(self) -> int:
+        return self._only_inside()
 
-class ListState(_Declared):
+
+class ListState(_Collection):
     """Values in the order in which they were appended: `seen = ListState("string")`. With a ttl each is forgotten by itself."""
 
     def __init__(self, type: str, *, ttl: str | timedelta | None = None) -> None:  # noqa: A002 - the word users expect
@@ -80,18 +87,8 @@ class ListState(_Declared):
         """Remember these instead."""
         self._only_inside(values)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._only_inside()
 
-    def __iter__(self) -> Iterator[Any]:
-        self._only_inside()
-
-    def __len__(self) -> int:
-        return self._only_inside()
-
-
-class MapState(_Declared):
+class MapState(_Collection):
     """Values by key, in the order in which the keys came: `counts = MapState("string", "bigint")`.
 
     With a ttl each entry is dropped that time after its own last write.
@@ -112,10 +109,6 @@ class MapState(_Declared):
         """All keys with their values."""
         self._only_inside()
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._only_inside()
-
     def __getitem__(self, key: Any) -> Any:
         self._only_inside(key)
 
@@ -127,12 +120,6 @@ class MapState(_Declared):
 
     def __contains__(self, key: Any) -> bool:
         self._only_inside(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._only_inside()
-
-    def __len__(self) -> int:
-        return self._only_inside()
 
 
 class KeyedFunction:

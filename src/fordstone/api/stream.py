@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import polars as pl
 
 from fordstone.api.column import Column, expression_source
-from fordstone.api.join import On, Span, TableRows, join_columns_of, join_step, latest_step, lookup_step
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
-from fordstone.errors import ConfigError, PipelineError
+from fordstone.connectors.base import live_of
+from fordstone.connectors.lookup_table import inline_spec, read_table
+from fordstone.connectors.memory import memory
+from fordstone.connectors.registry import source_delivery
+from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.aggregates import parse_aggregate
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.expression import expand, parse, parse_double, parse_predicate
@@ -24,7 +27,7 @@ from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.user import Aggregator, AggregatorCall
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
-from fordstone.plan.stream_type import StreamType
+from fordstone.plan.stream_type import StreamType, shown
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -40,11 +43,14 @@ class ControlTable:
     keys: tuple[str, ...]
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name} {kind}" for name, kind in self.schema.items())
-        return f"ControlTable({self.name}: {columns}; key {', '.join(self.keys)})"
+        return f"ControlTable({self.name}: {shown(self.schema)}; key {', '.join(self.keys)})"
 
 
 Expr = str | Column
+On = str | Sequence[str] | Mapping[str, str]
+"""Columns that must be equal: of both sides, or from those of the left to those of the right."""
+Span = str | timedelta
+TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
 Aggregated = str | Column | AggregatorCall
 """An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""
 Record = dict[str, Any]
@@ -79,32 +85,28 @@ class Stream:
     @property
     def late(self) -> Stream:
         """The rows that came too late for this step, as they were."""
-        port = p.Input(self._at.step, "late")
-        if self._at.port != "main" or not self._pipeline.has(port):
-            raise PipelineError(
-                f"step {self.name} has no late rows; only steps that wait for time have, such as windows and ewma."
-            )
-        return Stream(self._pipeline, port)
+        return self._port("late", "late rows; only steps that wait for time have, such as windows and ewma.")
 
     @property
     def timeouts(self) -> Stream:
         """Of a pattern with `within`: the beginnings whose time ran out."""
-        port = p.Input(self._at.step, "timeout")
-        if self._at.port != "main" or not self._pipeline.has(port):
-            raise PipelineError(f"step {self.name} has no time-outs; only a match of a pattern with .within(...) has.")
-        return Stream(self._pipeline, port)
+        return self._port("timeout", "time-outs; only a match of a pattern with .within(...) has.")
 
     def final(self) -> Stream:
         """Of a window with `early=`: the closing results only, each once, as a window without gives them."""
-        port = p.Input(self._at.step, "final")
-        if self._at.port == "main" and self._pipeline.has(port):
-            return Stream(self._pipeline, port)
         if self._type.upsert_key is None:
             raise PipelineError(f"step {self.name}: .final() is not needed here: no row is replaced by a later one.")
-        raise PipelineError(
-            f"step {self.name} has no final results of its own. Call .final() directly after a window with early=, before any "
-            "filter or select. (Running results, without a window, never have a last word.)"
+        return self._port(
+            "final",
+            "final results of its own. Call .final() directly after a window with early=, before any filter or select. (Running "
+            "results, without a window, are never final.)",
         )
+
+    def _port(self, port: p.Port, missing: str) -> Stream:
+        at = p.Input(self._at.step, port)
+        if self._at.port != "main" or not self._pipeline.has(at):
+            raise PipelineError(f"step {self.name} has no {missing}")
+        return Stream(self._pipeline, at)
 
     def filter(self, predicate: Expr, *, name: str | None = None) -> Stream:
         """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
@@ -219,7 +221,29 @@ class Stream:
         `other` that is there already gets the suffix.
         """
         step = self._named("join", name)
-        return self._pipeline.add(join_step(step, self, other, on=on, between=between, how=how, suffix=suffix))
+        self._check_joined(step, other)
+        left_keys, right_keys = _join_columns(step, on)
+        if between is None:
+            raise PipelineError(
+                f"step {step}: a join of two streams needs a bound on time, or it would have to keep every row for good. Add how far the "
+                'right time may lie from the left: between=("-5s", "10s").'
+            )
+        if isinstance(between, str | timedelta) or len(between) != 2:  # noqa: PLR2004 - a pair
+            raise PipelineError(f'step {step}: between={between!r} is not a pair. Write between=("-5s", "10s").')
+        from_us, to_us = (_signed_us(bound, what=f"step {step}: between") for bound in between)
+        return self._pipeline.add(
+            p.Join(
+                name=step,
+                left=self._at,
+                right=other._at,
+                left_keys=left_keys,
+                right_keys=right_keys,
+                from_us=from_us,
+                to_us=to_us,
+                how=how,  # type: ignore[arg-type]  # judged with the step
+                suffix=suffix,
+            )
+        )
 
     def lookup(
         self,
@@ -238,7 +262,23 @@ class Stream:
         nothing are dropped.
         """
         step = self._named("lookup", name)
-        return self._pipeline.add(lookup_step(step, self, table, on=on, schema=schema, how=how, suffix=suffix))
+        keys, table_keys = _join_columns(step, on)
+        try:
+            spec, columns = _table(table, schema)
+        except FordstoneError as error:
+            raise PipelineError(f"step {step}: {error}") from error
+        return self._pipeline.add(
+            p.Lookup(
+                name=step,
+                input=self._at,
+                table=spec,
+                schema=columns.to_dict(),
+                keys=keys,
+                table_keys=table_keys,
+                how=how,  # type: ignore[arg-type]  # judged with the step
+                suffix=suffix,
+            )
+        )
 
     def join_latest(
         self,
@@ -256,7 +296,9 @@ class Stream:
         once, see those of the epochs before, and keep their time if `control` has event time too.
         """
         step = self._named("join_latest", name)
-        return self._pipeline.add(latest_step(step, self, control, on=on, how=how, suffix=suffix, wait=wait))
+        self._check_joined(step, control)
+        keys, control_keys = _join_columns(step, on)
+        return self._latest(step, control._at, keys, control_keys, how=how, suffix=suffix, waits=bool(wait))
 
     def to_center(self, *, offline: str | timedelta = "24h", name: str | None = None) -> Stream:
         """Cut the pipeline: the steps before run on the nodes, the steps after at the center, over the rows of all nodes.
@@ -290,24 +332,47 @@ class Stream:
             )
         if table.pipeline is not self.pipeline:
             raise PipelineError(f"step {step}: control table {table.name} belongs to another pipeline.")
-        keys, control_keys = join_columns_of(step, on)
+        keys, control_keys = _join_columns(step, on)
         if set(control_keys) != set(table.keys):
             raise PipelineError(
                 f"step {step}: on={on!r} does not name the key of {table.name}, which is ({', '.join(table.keys)})."
             )
         order = [control_keys.index(key) for key in table.keys]
+        ordered = tuple(keys[place] for place in order)
+        return self._latest(step, p.Input(table.name), ordered, table.keys, how=how, suffix=suffix, waits=False)
+
+    def _latest(
+        self,
+        step: str,
+        control: p.Input,
+        keys: tuple[str, ...],
+        control_keys: tuple[str, ...],
+        *,
+        how: Any,
+        suffix: str,
+        waits: bool,
+    ) -> Stream:
         return self._pipeline.add(
             p.LookupLatest(
                 name=step,
                 input=self._at,
-                control=p.Input(table.name),
-                keys=tuple(keys[place] for place in order),
-                control_keys=table.keys,
-                how=how,  # type: ignore[arg-type]  # judged with the step
+                control=control,
+                keys=keys,
+                control_keys=control_keys,
+                how=how,
                 suffix=suffix,
-                waits=False,
+                waits=waits,
             )
         )
+
+    def _check_joined(self, step: str, other: object) -> None:
+        if not isinstance(other, Stream):
+            raise PipelineError(
+                f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...); for a control "
+                "table, .join_control(table, on=...)."
+            )
+        if other.pipeline is not self._pipeline:
+            raise PipelineError(f"step {step}: {other.name} belongs to another pipeline.")
 
     def _function(
         self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
@@ -328,8 +393,7 @@ class Stream:
         return self._pipeline.name_for(base, name)
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name} {kind}" for name, kind in self.schema.items())
-        return f"Stream({self.name}: {columns})"
+        return f"Stream({self.name}: {shown(self.schema)})"
 
 
 class Grouped:
@@ -465,6 +529,58 @@ class Grouped:
 def keyed_name(what: str, keys: Sequence[str]) -> str:
     """The name of a step by what it does and the keys it does it by."""
     return "_".join([what, *(key for key in keys if key.isidentifier() and key.isascii())])[:80]
+
+
+def _signed_us(value: Span, *, what: str) -> int:
+    if isinstance(value, str) and value.strip().startswith("-"):
+        return -duration_us(value.strip().removeprefix("-"), what=what)
+    return duration_us(value, what=what)
+
+
+def _join_columns(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    given: Any = on
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        names = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+        pairs = [(name, name) for name in names]
+    if not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise PipelineError(
+            f'step {step}: on={on!r} does not name columns. Write on="device", on=["site", "device"], or from left to right '
+            'on={"device": "id"}.'
+        )
+    return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
+
+
+def _table(table: p.ConnectorSpec | TableRows, schema: Mapping[str, str] | None) -> tuple[p.ConnectorSpec, Schema]:
+    """The table as it stands in the plan, and its columns."""
+    if isinstance(table, p.ConnectorSpec):
+        if schema is None:
+            raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
+        source_delivery(table)
+        columns = Schema.of(schema)
+        # What lives in this process would not be there where the plan is read.
+        return (table if live_of(table) is None else inline_spec(read_table(table, columns))), columns
+    given: Any = table
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | pl.DataFrame):
+        raise ConfigError(f'{given!r} is not a table. Give files("devices.csv"), a list of records, or a Polars frame.')
+    if schema is None:
+        schema = _inferred(table)
+    columns = Schema.of(schema)
+    return inline_spec(read_table(memory([given]), columns)), columns
+
+
+def _inferred(table: TableRows) -> dict[str, str]:
+    if isinstance(table, pl.DataFrame):
+        frame = table
+    elif not table:
+        raise ConfigError("a table without rows does not tell its columns. Add schema=.")
+    else:
+        try:
+            frame = pl.DataFrame(table, infer_schema_length=None)
+        except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"the rows of the table are not of one kind: {error}. Add schema=.") from error
+    return {name: str(DataType.from_polars(kind)) for name, kind in frame.schema.items()}
 
 
 def _named_aggregate(

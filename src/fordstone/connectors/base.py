@@ -23,36 +23,8 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.plan.plan import ConnectorSpec
+from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 - connectors import it from here
 from fordstone.storage.disk import Disk
-
-__all__ = [
-    "PLAN_READ_ROWS",
-    "Capability",
-    "Chunk",
-    "ClockUs",
-    "ConnectorKind",
-    "ConnectorSpec",
-    "Delivery",
-    "Home",
-    "Idleness",
-    "LiveSpec",
-    "OpenContext",
-    "Part",
-    "PartWriter",
-    "PartedSink",
-    "ReadPlan",
-    "Reader",
-    "Rejected",
-    "Sink",
-    "SinkStream",
-    "Source",
-    "SourceOptions",
-    "checked_spec",
-    "live_of",
-    "options_of",
-    "system_clock_us",
-]
 
 ClockUs = Callable[[], int]
 """Returns microseconds on a clock that never goes back."""
@@ -263,7 +235,6 @@ class SourceOptions:
     schema: Schema
     bounded: bool
     """Stop at the end of the present input instead of waiting for more."""
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class LiveSpec(ConnectorSpec, frozen=True, dict=True):

@@ -72,7 +72,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         if self.base:
             return f"base-{self.version:012}-{self.rows}-{self.digest}.arrow"
         return f"{self.version:012}-{self.after:012}-{self.rows}-{self.digest}.arrow"
@@ -119,7 +118,6 @@ class ControlLog:
 
     @property
     def files(self) -> int:
-        """How many files there are."""
         return len(self._entries)
 
     def add(self, version: int, changes: pl.DataFrame) -> None:

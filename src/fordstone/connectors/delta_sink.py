@@ -1,20 +1,13 @@
 """Rows into a Delta table: appended, or merged by their key.
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
-that the table has is never written again. Beside it stands a digest of the rows, so that another writer's epoch is noticed
-from one that comes again. Two writers under one name cannot both commit: Delta refuses the later.
+that the table has is never written again. A digest of the rows in the commit tells an epoch that comes again from another
+writer's. Two writers under one name cannot both commit: Delta refuses the later.
 
 Invariants: the transaction is looked up in the very version that the commit builds on; keys match as they do in
 pipelines (null is null, NaN is NaN, -0.0 is 0.0); a conflict with another writer is tried again a bounded number of times,
-from the look-up on.
-
-Our column types as Delta's, in the JSON form that stands in a table's log.
-
-Making the commits of a Delta table on a local disk durable.
-
-The package that writes them does not sync. So `release` syncs what a commit is made of before it returns: data files, the
-commit itself and its checkpoint, and the directories. What is left is the moment between the two: power that goes just
-then may leave a commit whose data file is short, which is noticed when the epoch comes again.
+from the look-up on. On a local disk, `release` syncs what a commit is made of, because the package does not: power that is
+cut between the two may leave a commit whose data file is short, which is noticed when the epoch comes again.
 """
 
 from __future__ import annotations
@@ -33,9 +26,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fordstone.connectors.base import Sink, SinkStream
 from fordstone.connectors.delta import DeltaSettings
-from fordstone.connectors.files.settings import DELETE, OP, UPSERT
+from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
-from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.schema import Schema
 from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import Disk, OsDisk
 
@@ -81,65 +74,39 @@ def _files(disk: Disk, commit: str) -> list[tuple[str, int]]:
 
 ID: Final = "__id"
 """The id of a row that was emitted at once; the table gets this column with the first such row."""
-_NAMES: Final = {
-    "boolean": "boolean",
-    "tinyint": "byte",
-    "smallint": "short",
-    "int": "integer",
-    "bigint": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date": "date",
-    "timestamp": "timestamp",
-}
 
 
-def delta_schema(schema: Schema, *, step: str) -> str:
+def delta_schema(schema: Schema, *, step: str) -> TableSchema:
     """The schema of a new table."""
     folded: dict[str, str] = {}
-    for name in schema:
+    for name, kind in schema.items():
         other = folded.setdefault(name.casefold(), name)
         if other != name:
             raise SinkError(
                 f"sink {step}: columns {other!r} and {name!r} differ in case only, which Delta does not tell apart. Rename one."
             )
-    fields = [
-        {"name": name, "type": _type(kind, name, step), "nullable": True, "metadata": {}}
-        for name, kind in schema.items()
-    ]
-    return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
+        if "null" in str(kind):
+            raise SinkError(
+                f"sink {step}: Delta has no type for column {name!r}, which is {kind}. Cast it, or leave it out."
+            )
+    return TableSchema.from_arrow(schema.polars)
 
 
-def column_names(table_schema: str) -> list[str]:
-    """The columns of a table, in order."""
-    return [field["name"] for field in msgspec.json.decode(table_schema)["fields"]]
-
-
-def schema_difference(table_schema: str, schema: Schema, *, step: str) -> str | None:
+def schema_difference(table: TableSchema, schema: Schema, *, step: str) -> str | None:
     """Where a table differs from what a sink writes, in words; None if rows fit. Order and nullability do not count."""
-    there = {field["name"]: _plain(field["type"]) for field in msgspec.json.decode(table_schema)["fields"]}
-    for name, kind in schema.items():
-        wanted = _plain(_type(kind, name, step))
+    there, wanted = _types(table), _types(delta_schema(schema, step=step))
+    for name, kind in wanted.items():
         if name not in there:
             return f"the table has no column {name!r}; it has {', '.join(there)}"
-        if there[name] != wanted:
-            return f"column {name!r} is {_shown(there[name])} in the table, and {_shown(wanted)} ({kind}) in the stream"
+        if there[name] != kind:
+            return f"column {name!r} is {_shown(there[name])} in the table, and {_shown(kind)} ({schema[name]}) in the stream"
     extra = [name for name in there if name not in schema and not (name == ID and there[name] == "string")]
     return f"the table has a column {extra[0]!r}, which the stream has not" if extra else None
 
 
-def _type(kind: DataType, column: str, step: str) -> Any:
-    if kind.element is not None:
-        return {"type": "array", "elementType": _type(kind.element, column, step), "containsNull": True}
-    if kind.name == "decimal":
-        return f"decimal({kind.precision},{kind.scale})"
-    if kind.name not in _NAMES:
-        raise SinkError(
-            f"sink {step}: Delta has no type for column {column!r}, which is {kind}. Cast it, or leave it out."
-        )
-    return _NAMES[kind.name]
+def _types(table: TableSchema) -> dict[str, Any]:
+    """The columns of a table in order, with their types as JSON."""
+    return {field["name"]: _plain(field["type"]) for field in msgspec.json.decode(table.to_json())["fields"]}
 
 
 def _plain(kind: Any) -> Any:
@@ -228,7 +195,7 @@ class DeltaSink(Sink):
         """Nothing is open between commits."""
 
     def _opened(self) -> DeltaTable:
-        schema = TableSchema.from_json(delta_schema(self._stream.schema, step=self._stream.step))
+        schema = delta_schema(self._stream.schema, step=self._stream.step)
         if DeltaTable.is_deltatable(self._uri):
             return DeltaTable(self._uri)
         others = [] if self._disk is None else [name for name in self._disk.list("") if name != LOG]
@@ -249,7 +216,7 @@ class DeltaSink(Sink):
             return DeltaTable(self._uri)  # another sink of this table was quicker
 
     def _check_table(self) -> None:
-        difference = schema_difference(self._table.schema().to_json(), self._stream.schema, step=self._stream.step)
+        difference = schema_difference(self._table.schema(), self._stream.schema, step=self._stream.step)
         if difference is None:
             mine = msgspec.json.encode(self._stream.upsert_key).decode()
             theirs = self._table.metadata().configuration.get(KEY_PROPERTY, mine)
@@ -311,7 +278,7 @@ class DeltaSink(Sink):
         return True
 
     def _append(self, rows: pl.DataFrame, properties: CommitProperties | None) -> None:
-        there = column_names(self._table.schema().to_json())
+        there = list(_types(self._table.schema()))
         if ID in rows.columns and ID not in there:
             write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=properties)
             return
@@ -343,7 +310,7 @@ class DeltaSink(Sink):
             if found is None or (found.app, found.epoch) != (mark.app, mark.epoch):
                 continue
             if found == mark:
-                self._sync(commit["version"])
+                self._sync_version(commit["version"])
                 return
             raise SinkError(
                 f"{self._where} already has epoch {mark.epoch} of {self._app!r}, with other rows ({found.rows}) than are "
@@ -357,17 +324,15 @@ class DeltaSink(Sink):
                 f"Another run or pipeline writes under that name. Choose another table, or another name with app=..."
             )
 
-    def _sync(self, version: int | None = None) -> None:
-        """Make what was committed since the last time durable, or one version."""
-        if self._disk is None:
-            return
-        if version is not None:
+    def _sync(self) -> None:
+        """Make durable what was committed since the last time, by others too: the log has no holes."""
+        for version in range(self._synced + 1, self._table.version() + 1):
+            self._sync_version(version)
+            self._synced = version
+
+    def _sync_version(self, version: int) -> None:
+        if self._disk is not None:
             sync_commit(self._disk, version, where=self._where)
-            return
-        # Those of others too: the log has no holes.
-        for new in range(self._synced + 1, self._table.version() + 1):
-            sync_commit(self._disk, new, where=self._where)
-            self._synced = new
 
     @contextmanager
     def _errors_as(self, what: str) -> Iterator[None]:

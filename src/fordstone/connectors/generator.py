@@ -1,12 +1,8 @@
 """A source that makes its own rows: for demonstrations, tests and load.
 
 A row is a pure function of (seed, partition, sequence number) and of the declared schema; the position is the sequence
-number. Reading from any position, in slices of any size, on any machine, gives the same rows.
-
-Random numbers as a pure function of where they stand: (seed, lane, column, sequence number).
-
-There is no state to carry, so any slice of the numbers can be made alone. Only integer arithmetic decides the values:
-they are the same on every machine.
+number. Reading from any position, in slices of any size, on any machine, gives the same rows: random numbers are functions of
+(seed, lane, column, sequence number), and only integer arithmetic decides them.
 """
 
 from __future__ import annotations
@@ -43,21 +39,16 @@ from fordstone.plan.ids import PartitionId, Position
 
 Words = npt.NDArray[np.uint64]
 
-_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
-_SHIFT_30: Final = np.uint64(30)
-_SHIFT_27: Final = np.uint64(27)
-_SHIFT_31: Final = np.uint64(31)
+_GAMMA: Final = 0x9E3779B97F4A7C15
 _WORD_MASK: Final = (1 << 64) - 1
 _HALVES: Final = 8
 """Number of 16-bit numbers whose sum makes a normal number."""
 
 
 def _mixed(words: Words) -> Words:
-    words = (words ^ (words >> _SHIFT_30)) * _MIX_1
-    words = (words ^ (words >> _SHIFT_27)) * _MIX_2
-    return words ^ (words >> _SHIFT_31)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def stream_key(seed: int, *names: int | str) -> int:
@@ -78,7 +69,7 @@ def random_words(key: int, first: int, count: int, *, draw: int = 0) -> Words:
 
 def random_below(words: Words, bound: int) -> npt.NDArray[np.int64]:
     """Whole numbers in [0, bound), spread evenly as far as 32 bits allow; `bound` is at most 2**32."""
-    return (((words >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+    return (((words >> 32) * bound) >> 32).astype(np.int64)
 
 
 def random_normal(key: int, first: int, count: int) -> npt.NDArray[np.float64]:
@@ -282,7 +273,6 @@ class GeneratorReader(Reader):
         self._with_positions = with_positions
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        """Make the next rows, as far as the rate allows by now."""
         rows = self._settings.rows
         stop = self._position + max(1, rows_max)
         if until is not None:

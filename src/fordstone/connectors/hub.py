@@ -226,7 +226,6 @@ class HubSource(Source):
     def available(
         self, node: str, position: int, rows_max: int, *, epochs_max: int | None = EPOCHS_PER_READ_MAX
     ) -> list[StreamEpoch]:
-        """The next epochs that can be read now."""
         index = self._index()
         away = self._follower is not None and self._follower.away
         if not index.complete or self._is_quiet() or (away and index.blobs is None):
@@ -301,7 +300,6 @@ class HubSource(Source):
             return self._own
 
     def _list(self) -> StreamIndex:
-        """Everything that there is now."""
         index = StreamIndex()
         self.reader.retry(lambda: self.reader.acknowledge(self.options.consumer, {}))
         for page in self.reader.pages():

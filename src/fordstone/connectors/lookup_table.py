@@ -9,7 +9,6 @@ Values of `inline` are plain JSON: times and dates as ISO-8601 text, decimals as
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
@@ -31,6 +30,10 @@ from fordstone.plan.ids import Position
 INLINE: Final = "inline"
 BYTES_MAX: Final = 1 << 20
 """A plan is stored, sent and compared whole: larger tables belong in files."""
+
+
+_VALUES: Final = {"binary": bytes, "decimal": Decimal, "date": date, "timestamp": datetime}
+"""The types whose values JSON holds as text."""
 
 
 class InlineKind(ConnectorKind):
@@ -67,19 +70,9 @@ def _decoded(spec: ConnectorSpec, schema: Schema) -> pl.DataFrame:
 
 
 def _plain(value: Any) -> Any:
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case bytes():
-            return base64.b64encode(value).decode()
-        case Decimal():
-            return str(value)
-        case datetime() | date():
-            return value.isoformat()
-        case list():
-            return [_plain(one) for one in value]
-        case _:
-            return value
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else msgspec.to_builtins(value)
 
 
 def _valued(value: Any, kind: DataType) -> Any:
@@ -87,19 +80,7 @@ def _valued(value: Any, kind: DataType) -> Any:
         return None
     if kind.element is not None:
         return [_valued(one, kind.element) for one in value]
-    match kind.name:
-        case "float" | "double":
-            return float(value)
-        case "binary":
-            return base64.b64decode(value)
-        case "decimal":
-            return Decimal(value)
-        case "date":
-            return date.fromisoformat(value)
-        case "timestamp":
-            return datetime.fromisoformat(value)
-        case _:
-            return value
+    return float(value) if kind.is_float else msgspec.convert(value, _VALUES.get(kind.name, Any))
 
 
 TABLES_KEPT: Final = 8

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.base import (
@@ -66,7 +69,6 @@ class MemorySource:
             return len(self._pieces) - 1
 
     def append(self, partition: int, rows: Rows) -> None:
-        """Add rows at the end of a partition."""
         with self._lock:
             if self._ended[partition]:
                 raise ConfigError(f"memory partition {partition} has ended: rows can no longer be appended.")
@@ -79,7 +81,6 @@ class MemorySource:
                 self._ended[number] = True
 
     def partition_count(self) -> int:
-        """How many partitions there are now."""
         with self._lock:
             return len(self._pieces)
 
@@ -100,7 +101,6 @@ class MemorySink:
         """How many releases came for an epoch that was there already."""
 
     def frames(self) -> list[pl.DataFrame]:
-        """Every frame: released ones in epoch order, then written ones."""
         return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
 
     def rows(self) -> pl.DataFrame:
@@ -196,7 +196,7 @@ class _MemoryReader(Reader):
         return Chunk(
             frame=pl.concat([part.frame for part in parts]) if parts else self._schema.empty(),
             position=Position(self._position),
-            row_positions=_numbers(parts) if self._with_positions else None,
+            row_positions=_positions(parts) if self._with_positions else None,
             rejected=tuple(rejected for part in parts for rejected in part.rejected),
             ended=at_end,
         )
@@ -226,31 +226,24 @@ class _MemoryReader(Reader):
         return parts
 
 
+@dataclass(frozen=True, slots=True)
 class _Made:
     """One piece as a frame: the good rows with their numbers, and the rejected ones."""
 
-    def __init__(
-        self,
-        first: int,
-        count: int,
-        frame: pl.DataFrame,
-        numbers: pl.Series | None = None,
-        rejected: Sequence[Rejected] = (),
-    ) -> None:
-        """`numbers` are those of the good rows; None: all rows are good."""
-        self.first = first
-        self.count = count
-        self.frame = frame
-        self._numbers = numbers
-        self.rejected = tuple(rejected)
+    first: int
+    count: int
+    frame: pl.DataFrame
+    numbers: npt.NDArray[np.int64]
+    rejected: tuple[Rejected, ...] = ()
 
     @classmethod
     def of(cls, rows: Rows, first: int, schema: Schema) -> _Made:
+        numbers = np.arange(first, first + len(rows))
         if isinstance(rows, pl.DataFrame):
-            return cls(first, rows.height, _fitted(rows, schema))
+            return cls(first, len(rows), _fitted(rows, schema), numbers)
         records = [_record(row, schema) for row in rows]
         try:
-            return cls(first, len(records), pl.DataFrame(records, schema=schema.polars, orient="row"))
+            return cls(first, len(rows), pl.DataFrame(records, schema=schema.polars, orient="row"), numbers)
         except _UNFIT:
             return cls._row_by_row(records, first, schema)
 
@@ -263,29 +256,17 @@ class _Made:
                 numbers.append(number)
             except _UNFIT as error:
                 rejected.append(Rejected(position=number, text=repr(record), reason=str(error).partition("\n")[0]))
-        return cls(first, len(records), pl.concat(frames), pl.Series(numbers, dtype=pl.Int64), rejected)
-
-    @property
-    def numbers(self) -> pl.Series:
-        """The row numbers of the good rows."""
-        if self._numbers is None:
-            return pl.int_range(self.first, self.first + self.count, eager=True)
-        return self._numbers
+        return cls(first, len(records), pl.concat(frames), np.array(numbers, dtype=np.int64), tuple(rejected))
 
     def slice(self, start: int, stop: int) -> _Made:
         """The rows from `start` to before `stop`, as far as they are here."""
-        start, stop = max(start, self.first), min(stop, self.first + self.count)
-        if stop - start == self.count:
-            return self
-        if self._numbers is None:
-            return _Made(start, stop - start, self.frame.slice(start - self.first, stop - start))
-        keep = (self._numbers >= start) & (self._numbers < stop)
-        rejected = [one for one in self.rejected if start <= one.position < stop]
-        return _Made(start, stop - start, self.frame.filter(keep), self._numbers.filter(keep), rejected)
+        begin, end = np.searchsorted(self.numbers, (start, stop)).tolist()
+        rejected = tuple(one for one in self.rejected if start <= one.position < stop)
+        return _Made(start, stop - start, self.frame.slice(begin, end - begin), self.numbers[begin:end], rejected)
 
 
-def _numbers(parts: Iterable[_Made]) -> pl.Series:
-    return pl.concat([pl.Series(dtype=pl.Int64), *(part.numbers for part in parts)])
+def _positions(parts: Sequence[_Made]) -> pl.Series:
+    return pl.Series(np.concatenate([np.zeros(0, dtype=np.int64), *(part.numbers for part in parts)]))
 
 
 def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -339,4 +320,4 @@ class _OpenSink(Sink):
         self._live.written.append(frame)
 
     def close(self) -> None:
-        """Do nothing: the rows stay with the `MemorySink`."""
+        """The rows stay with the `MemorySink`."""

@@ -75,7 +75,6 @@ class EpochEntry(Message, frozen=True):
     """The version of each control table that the node had taken when this epoch ended."""
 
     def digest(self) -> str:
-        """Return a digest of the content."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
 
@@ -165,7 +164,6 @@ class Rejection(Exception):  # noqa: N818 - it is a response rather than an erro
         )
 
     def body(self) -> bytes:
-        """Encode the body of the response."""
         return msgspec.json.encode(self.refusal)
 
 

@@ -1,13 +1,9 @@
-"""Aggregate expressions: calls that state is kept for, and what is worked out of their results.
+"""Aggregates: the table of them, and aggregate expressions.
 
-`sum(x) / count(*)` is two calls and a finish, `__a0 / __a1`. The window operators keep and merge the calls, each on its
-own; `finish` runs once per result row. Adding an aggregate is a row in `model.aggregate_functions` and what is kept for
-it in `operators.kinds`. A user's own aggregate is a call of its import path (`user_aggregate`).
-
-The table of aggregates: what each takes, what comes out, what may be done with its parts, and a line for the docs.
-
-This is the one place where an aggregate is declared; what is kept for it stands in `operators.kinds` under the same
-name.
+An aggregate is declared in `AGGREGATES` (what it takes, what comes out, what may be done with its parts, a line for the docs);
+what is kept for it stands in `operators.aggregate` under the same name. `sum(x) / count(*)` is two calls and a finish,
+`__a0 / __a1`: the operators keep and merge the calls, each on its own, and `finish` runs once per result row. A user's own
+aggregate is a call of its import path (`user_aggregate`).
 """
 
 from __future__ import annotations
@@ -20,11 +16,9 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.errors import ExpressionError
-from fordstone.lang.check import Checker
-from fordstone.lang.coercion import BIGINT, DOUBLE, NULL, ClashError
-from fordstone.lang.dialect import DIALECT, offset_of, quoted_name, read
-from fordstone.lang.expression import Expression, expression_of, parse, split_alias, with_own_functions
-from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType, Schema
+from fordstone.lang.dialect import offset_of, quoted_name
+from fordstone.lang.expression import Checker, Expression, checked, expression_of, parse, split_alias
+from fordstone.lang.schema import BIGINT, DECIMAL_DIGITS_MAX, DOUBLE, NULL, ClashError, DataType, Schema
 from fordstone.lang.term import Call, Column, Literal, Term, render
 
 Invertible = typing.Literal["always", "exact", "never"]
@@ -104,8 +98,7 @@ def _ordered(argument: Term) -> tuple[Term, DataType]:
 
 
 def _collected(argument: Term) -> tuple[Term, DataType]:
-    kind = _ordered(argument)[1]
-    return argument, DataType("array", element=kind)
+    return argument, DataType("array", element=_ordered(argument)[1])
 
 
 def _distinct(argument: Term) -> tuple[Term, DataType]:
@@ -129,30 +122,30 @@ def _needs_number(kind: DataType) -> None:
         raise ClashError(f"a number is needed here, but this is {kind}.")
 
 
-def between(low: float, high: float) -> Callable[[float], str | None]:
-    """A check for a number from low to high, both included."""
+# Checks of options: what is wrong with a value.
+
+
+def _between(low: float, high: float) -> Callable[[float], str | None]:
     return lambda value: None if low <= value <= high else f"does not lie between {low:g} and {high:g}"
 
 
-def inside(low: float, high: float) -> Callable[[float], str | None]:
-    """A check for a number between low and high, neither included."""
+def _inside(low: float, high: float) -> Callable[[float], str | None]:
     return lambda value: None if low < value < high else f"is not above {low:g} and below {high:g}"
 
 
-def whole(low: int, high: int) -> Callable[[float], str | None]:
-    """A check for a whole number from low to high, both included."""
+def _whole(low: int, high: int) -> Callable[[float], str | None]:
     return lambda value: (
         None if low <= value <= high and value == int(value) else f"is no whole number from {low} to {high}"
     )
 
 
-_LG_K: Final = Option(name="lgk", check=whole(7, 21), default=HLL_LG_K)
-_K: Final = Option(name="k", check=whole(8, 65535), default=KLL_K)
+_LG_K: Final = Option(name="lgk", check=_whole(7, 21), default=HLL_LG_K)
+_K: Final = Option(name="k", check=_whole(8, 65535), default=KLL_K)
 _PRIOR_MAX: Final = 1e15
-_LEVEL: Final = Option(name="level", check=inside(0, 1))
+_LEVEL: Final = Option(name="level", check=_inside(0, 1))
 _PRIOR: Final = (
-    Option(name="a", check=inside(0, _PRIOR_MAX), default=1),
-    Option(name="b", check=inside(0, _PRIOR_MAX), default=1),
+    Option(name="a", check=_inside(0, _PRIOR_MAX), default=1),
+    Option(name="b", check=_inside(0, _PRIOR_MAX), default=1),
 )
 
 AGGREGATES: Final[dict[str, AggregateFunction]] = {
@@ -171,60 +164,60 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
             about="The mean, a double (also of decimals, where Spark has a decimal). Also mean(x).",
         ),
         AggregateFunction(
-            name="min", signature="min(x)", about="The least; NaN is greater than any number.", example="min(1)",
+            name="min", signature="min(x)", about="The least value; NaN is greater than any number.", example="min(1)",
             accepts=_extreme,
         ),
         AggregateFunction(
-            name="max", signature="max(x)", about="The greatest; NaN is greater than any number.", example="max(1)",
+            name="max", signature="max(x)", about="The greatest value; NaN is greater than any number.", example="max(1)",
             accepts=_extreme,
         ),
         AggregateFunction(
             name="first", signature="first(x)", example="first(1)", accepts=_ordered, needs_time=True,
-            about="The value of the row with the least time, which may be null; of several such rows, the least value (null is less than any).",
+            about="The value of the earliest row, which may be null; of several rows with that time, the least value (null is less than any).",
         ),
         AggregateFunction(
             name="last", signature="last(x)", example="last(1)", accepts=_ordered, needs_time=True,
-            about="The value of the row with the greatest time, which may be null; of several such rows, the greatest value.",
+            about="The value of the latest row, which may be null; of several rows with that time, the greatest value.",
         ),
         AggregateFunction(
             name="var_samp", signature="variance(x)", example="variance(1)", accepts=_double,
-            about="The variance of a sample, a double; null of fewer than two values. Also var_samp(x).",
+            about="The sample variance, a double; null for fewer than two values. Also var_samp(x).",
         ),
         AggregateFunction(
             name="var_pop", signature="var_pop(x)", example="var_pop(1)", accepts=_double,
-            about="The variance of the whole; 0 of a single value, null of none.",
+            about="The population variance; 0 for a single value, null for none.",
         ),
         AggregateFunction(
             name="stddev_samp", signature="stddev(x)", example="stddev(1)", accepts=_double,
-            about="The standard deviation of a sample: the square root of variance(x). Also stddev_samp(x), std(x).",
+            about="The sample standard deviation: the square root of variance(x). Also stddev_samp(x), std(x).",
         ),
         AggregateFunction(
             name="stddev_pop", signature="stddev_pop(x)", example="stddev_pop(1)", accepts=_double,
-            about="The standard deviation of the whole: the square root of var_pop(x).",
+            about="The population standard deviation: the square root of var_pop(x).",
         ),
         AggregateFunction(
             name="count_distinct", signature="count_distinct(x[, lgk])", example="count_distinct(1)", accepts=_distinct,
             options=(_LG_K,),
-            about="About how many different values there are, nulls not counted: HyperLogLog with 2 to the power of lgk (7 to 21, 12 by default) registers.",
+            about="The approximate number of distinct values, without nulls: HyperLogLog with 2 to the power of lgk (7 to 21, 12 by default) registers.",
         ),
         AggregateFunction(
             name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double,
-            options=(Option(name="q", check=between(0, 1)), _K), repeats=False,
-            about="About the least value that at least the share q (0 to 1) of all do not exceed, a double; nulls and NaN are not counted. Exact for up to k values (8 to 65535, 200 by default), else a KLL sketch. median(x) is quantile(x, 0.5).",
+            options=(Option(name="q", check=_between(0, 1)), _K), repeats=False,
+            about="Approximately the least value that at least the share q (0 to 1) of all values do not exceed, a double; nulls and NaN are ignored. Exact for up to k values (8 to 65535, 200 by default), else a KLL sketch. median(x) is quantile(x, 0.5).",
         ),
         AggregateFunction(
             name="collect", signature="collect(x)", example="collect(1)", accepts=_collected,
-            about="All values but nulls, an array in order of time and then of value; it grows with the window. Also collect_list(x).",
+            about="All values except nulls, as an array in order of time and then of value; it grows with the window. Also collect_list(x).",
         ),
         AggregateFunction(
             name="beta_mean", signature="beta_mean(ok[, a, b])", example="beta_mean(1 < 2)", accepts=_truth,
             options=_PRIOR, invertible="always",
-            about="The expected rate at which ok is true, a double, nulls not counted: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 by default), counts as that number of rows seen before.",
+            about="The expected rate at which ok is true, a double; nulls are ignored: the mean of Beta(a + true, b + false). The prior, a and b (1 and 1 by default), counts as that number of rows seen before.",
         ),
         AggregateFunction(
             name="beta_low", signature="beta_low(ok, level[, a, b])", example="beta_low(1 < 2, 0.95)", accepts=_truth,
             options=(_LEVEL, *_PRIOR), invertible="always",
-            about="The lower end of the interval in which that rate lies with the probability level (above 0, below 1), as likely below it as above.",
+            about="The lower end of the interval in which that rate lies with the probability level (above 0, below 1); the rate is as likely below the interval as above it.",
         ),
         AggregateFunction(
             name="beta_high", signature="beta_high(ok, level[, a, b])", example="beta_high(1 < 2, 0.95)", accepts=_truth,
@@ -265,7 +258,6 @@ class AggregateCall:
 
     @property
     def argument(self) -> Expression | None:
-        """The only argument, or the first."""
         return self.arguments[0] if self.arguments else None
 
     @property
@@ -295,7 +287,6 @@ class Aggregate:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The input columns that the calls read, each once."""
         found = (argument for call in self.calls for argument in call.arguments)
         return tuple(dict.fromkeys(name for argument in found for name in argument.columns))
 
@@ -315,17 +306,7 @@ def parse_aggregate(
     Raises:
         ExpressionError: with the text and the place of what is wrong.
     """
-    if isinstance(source, str):
-        return _parse_tree(read(source), schema, name, source)
-    if text is not None:
-        return _parse_tree(source, schema, name, text)
-    tree = with_own_functions(source)
-    text = tree.sql(dialect=DIALECT, normalize_functions=False)
-    try:
-        return _parse_tree(tree, schema, name, text)
-    except ExpressionError:
-        _parse_tree(read(text), schema, name, text)  # the text has places for the caret, a built tree has none
-        raise
+    return checked(source, text, lambda tree, text: _parse_tree(tree, schema, name, text))
 
 
 def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> Aggregate:

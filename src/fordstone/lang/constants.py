@@ -14,14 +14,18 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.lang.coercion import BINARY, BOOLEAN, DOUBLE, NULL, STRING, ClashError, literal_decimal
 from fordstone.lang.dialect import DIALECT
-from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType
+from fordstone.lang.rules import literal_decimal
+from fordstone.lang.schema import BINARY, BOOLEAN, DECIMAL_DIGITS_MAX, DOUBLE, NULL, STRING, ClashError, DataType
 from fordstone.lang.term import DAY_TIME, DAYS, YEAR_MONTH, Literal
 
 _WHOLE: Final = re.compile(r"[+-]?\d+")
 _BOUNDS: Final = {"tinyint": 2**7, "smallint": 2**15, "int": 2**31, "bigint": 2**63}
 _SPELLED: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+NODES: Final = (exp.Null, exp.Boolean, exp.HexString, exp.RawString, exp.Concat, exp.Interval, exp.Literal)
+"""The nodes that `literal` reads."""
 
 
 def number(text: str) -> Literal:

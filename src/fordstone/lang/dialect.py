@@ -2,7 +2,7 @@
 
 The dialect is Spark's, except that function calls stay as they were written: sqlglot would turn `log10(x)` into
 `log(10, x)` or `date_trunc(unit, ts)` with a column into one with a literal, and that changes the meaning. What a call
-means is decided by `model.checking` alone. Trees that were parsed with another dialect are written out and read again.
+means is decided by `expression` alone. Trees that were parsed with another dialect are written out and read again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def quoted_name(name: str) -> str:
 
 
 DEPTH_MAX: Final = 160
-"""So deep an expression may be nested; `a AND b AND c ...` is as deep as it is long."""
+"""Maximum depth of an expression; `a AND b AND c ...` is as deep as it is long."""
 TOO_DEEP: Final = (
     "the expression is nested too deeply, or has too long a chain of operators. Write x IN (...) for many alternatives, or "
     "work parts of it out in columns of their own before."
@@ -89,16 +89,13 @@ def read(text: str) -> exp.Expr:
     """
     if not text.strip():
         raise ExpressionError("the expression is empty.", text=text, offset=0)
+    tokens = tokens_of(text)
     try:
-        found = DIALECT.parser().parse(DIALECT.tokenize(text), text)
+        found = DIALECT.parser().parse(tokens, text)
     except ParseError as error:
         raise _parse_error(error, text) from None
     except RecursionError:
         raise ExpressionError(TOO_DEEP, text=text, offset=0) from None
-    except TokenError:
-        raise ExpressionError(
-            "the expression ends inside a quoted string or name; close the quote.", text=text, offset=_open_quote(text)
-        ) from None
     trees = [tree for tree in found if tree is not None]
     if len(trees) != 1:
         raise ExpressionError("one expression was expected, without a semicolon.", text=text, offset=text.find(";"))
@@ -119,11 +116,7 @@ def _is_too_deep(tree: exp.Expr) -> bool:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The words of a text that is longer than an expression, each with its place.
-
-    Raises:
-        ExpressionError: if a quote is never closed.
-    """
+    """The words of a text, each with its place. Raises `ExpressionError` if a quote is never closed."""
     try:
         return list(DIALECT.tokenize(text))
     except TokenError:
@@ -194,10 +187,10 @@ def is_foreign(tree: exp.Expr) -> bool:
         exp.Anonymous, exp.Cast, exp.TryCast, exp.Extract, exp.Trim, exp.Substring, exp.StrPosition, exp.Case, exp.If,
         exp.And, exp.Or, exp.RegexpLike, exp.CurrentTimestamp, exp.CurrentDate, exp.Exists,
     )  # fmt: skip
-    return any(isinstance(node, exp.Func) and not isinstance(node, own) and not _is_text(node) for node in tree.walk())
 
+    def is_own(node: exp.Expr) -> bool:
+        # String literals that stand side by side are a concatenation.
+        parts = node.args.get("expressions") or ()
+        return isinstance(node, exp.Concat) and all(isinstance(part, exp.Literal) for part in parts)
 
-def _is_text(node: exp.Expr) -> bool:
-    """Whether a concatenation is only of string literals that stand side by side."""
-    parts = node.args.get("expressions") or ()
-    return isinstance(node, exp.Concat) and all(isinstance(part, exp.Literal) for part in parts)
+    return any(isinstance(node, exp.Func) and not isinstance(node, own) and not is_own(node) for node in tree.walk())

@@ -1,7 +1,7 @@
 """The table of supported functions and operators: what each takes, what comes out, and a line for the docs.
 
-This is the one place where a function is declared; its type rule is in `model.rules`, its meaning on Polars in
-`operators.lowering` under the same name. What all have in common is left out of the lines: a null argument gives null
+This is the one place where a function is declared; its type rule is in `rules`, its meaning on Polars in
+`polars.lower` under the same name. What all have in common is left out of the lines: a null argument gives null
 unless the line says otherwise, and nothing ever stops a query.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.lang import rules
-from fordstone.lang.coercion import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP
+from fordstone.lang.schema import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,63 +45,63 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("*", "a * b", "Product; integers wrap.", "3 * 4", 2, 2, rules.numeric("*")),
     ("/", "a / b", "Quotient, a double (or a decimal of decimals); null if b is zero.", "7 / 2", 2, 2, rules.numeric("/")),
     ("%", "a % b", "Remainder with the sign of a; null if b is zero. Also mod(a, b).", "-7 % 3", 2, 2, rules.numeric("%")),
-    ("negative", "-a", "The number with the other sign; the least integer stays as it is.", "-(1 + 2)", 1, 1, rules.negative),
+    ("negative", "-a", "The negated number; the smallest integer stays as it is.", "-(1 + 2)", 1, 1, rules.negative),
     # comparison and logic
     ("=", "a = b", "Equal. NaN equals NaN, and 0.0 equals -0.0. Also a == b.", "1 = 1.0", 2, 2, rules.comparison),
     ("<>", "a <> b", "Not equal. Also a != b.", "'a' <> 'b'", 2, 2, rules.comparison),
     ("<=>", "a <=> b", "Equal, where null equals null; never null.", "NULL <=> NULL", 2, 2, rules.comparison),
-    ("<", "a < b", "Less. NaN is greater than any other number.", "1 < 2", 2, 2, rules.comparison),
-    ("<=", "a <= b", "Less or equal.", "1 <= 2", 2, 2, rules.comparison),
-    (">", "a > b", "Greater.", "2 > 1", 2, 2, rules.comparison),
-    (">=", "a >= b", "Greater or equal.", "2 >= 1", 2, 2, rules.comparison),
-    ("and", "a AND b", "Both; false wins over null.", "TRUE AND NULL", 2, 2, rules.logic),
-    ("or", "a OR b", "Either; true wins over null.", "TRUE OR NULL", 2, 2, rules.logic),
-    ("not", "NOT a", "The contrary; null stays null.", "NOT FALSE", 1, 1, rules.logic),
+    ("<", "a < b", "Less than. NaN is greater than any other number.", "1 < 2", 2, 2, rules.comparison),
+    ("<=", "a <= b", "Less than or equal.", "1 <= 2", 2, 2, rules.comparison),
+    (">", "a > b", "Greater than.", "2 > 1", 2, 2, rules.comparison),
+    (">=", "a >= b", "Greater than or equal.", "2 >= 1", 2, 2, rules.comparison),
+    ("and", "a AND b", "True if both are true; false AND null is false.", "TRUE AND NULL", 2, 2, rules.logic),
+    ("or", "a OR b", "True if one is true; true OR null is true.", "TRUE OR NULL", 2, 2, rules.logic),
+    ("not", "NOT a", "The opposite; null stays null.", "NOT FALSE", 1, 1, rules.logic),
     ("isnull", "a IS NULL", "Whether a is null; never null.", "NULL IS NULL", 1, 1, rules.anything(BOOLEAN)),
     ("isnotnull", "a IS NOT NULL", "Whether a is not null; never null.", "1 IS NOT NULL", 1, 1, rules.anything(BOOLEAN)),
-    ("in", "a IN (b, c, ...)", "Whether a equals one of them; null if none does and one is null.", "2 IN (1, 2)", 2, None, rules.membership),
+    ("in", "a IN (b, c, ...)", "Whether a equals one of the values; null if none is equal and one is null.", "2 IN (1, 2)", 2, None, rules.membership),
     # choice
     ("case", "CASE WHEN c THEN a ... ELSE b END", "The value of the first condition that is true.", "CASE WHEN 1 > 2 THEN 'a' ELSE 'b' END", 3, None, rules.branches),
-    ("coalesce", "coalesce(a, b, ...)", "The first that is not null.", "coalesce(NULL, 2)", 1, None, rules.same),
-    ("greatest", "greatest(a, b, ...)", "The greatest; nulls are passed over, NaN is greatest.", "greatest(1, NULL, 3)", 2, None, rules.extreme),
-    ("least", "least(a, b, ...)", "The least; nulls are passed over.", "least(3, NULL, 1)", 2, None, rules.extreme),
+    ("coalesce", "coalesce(a, b, ...)", "The first value that is not null.", "coalesce(NULL, 2)", 1, None, rules.same),
+    ("greatest", "greatest(a, b, ...)", "The greatest value; nulls are ignored, NaN is the greatest.", "greatest(1, NULL, 3)", 2, None, rules.extreme),
+    ("least", "least(a, b, ...)", "The least value; nulls are ignored.", "least(3, NULL, 1)", 2, None, rules.extreme),
     # text
-    ("concat", "concat(a, b, ...)", "The texts joined; null if one is null. Also a || b.", "concat('a', 1)", 1, None, rules.texts),
-    ("lower", "lower(s)", "In small letters.", "lower('ÀB')", 1, 1, _takes(STRING, STRING)),
-    ("upper", "upper(s)", "In capitals.", "upper('aß')", 1, 1, _takes(STRING, STRING)),
-    ("trim", "trim([BOTH chars FROM] s)", "Without spaces (or the given characters) at both ends.", "trim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
-    ("ltrim", "ltrim([chars,] s)", "Without spaces (or the given characters) at the beginning.", "ltrim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
-    ("rtrim", "rtrim([chars,] s)", "Without spaces (or the given characters) at the end.", "rtrim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
-    ("substring", "substring(s, start[, length])", "A part, counted in characters from 1; a negative start counts from the end. Also substr.", "substring('héllo', 2, 3)", 2, 3, _takes(STRING, STRING, INT, INT)),
+    ("concat", "concat(a, b, ...)", "The texts concatenated; null if one is null. Also a || b.", "concat('a', 1)", 1, None, rules.texts),
+    ("lower", "lower(s)", "The text in lower case.", "lower('ÀB')", 1, 1, _takes(STRING, STRING)),
+    ("upper", "upper(s)", "The text in upper case.", "upper('aß')", 1, 1, _takes(STRING, STRING)),
+    ("trim", "trim([BOTH chars FROM] s)", "The text without spaces (or the given characters) at both ends.", "trim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
+    ("ltrim", "ltrim([chars,] s)", "The text without spaces (or the given characters) at the beginning.", "ltrim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
+    ("rtrim", "rtrim([chars,] s)", "The text without spaces (or the given characters) at the end.", "rtrim('  a ')", 1, 2, _takes(STRING, STRING, STRING)),
+    ("substring", "substring(s, start[, length])", "The characters from start on, counted from 1; a negative start counts from the end. Also substr.", "substring('héllo', 2, 3)", 2, 3, _takes(STRING, STRING, INT, INT)),
     ("length", "length(s)", "The number of characters. Also char_length, len.", "length('日本')", 1, 1, _takes(INT, STRING)),
-    ("replace", "replace(s, what[, by])", "Every occurrence replaced, or removed.", "replace('aba', 'a', 'x')", 2, 3, rules.replaced),
-    ("split", "split(s, regex[, limit])", "The parts between matches.", "split('a b', ' ')", 2, 3, rules.separated),
+    ("replace", "replace(s, what[, by])", "Every occurrence replaced by another text, or removed.", "replace('aba', 'a', 'x')", 2, 3, rules.written_out(_takes(STRING, STRING, STRING, STRING), 1, 2)),
+    ("split", "split(s, regex[, limit])", "The parts between matches, as an array.", "split('a b', ' ')", 2, 3, rules.separated),
     ("split_part", "split_part(s, separator, n)", "The n-th part from 1; a negative n counts from the end; empty if there is none.", "split_part('a.b', '.', 2)", 3, 3, rules.split_part),
-    ("like", "s LIKE pattern [ESCAPE c]", "Whether the whole text fits; % is any text, _ any character.", "'abc' LIKE 'a%'", 2, 3, rules.like),
-    ("rlike", "s RLIKE regex", "Whether the regular expression is found in the text. Also REGEXP, regexp_like.", "'ab1' RLIKE '[0-9]'", 2, 2, rules.regex),
+    ("like", "s LIKE pattern [ESCAPE c]", "Whether the whole text matches; % matches any text, _ any one character.", "'abc' LIKE 'a%'", 2, 3, rules.like),
+    ("rlike", "s RLIKE regex", "Whether the regular expression matches a part of the text. Also REGEXP, regexp_like.", "'ab1' RLIKE '[0-9]'", 2, 2, rules.regex),
     ("regexp_replace", "regexp_replace(s, regex, by)", "Every match replaced; $1 in by is the first group.", "regexp_replace('a-b', '([a-z])-', '$1+')", 3, 3, rules.substituted),
-    ("regexp_extract", "regexp_extract(s, regex[, group])", "A group of the first match, the first by default, 0 for all of it; empty if there is none.", "regexp_extract('no 42', '([0-9]+)')", 2, 3, rules.extracted),
-    ("instr", "instr(s, what)", "Where it first occurs, counted in characters from 1; 0 if it does not.", "instr('héllo', 'l')", 2, 2, _takes(INT, STRING, STRING)),
-    ("startswith", "startswith(s, what)", "Whether the text begins so.", "startswith('abc', 'ab')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
-    ("endswith", "endswith(s, what)", "Whether the text ends so.", "endswith('abc', 'bc')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
-    ("contains", "contains(s, what)", "Whether it occurs in the text.", "contains('abc', 'b')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
+    ("regexp_extract", "regexp_extract(s, regex[, group])", "A group of the first match: group 1 by default, 0 for the whole match; an empty text if nothing matches.", "regexp_extract('no 42', '([0-9]+)')", 2, 3, rules.extracted),
+    ("instr", "instr(s, what)", "The position of the first occurrence, counted in characters from 1; 0 if there is none.", "instr('héllo', 'l')", 2, 2, _takes(INT, STRING, STRING)),
+    ("startswith", "startswith(s, what)", "Whether the text begins with another.", "startswith('abc', 'ab')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
+    ("endswith", "endswith(s, what)", "Whether the text ends with another.", "endswith('abc', 'bc')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
+    ("contains", "contains(s, what)", "Whether the text contains another.", "contains('abc', 'b')", 2, 2, _takes(BOOLEAN, STRING, STRING)),
     ("left", "left(s, n)", "The first n characters; none if n is not positive.", "left('héllo', 2)", 2, 2, _takes(STRING, STRING, INT)),
     ("right", "right(s, n)", "The last n characters; none if n is not positive.", "right('héllo', 2)", 2, 2, _takes(STRING, STRING, INT)),
-    ("lpad", "lpad(s, n[, by])", "Filled up at the beginning with spaces (or the given text) to n characters; cut off if it has more.", "lpad('7', 3, '0')", 2, 3, rules.padded),
-    ("rpad", "rpad(s, n[, by])", "Filled up at the end with spaces (or the given text) to n characters; cut off if it has more.", "rpad('a', 3, '.')", 2, 3, rules.padded),
-    ("concat_ws", "concat_ws(separator, a, b, ...)", "The texts joined with a separator; nulls are passed over.", "concat_ws('-', 'a', NULL, 1)", 2, None, rules.joined),
-    ("reverse", "reverse(s)", "The characters from the last to the first.", "reverse('abc')", 1, 1, _takes(STRING, STRING)),
+    ("lpad", "lpad(s, n[, by])", "Padded at the beginning with spaces (or the given text) to n characters; truncated if it is longer.", "lpad('7', 3, '0')", 2, 3, rules.padded),
+    ("rpad", "rpad(s, n[, by])", "Padded at the end with spaces (or the given text) to n characters; truncated if it is longer.", "rpad('a', 3, '.')", 2, 3, rules.padded),
+    ("concat_ws", "concat_ws(separator, a, b, ...)", "The texts joined with a separator; nulls are ignored.", "concat_ws('-', 'a', NULL, 1)", 2, None, rules.written_out(rules.texts, 0)),
+    ("reverse", "reverse(s)", "The characters in reverse order.", "reverse('abc')", 1, 1, _takes(STRING, STRING)),
     # hashes
-    ("hash", "hash(a, b, ...)", "A number of 32 bits made of the values (Murmur3, seed 42); nulls are passed over, so it is never null.", "hash('a', 1)", 1, None, rules.hashed(INT)),
-    ("xxhash64", "xxhash64(a, b, ...)", "A number of 64 bits made of the values (XXH64, seed 42); nulls are passed over, so it is never null.", "xxhash64('a', 1)", 1, None, rules.hashed(BIGINT)),
+    ("hash", "hash(a, b, ...)", "A 32-bit hash of the values (Murmur3, seed 42); nulls are ignored, so it is never null.", "hash('a', 1)", 1, None, rules.hashed(INT)),
+    ("xxhash64", "xxhash64(a, b, ...)", "A 64-bit hash of the values (XXH64, seed 42); nulls are ignored, so it is never null.", "xxhash64('a', 1)", 1, None, rules.hashed(BIGINT)),
     # arrays
     ("size", "size(array)", "The number of elements; -1 for a null array.", "size(split('a b', ' '))", 1, 1, rules.size),
-    ("element", "array[n]", "The element n, from 0; null if there is none.", "split('a b', ' ')[1]", 2, 2, rules.element),
+    ("element", "array[n]", "The element at index n, counted from 0; null if there is none.", "split('a b', ' ')[1]", 2, 2, rules.element),
     # numbers
-    ("abs", "abs(x)", "Without the sign; the least integer stays as it is.", "abs(-2)", 1, 1, rules.sign_kept),
-    ("round", "round(x[, places])", "Rounded half away from zero, by the decimal digits that are shown.", "round(2.675D, 2)", 1, 2, rules.rounded),
-    ("floor", "floor(x)", "The next whole number downwards, a bigint.", "floor(-1.5)", 1, 1, rules.whole),
-    ("ceil", "ceil(x)", "The next whole number upwards, a bigint. Also ceiling.", "ceil(1.2)", 1, 1, rules.whole),
+    ("abs", "abs(x)", "The absolute value; the smallest integer stays as it is.", "abs(-2)", 1, 1, rules.sign_kept),
+    ("round", "round(x[, places])", "Rounded half away from zero, judged by the decimal digits that are shown.", "round(2.675D, 2)", 1, 2, rules.rounded),
+    ("floor", "floor(x)", "Rounded down to a whole number, a bigint.", "floor(-1.5)", 1, 1, rules.whole),
+    ("ceil", "ceil(x)", "Rounded up to a whole number, a bigint. Also ceiling.", "ceil(1.2)", 1, 1, rules.whole),
     ("sqrt", "sqrt(x)", "Square root; NaN of a negative number.", "sqrt(2)", 1, 1, _takes(DOUBLE, DOUBLE)),
     ("exp", "exp(x)", "e to the power of x.", "exp(1)", 1, 1, _takes(DOUBLE, DOUBLE)),
     ("ln", "ln(x)", "Natural logarithm; null if x is not positive. Also log(x).", "ln(10)", 1, 1, _takes(DOUBLE, DOUBLE)),
@@ -111,7 +111,7 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("sign", "sign(x)", "-1.0, 0.0 or 1.0. Also signum.", "sign(-3)", 1, 1, _takes(DOUBLE, DOUBLE)),
     ("isnan", "isnan(x)", "Whether x is NaN; false for null.", "isnan(1)", 1, 1, _takes(BOOLEAN, DOUBLE)),
     # time
-    ("date_trunc", "date_trunc(unit, ts)", "The timestamp cut down to the unit (weeks begin on Monday).", "date_trunc('hour', TIMESTAMP '2024-05-06 07:08:09')", 2, 2, rules.truncated),
+    ("date_trunc", "date_trunc(unit, ts)", "The timestamp truncated to the unit (weeks begin on Monday).", "date_trunc('hour', TIMESTAMP '2024-05-06 07:08:09')", 2, 2, rules.truncated),
     ("year", "year(ts)", "The year.", "year(DATE '2024-05-06')", 1, 1, _takes(INT, DATE)),
     ("quarter", "quarter(ts)", "The quarter, 1 to 4.", "quarter(DATE '2024-05-06')", 1, 1, _takes(INT, DATE)),
     ("month", "month(ts)", "The month, 1 to 12.", "month(DATE '2024-05-06')", 1, 1, _takes(INT, DATE)),
@@ -124,28 +124,28 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("minute", "minute(ts)", "The minute, 0 to 59.", "minute(TIMESTAMP '2024-05-06 07:08:09')", 1, 1, _takes(INT, TIMESTAMP)),
     ("second", "second(ts)", "The second, 0 to 59.", "second(TIMESTAMP '2024-05-06 07:08:09')", 1, 1, _takes(INT, TIMESTAMP)),
     ("date_add", "date_add(d, n)", "The date n days later.", "date_add(DATE '2024-02-28', 2)", 2, 2, rules.days_moved),
-    ("date_sub", "date_sub(d, n)", "The date n days before.", "date_sub(DATE '2024-03-01', 1)", 2, 2, rules.days_moved),
-    ("datediff", "datediff(end, start)", "The days from start to end. Also date_diff.", "datediff(DATE '2024-03-01', DATE '2024-02-01')", 2, 2, _takes(INT, DATE, DATE)),
+    ("date_sub", "date_sub(d, n)", "The date n days earlier.", "date_sub(DATE '2024-03-01', 1)", 2, 2, rules.days_moved),
+    ("datediff", "datediff(end, start)", "The number of days from start to end. Also date_diff.", "datediff(DATE '2024-03-01', DATE '2024-02-01')", 2, 2, _takes(INT, DATE, DATE)),
     ("to_timestamp", "to_timestamp(s)", "Text read as a timestamp, like CAST(s AS TIMESTAMP).", "to_timestamp('2024-05-06 07:08')", 1, 1, rules.moment(TIMESTAMP)),
     ("to_date", "to_date(s)", "Text or a timestamp read as a date, like CAST(s AS DATE).", "to_date('2024-05-06')", 1, 1, rules.moment(DATE)),
     ("unix_micros", "unix_micros(ts)", "Microseconds since 1970 UTC.", "unix_micros(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
-    ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, downwards.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
-    ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, downwards.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
-    ("timestamp_micros", "timestamp_micros(n)", "The timestamp that many microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
+    ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, rounded down.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
+    ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, rounded down.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
+    ("timestamp_micros", "timestamp_micros(n)", "The timestamp n microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
 )
 
 FORMS: Final = (
-    ("CAST(x AS type)", "As another type; null if it cannot be read. Integers wrap; floats are cut off and held at the ends. Also x::type, int(x) and the like.", "CAST('12.7' AS INT)"),
-    ("TRY_CAST(x AS type)", "As CAST, but never wraps and reads text strictly: what does not fit is null.", "TRY_CAST(300 AS TINYINT)"),
-    ("s ILIKE pattern [ESCAPE c]", "The same as lower(s) LIKE pattern, with the pattern in small letters too.", "'ABC' ILIKE 'a%'"),
+    ("CAST(x AS type)", "Converted to another type; null if it cannot be read. Integers wrap; floats are truncated, and limited to the range of the type. Also x::type, int(x) and the like.", "CAST('12.7' AS INT)"),
+    ("TRY_CAST(x AS type)", "Like CAST, but it never wraps and reads text strictly: what does not fit is null.", "TRY_CAST(300 AS TINYINT)"),
+    ("s ILIKE pattern [ESCAPE c]", "The same as lower(s) LIKE pattern, with the pattern in lower case too.", "'ABC' ILIKE 'a%'"),
     ("a BETWEEN b AND c", "The same as a >= b AND a <= c.", "2 BETWEEN 1 AND 3"),
     ("a IS TRUE", "Whether a is true; never null. Also IS FALSE, and with NOT.", "NULL IS TRUE"),
-    ("a IS DISTINCT FROM b", "The contrary of a <=> b.", "NULL IS DISTINCT FROM 1"),
+    ("a IS DISTINCT FROM b", "The opposite of a <=> b.", "NULL IS DISTINCT FROM 1"),
     ("if(c, a, b)", "a where c is true, else b.", "if(1 > 2, 'a', 'b')"),
     ("nullif(a, b)", "Null where a equals b, else a.", "nullif(1, 1)"),
     ("nvl2(a, b, c)", "b where a is not null, else c.", "nvl2(1, 'some', 'none')"),
     ("EXTRACT(part FROM ts)", "The same as year(ts), month(ts) and so on.", "EXTRACT(HOUR FROM TIMESTAMP '2024-05-06 07:08:09')"),
-    ("INTERVAL '10' SECOND", "A span to add to a timestamp or a date, from microseconds to weeks, or months and years.", "TIMESTAMP '2024-05-06 07:08:09' + INTERVAL '10' SECOND"),
+    ("INTERVAL '10' SECOND", "A duration to add to a timestamp or a date: from microseconds to weeks, or months and years.", "TIMESTAMP '2024-05-06 07:08:09' + INTERVAL '10' SECOND"),
 )
 # fmt: on
 """What is written with a grammar of its own: how, what it means, an example."""
@@ -182,17 +182,17 @@ DIFFERENCES: Final = (
     "Text in arithmetic is an error, where Spark reads it as a double; so is comparing a condition with a number.",
     "Conditions inside conditions (a = b = c) and sums beside || need parentheses.",
     "The difference of two timestamps is written unix_micros(a) - unix_micros(b); intervals are not values of their own.",
-    "Patterns, separators, units, places and positions of split_part, LIKE, RLIKE, split, replace, regexp_replace, regexp_extract, concat_ws, round and date_trunc are written out; so are the length, at most 10000, and the filling of lpad and rpad.",
+    "Patterns, separators, units, places and positions of split_part, LIKE, RLIKE, split, replace, regexp_replace, regexp_extract, concat_ws, round and date_trunc are literals; so are the length, at most 10000, and the padding of lpad and rpad.",
     "What regexp_replace replaces and what split separates by cannot be empty (but split by '' gives the characters); a group that can be empty is not repeated in regexp_replace and regexp_extract.",
-    "The pattern of split has no $ and no \\Z, and neither has a group that is extracted or put back; write \\z, or put them outside of the group.",
-    "Regular expressions have no look-around, no back references and no possessive repetition; word boundaries are of ASCII words.",
-    "In a text that ends with a carriage return and a line feed, $ and \\Z also fit between the two.",
+    "The pattern of split has no $ and no \\Z, and neither has a group that is extracted or used in a replacement; write \\z, or put them outside of the group.",
+    "Regular expressions have no look-around, no back references and no possessive repetition; word boundaries consider ASCII words only.",
+    "In a text that ends with a carriage return and a line feed, $ and \\Z also match between the two.",
     "Text is read as a timestamp with Z, UTC, GMT or an offset; other named zones, and a time without a day, give null.",
     "Text is not read as a number in hexadecimal, nor with digits other than 0 to 9.",
     "Floats are written with the fewest digits that distinguish them, as Java does from 19 on; Java 17 sometimes writes one more.",
     "The year, month and day of times beyond the year 262142 are null.",
     "The mean of decimals is a double.",
     "Bytes are not cast to text.",
-    "A decimal result that needs more than 38 digits on the way, and negating or rounding more than 34, is an error when the pipeline is built.",
+    "A decimal result that needs more than 38 digits in between, and negating or rounding more than 34, is an error when the pipeline is built.",
 )
 """Where an expression is stricter here than in Spark with ANSI mode off, or gives something else; for the docs."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.lang.coercion import ClashError
+from fordstone.lang.schema import ClashError
 
 _META: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~\s]")
 _LINE_ENDS: Final = r"\n\r\x{85}\x{2028}\x{2029}"
@@ -34,29 +34,17 @@ _NAMED: Final = re.compile(r"\(\?<([A-Za-z][A-Za-z0-9]*)>")
 
 def like_regex(pattern: str, escape: str = "\\") -> str:
     """A regular expression, for Rust, that fits what the LIKE pattern fits."""
-    out, at = [], 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == escape:
-            at += 1
-            out.append(_escaped(pattern[at]))
-        else:
-            out.append({"%": ".*", "_": "."}.get(char, _escaped(char)))
-        at += 1
-    return rf"(?s)\A(?:{''.join(out)})\z"
+    parts = re.findall(rf"{re.escape(escape)}.|.", pattern, re.DOTALL)
+    fits = {"%": ".*", "_": "."}
+    return rf"(?s)\A(?:{''.join(fits.get(part, _escaped(part[-1])) for part in parts)})\z"
 
 
 def check_like(pattern: str, escape: str) -> None:
     """Raise `ClashError` if the escape is not one character, or escapes what needs none."""
     if len(escape) != 1:
         raise ClashError("the escape of LIKE is one character.", 2)
-    at = 0
-    while at < len(pattern):
-        if pattern[at] == escape:
-            at += 1
-            if at == len(pattern) or pattern[at] not in {"%", "_", escape}:
-                raise ClashError(f"in LIKE, {escape!r} stands only before %, _ or itself.", 1)
-        at += 1
+    if re.fullmatch(rf"(?:{re.escape(escape)}[%_{re.escape(escape)}]|[^{re.escape(escape)}])*", pattern) is None:
+        raise ClashError(f"in LIKE, {escape!r} stands only before %, _ or itself.", 1)
 
 
 @lru_cache(maxsize=256)
@@ -91,7 +79,7 @@ def replacing(pattern: str, by: str) -> tuple[str, str]:
     """
     regex, _, reader = _read(pattern, capturing=True)
     if _can_be_empty(regex, reader):
-        # Java replaces an empty match right after another one, Rust passes over it.
+        # Java replaces an empty match right after another one, Rust skips it.
         raise ClashError(f"the pattern {pattern!r} can match an empty text; what is replaced must not be empty.", 1)
     if reader.ends and pl.Series(_LINE_END_TEXTS).str.contains(regex).any():
         # Java would go on and match once more what `$` let pass.
@@ -154,7 +142,7 @@ def _escaped(char: str) -> str:
 
 
 def _both_cases(char: str) -> str:
-    return _escaped(char) + _escaped(char.swapcase()) if char.isascii() and char.isalpha() else _escaped(char)
+    return char + char.swapcase() if char.isascii() and char.isalpha() else _escaped(char)
 
 
 @dataclass(slots=True)
@@ -233,7 +221,7 @@ class _Reader:
         if char in ".^$":
             self.plain = None
             dot = "(?s:.)" if self.dot_all else f"[^{_LINE_ENDS}]"
-            return self._line_end() if char == "$" else {".": dot, "^": r"\A"}[char]
+            return self._line_end() if char == "$" else dot if char == "." else r"\A"
         if char in "*+?{":
             raise self.refuse(f"{char!r} with nothing to repeat before it")
         return self._literal(char)
@@ -362,12 +350,8 @@ class _Reader:
         return members + self._other_case(low, high) if self.any_case else members
 
     def _other_case(self, low: str, high: str) -> str:
-        out = ""
-        for first, last in (("a", "z"), ("A", "Z")):
-            start, end = max(low, first), min(high, last)
-            if start <= end:
-                out += f"{start.swapcase()}-{end.swapcase()}"
-        return out
+        ranges = [(max(low, first), min(high, last)) for first, last in (("a", "z"), ("A", "Z"))]
+        return "".join(f"{start.swapcase()}-{end.swapcase()}" for start, end in ranges if start <= end)
 
     def _class_char(self) -> str:
         if self.pattern[self.at] == "\\":

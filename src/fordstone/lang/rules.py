@@ -1,33 +1,211 @@
-"""The type rules that the functions of `model.functions` are declared with.
+"""Type rules: which types go together, and what comes out. Spark's rules with ANSI mode off.
 
-A rule takes checked arguments, casts them to what the function works on, and gives them back with the type of the
-result. It raises `ClashError` if they do not fit.
+The functions of `functions` are declared with these rules. A rule takes checked arguments, casts them to what the function
+works on, and returns them with the type of the result; it raises `ClashError` if they do not fit. One thing is stricter than
+Spark: a string in arithmetic is an error, where Spark would read it as a double without a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Final
 
-from fordstone.lang.coercion import (
+from fordstone.lang.like import check_like, check_separator, extracting, plain_text, replacing, rust_regex
+from fordstone.lang.schema import (
     BIGINT,
     BINARY,
     BOOLEAN,
     DATE,
+    DECIMAL_DIGITS_MAX,
     DOUBLE,
     INT,
     NULL,
     STRING,
     TIMESTAMP,
     ClashError,
-    arithmetic,
-    common,
-    comparable,
-    text_of,
+    DataType,
 )
-from fordstone.lang.like import check_like, check_separator, extracting, plain_text, replacing, rust_regex
-from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType
 from fordstone.lang.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term, cast
+
+_WIDENING: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
+_INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_SCALE_KEPT: Final = 6
+"""Digits after the point that a decimal result keeps when all do not fit."""
+
+
+def decimal(precision: int, scale: int) -> DataType:
+    """A decimal type; where it would need more than 38 digits, digits after the point are given up first."""
+    if precision <= DECIMAL_DIGITS_MAX:
+        return DataType("decimal", precision=precision, scale=scale)
+    whole = precision - scale
+    kept = max(DECIMAL_DIGITS_MAX - whole, min(scale, _SCALE_KEPT))
+    return DataType("decimal", precision=DECIMAL_DIGITS_MAX, scale=kept)
+
+
+def as_decimal(term: Term) -> DataType:
+    """The decimal type that holds an integer or decimal term; a whole-number literal takes only the digits it has."""
+    if isinstance(term, Literal) and isinstance(term.value, int):
+        return DataType("decimal", precision=max(len(str(abs(term.value))), 1))
+    return widest_decimal(term.type)
+
+
+def widest_decimal(kind: DataType) -> DataType:
+    """The decimal type that holds every value of an integer or decimal type."""
+    return kind if kind.name == "decimal" else DataType("decimal", precision=_INTEGER_DIGITS[kind.name])
+
+
+def literal_decimal(value: Decimal) -> DataType:
+    """The type of a decimal literal: just the digits that are written."""
+    _, digits, exponent = value.as_tuple()
+    scale = max(-int(exponent), 0)
+    precision = max(len(digits) + max(int(exponent), 0), scale, 1)
+    if precision > DECIMAL_DIGITS_MAX:
+        raise ClashError(f"{value} has {precision} digits; a decimal has at most {DECIMAL_DIGITS_MAX}.")
+    return DataType("decimal", precision=precision, scale=scale)
+
+
+def tightest(left: DataType, right: DataType) -> DataType | None:
+    """The type both become without loss of meaning, strings aside; None if there is none."""
+    if right in {left, NULL}:
+        return left
+    if left == NULL:
+        return right
+    if {left.name, right.name} == {"date", "timestamp"}:
+        return TIMESTAMP
+    if left.is_numeric and right.is_numeric:
+        if "decimal" in {left.name, right.name}:
+            return DOUBLE if left.is_float or right.is_float else _wider_decimal(left, right)
+        return DataType(max(left.name, right.name, key=_WIDENING.index))
+    if left.element is not None and right.element is not None:
+        inner = tightest(left.element, right.element)
+        return None if inner is None else DataType("array", element=inner)
+    return None
+
+
+def _wider_decimal(left: DataType, right: DataType) -> DataType:
+    one, two = widest_decimal(left), widest_decimal(right)
+    scale = max(one.scale, two.scale)
+    whole = max(one.precision - one.scale, two.precision - two.scale)
+    if whole + scale > DECIMAL_DIGITS_MAX:
+        scale = max(DECIMAL_DIGITS_MAX - whole, 0)  # digits before the point come first
+    return DataType("decimal", precision=min(whole + scale, DECIMAL_DIGITS_MAX), scale=scale)
+
+
+def common(terms: Sequence[Term], *, strings: bool) -> DataType:
+    """The type that several branches share (CASE, coalesce, IN); with `strings`, anything mixed with text becomes text."""
+    found = NULL
+    # Spark looks at strings first, so that the order of mixed branches does not matter.
+    for term in sorted(terms, key=lambda term: term.type != STRING) if strings else terms:
+        wider = tightest(found, term.type)
+        if wider is None and strings and STRING in {found, term.type}:
+            other = term.type if found == STRING else found
+            wider = STRING if other.is_numeric or other.name in {"date", "timestamp"} else None
+        if wider is None:
+            place = next(at for at, one in enumerate(terms) if one is term)
+            raise ClashError(f"{found} and {term.type} have no common type; cast one of them.", place)
+        found = wider
+    return found
+
+
+def comparable(left: Term, right: Term) -> DataType:
+    """The type in which two values are compared; text is read as the other side's type, as Spark does."""
+    kinds = (left.type, right.type)
+    shared = tightest(*kinds)
+    if shared is not None and (shared.name.startswith("interval") or shared.element is not None):
+        shared = None
+    if shared is None and STRING in kinds:
+        other = kinds[1] if kinds[0] == STRING else kinds[0]
+        if other.name == "decimal":
+            return DOUBLE
+        if other.is_numeric or other.name in {"boolean", "date", "timestamp"}:
+            return other
+    if shared is None:
+        raise ClashError(f"{kinds[0]} cannot be compared with {kinds[1]}; cast one of them.")
+    return shared
+
+
+def arithmetic(operator: str, left: Term, right: Term) -> tuple[DataType, DataType, DataType]:
+    """Types of both arguments and of the result for `+ - * / %` on numbers."""
+    for at, term in enumerate((left, right)):
+        if not (term.type.is_numeric or term.type == NULL):
+            hint = "; write CAST(... AS DOUBLE) if it holds numbers" if term.type == STRING else ""
+            raise ClashError(f"{operator!r} needs numbers, but this is {term.type}{hint}.", at)
+    kinds = (left.type, right.type)
+    if operator == "/" and left.type == NULL:
+        return DOUBLE, DOUBLE, DOUBLE  # but a decimal / NULL is a decimal
+    if any(kind.name == "decimal" for kind in kinds) and not any(kind.is_float for kind in kinds):
+        one = as_decimal(left if left.type != NULL else right)
+        two = as_decimal(right if right.type != NULL else left)
+        return one, two, decimal_result(operator, one, two)
+    if operator == "/" or kinds == (NULL, NULL):
+        return DOUBLE, DOUBLE, DOUBLE
+    shared = tightest(*kinds) or DOUBLE
+    return shared, shared, shared
+
+
+def decimal_result(operator: str, one: DataType, two: DataType) -> DataType:
+    """The type of a decimal result, checked to be computable in 128 bits."""
+    scale = max(one.scale, two.scale)
+    match operator:
+        case "+" | "-":
+            result = decimal(max(one.precision - one.scale, two.precision - two.scale) + scale + 1, scale)
+            digits = max(kind.precision + scale - kind.scale for kind in (one, two))
+        case "*":
+            result = decimal(one.precision + two.precision + 1, one.scale + two.scale)
+            digits = DECIMAL_DIGITS_MAX if result.scale == one.scale + two.scale else one.precision + two.precision
+        case "/":
+            scale = max(_SCALE_KEPT, one.scale + two.precision + 1)
+            result = decimal(one.precision - one.scale + two.scale + scale, scale)
+            shift = result.scale - one.scale + two.scale
+            # Divided at once, or first the whole part and then the rest, which is smaller than the divisor.
+            digits = max(min(one.precision, two.precision) + shift, two.precision - shift)
+        case _:
+            result = decimal(min(one.precision - one.scale, two.precision - two.scale) + scale, scale)
+            digits = max(kind.precision + scale - kind.scale for kind in (one, two))
+    if digits > DECIMAL_DIGITS_MAX:
+        raise ClashError(
+            f"{one} {operator} {two} needs {digits} digits on the way; a decimal has {DECIMAL_DIGITS_MAX}. "
+            "Cast an operand to a narrower decimal or to double."
+        )
+    return result
+
+
+_TO_ALL: Final = frozenset({"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string"})
+
+
+def castable(source: DataType, to: DataType) -> bool:
+    """Whether CAST is allowed. A value that does not fit is null, or wraps where Spark wraps."""
+    if source in {to, NULL}:
+        return True
+    if source.element is not None or to.element is not None:
+        return source.element is not None and to.element is not None and castable(source.element, to.element)
+    if source.name == "binary" or to.name == "binary":
+        return source.name == "string" and to.name == "binary"  # bytes need not be text, so not the other way
+    if source.name == "date" or to.name == "date":
+        return {source.name, to.name} <= {"date", "timestamp", "string"}
+    if to.name == "timestamp" or source.name == "timestamp":
+        return (source.name in _TO_ALL or to.name in _TO_ALL) and not to.name.startswith("interval")
+    return source.name in _TO_ALL and to.name in _TO_ALL
+
+
+def try_castable(source: DataType, to: DataType) -> bool:
+    """Whether TRY_CAST is allowed: less than CAST, for its ANSI rules know no casts between numbers and times."""
+    if source.element is not None and to.element is not None:
+        return try_castable(source.element, to.element)
+    times = [kind.name in {"date", "timestamp"} for kind in (source, to)]
+    fits = all(times) or not any(times) or "string" in {source.name, to.name} or source == NULL
+    return fits and castable(source, to)
+
+
+def text_of(term: Term) -> str:
+    """A string literal's value, for arguments that must be known when the pipeline is built."""
+    if isinstance(term, Call) and term.implicit:
+        term = term.args[0]
+    if isinstance(term, Literal) and isinstance(term.value, str):
+        return term.value
+    raise ClashError("this must be a string literal.")
+
 
 Resolved = tuple[tuple[Term, ...], DataType]
 _JAVA_DIGITS: Final = 34
@@ -37,21 +215,29 @@ _SPANS: Final = frozenset({DAY_TIME, DAYS, YEAR_MONTH})
 Rule = Callable[[Sequence[Term]], Resolved]
 
 
+def written_out(rule: Rule, *places: int) -> Rule:
+    """The rule, where the arguments at these places are string literals."""
+
+    def checked(args: Sequence[Term]) -> Resolved:
+        for at in places:
+            if at < len(args):
+                _known(args, at)
+        return rule(args)
+
+    return checked
+
+
 def numeric(operator: str) -> Rule:
     """Arithmetic on numbers, or on a time and an interval."""
 
     def rule(args: Sequence[Term]) -> Resolved:
         left, right = args
-        if operator in {"+", "-"} and _is_time(left.type, right.type):
+        if operator in {"+", "-"} and {left.type, right.type} & {TIMESTAMP, DATE, *_SPANS}:
             return _time_arithmetic(operator, left, right)
         one, two, result = arithmetic(operator, left, right)
         return (cast(left, one), cast(right, two)), result
 
     return rule
-
-
-def _is_time(*kinds: DataType) -> bool:
-    return any(kind in {TIMESTAMP, DATE, *_SPANS} for kind in kinds)
 
 
 def _time_arithmetic(operator: str, left: Term, right: Term) -> Resolved:
@@ -89,10 +275,14 @@ def comparison(args: Sequence[Term]) -> Resolved:
 
 def logic(args: Sequence[Term]) -> Resolved:
     """Conditions."""
+    _needs_conditions(args, 1)
+    return tuple(cast(arg, BOOLEAN) for arg in args), BOOLEAN
+
+
+def _needs_conditions(args: Sequence[Term], apart: int) -> None:
     for at, arg in enumerate(args):
         if arg.type not in {BOOLEAN, NULL}:
-            raise ClashError(f"a condition is needed here, but this is {arg.type}.", at)
-    return tuple(cast(arg, BOOLEAN) for arg in args), BOOLEAN
+            raise ClashError(f"a condition is needed here, but this is {arg.type}.", apart * at)
 
 
 def anything(result: DataType) -> Rule:
@@ -109,9 +299,7 @@ def membership(args: Sequence[Term]) -> Resolved:
 def branches(args: Sequence[Term]) -> Resolved:
     """Arguments are condition, value, condition, value, ..., otherwise."""
     conditions, values = args[0:-1:2], [*args[1:-1:2], args[-1]]
-    for at, condition in enumerate(conditions):
-        if condition.type not in {BOOLEAN, NULL}:
-            raise ClashError(f"a condition is needed here, but this is {condition.type}.", 2 * at)
+    _needs_conditions(conditions, 2)
     shared = common(values, strings=True)
     out: list[Term] = []
     for condition, value in zip(conditions, values[:-1], strict=True):
@@ -135,8 +323,7 @@ def extreme(args: Sequence[Term]) -> Resolved:
     return tuple(cast(arg, shared) for arg in args), shared
 
 
-def as_text(term: Term, at: int) -> Term:
-    """A term as text; numbers, times and booleans are written out as Spark writes them."""
+def _as_text(term: Term, at: int) -> Term:
     if term.type.element is not None or term.type in {*_SPANS, BINARY}:
         raise ClashError(f"text is needed here, but this is {term.type}.", at)
     return cast(term, STRING)
@@ -146,18 +333,14 @@ def takes(result: DataType, *wanted: DataType) -> Rule:
     """Arguments of given types: text takes anything that can be written out, double and int take numbers."""
 
     def rule(args: Sequence[Term]) -> Resolved:
-        out = []
-        for at, (arg, kind) in enumerate(zip(args, wanted, strict=False)):
-            if kind == STRING:
-                out.append(as_text(arg, at))
-            else:
-                out.append(_as_kind(arg, kind, at))
-        return tuple(out), result
+        return tuple(_as_kind(arg, kind, at) for at, (arg, kind) in enumerate(zip(args, wanted, strict=False))), result
 
     return rule
 
 
 def _as_kind(arg: Term, kind: DataType, at: int) -> Term:
+    if kind == STRING:
+        return _as_text(arg, at)
     fits = arg.type in {kind, NULL}
     if kind == DOUBLE:
         fits = fits or arg.type.is_numeric
@@ -175,12 +358,8 @@ def _as_kind(arg: Term, kind: DataType, at: int) -> Term:
 def like(args: Sequence[Term]) -> Resolved:
     """Text and a LIKE pattern, perhaps with an escape, written out."""
     out, result = takes(BOOLEAN, STRING, STRING)(args)
-    escape = "\\"
-    if len(args) > 2:  # noqa: PLR2004 - the escape is the third
-        escape = _known(args, 2)
-        out = (*out, args[2])
-    check_like(_known(args, 1), escape)
-    return out, result
+    check_like(_known(args, 1), _known(args, 2) if args[2:] else "\\")
+    return (*out, *args[2:]), result
 
 
 def _known(args: Sequence[Term], at: int) -> str:
@@ -201,7 +380,7 @@ def separated(args: Sequence[Term]) -> Resolved:
     """Text, a regular expression and perhaps a limit, all but the text written out."""
     out = takes(TEXT_ARRAY, STRING, STRING, INT)(args)
     _checked(check_separator, _known(args, 1))
-    if len(args) > 2 and _whole(args, 2) > 0 and plain_text(_known(args, 1)) is None:  # noqa: PLR2004 - the limit is the third
+    if args[2:] and _whole(args, 2) > 0 and plain_text(_known(args, 1)) is None:
         raise ClashError("a limit goes only with a separator that has no special characters.", 2)
     return out
 
@@ -215,18 +394,9 @@ def _checked(check: Callable[[str], object], pattern: str, last: int = 2) -> Non
 
 def split_part(args: Sequence[Term]) -> Resolved:
     """Text, a separator and a number that is not 0."""
-    out = takes(STRING, STRING, STRING, INT)(args)
-    _known(args, 1)
     if _whole(args, 2) == 0:
         raise ClashError("parts are counted from 1, or from -1 backwards.", 2)
-    return out
-
-
-def replaced(args: Sequence[Term]) -> Resolved:
-    """Text, what to look for and what to put there, the latter two written out."""
-    for at in range(1, len(args)):
-        _known(args, at)
-    return takes(STRING, STRING, STRING, STRING)(args)
+    return written_out(takes(STRING, STRING, STRING, INT), 1)(args)
 
 
 def substituted(args: Sequence[Term]) -> Resolved:
@@ -238,7 +408,7 @@ def substituted(args: Sequence[Term]) -> Resolved:
 
 def extracted(args: Sequence[Term]) -> Resolved:
     """Text, a regular expression and perhaps the number of a group, the latter two written out."""
-    group = _whole(args, 2) if len(args) > 2 else 1  # noqa: PLR2004 - the group is the third
+    group = _whole(args, 2) if args[2:] else 1
     _checked(lambda pattern: extracting(pattern, group), _known(args, 1), len(args) - 1)
     return takes(STRING, STRING, STRING, INT)(args)
 
@@ -247,15 +417,7 @@ def padded(args: Sequence[Term]) -> Resolved:
     """Text, a length and perhaps what to fill up with, the latter two written out."""
     if _whole(args, 1) > _PADDED_CHARS_MAX:
         raise ClashError(f"text is filled up to at most {_PADDED_CHARS_MAX} characters.", 1)
-    for at in range(2, len(args)):
-        _known(args, at)
-    return takes(STRING, STRING, INT, STRING)(args)
-
-
-def joined(args: Sequence[Term]) -> Resolved:
-    """A separator, written out, and any number of values, all written out as text."""
-    _known(args, 0)
-    return texts(args)
+    return written_out(takes(STRING, STRING, INT, STRING), 2)(args)
 
 
 def hashed(result: DataType) -> Rule:
@@ -312,19 +474,13 @@ def whole(args: Sequence[Term]) -> Resolved:
 def rounded(args: Sequence[Term]) -> Resolved:
     """A number, perhaps with places written out."""
     (arg,), kind = sign_kept(args[:1])
-    places = 0
-    if len(args) > 1:
-        places = _whole(args, 1)
+    places = _whole(args, 1) if len(args) > 1 else 0
     if kind.name == "decimal":
-        kind = _rounded_decimal(kind, places)
+        digits = kind.precision - kind.scale + 1
+        scale = min(kind.scale, max(places, 0))
+        precision = digits + scale if places >= 0 else max(digits, 1 - places)
+        kind = DataType("decimal", precision=min(precision, DECIMAL_DIGITS_MAX), scale=scale)
     return (arg, *args[1:]), kind
-
-
-def _rounded_decimal(kind: DataType, places: int) -> DataType:
-    whole = kind.precision - kind.scale + 1
-    scale = min(kind.scale, max(places, 0))
-    precision = whole + scale if places >= 0 else max(whole, 1 - places)
-    return DataType("decimal", precision=min(precision, DECIMAL_DIGITS_MAX), scale=scale)
 
 
 TEXT_ARRAY: Final = DataType("array", element=STRING)
@@ -332,17 +488,20 @@ TEXT_ARRAY: Final = DataType("array", element=STRING)
 
 def size(args: Sequence[Term]) -> Resolved:
     """An array."""
-    if args[0].type.element is None:
-        raise ClashError(f"an array is needed here, but this is {args[0].type}.", 0)
+    _element_type(args)
     return tuple(args), INT
 
 
 def element(args: Sequence[Term]) -> Resolved:
     """An array and an index."""
-    array, at = args
-    if array.type.element is None:
-        raise ClashError(f"an array is needed here, but this is {array.type}.", 0)
-    return (array, _as_kind(at, INT, 1)), array.type.element
+    kind = _element_type(args)
+    return (args[0], _as_kind(args[1], INT, 1)), kind
+
+
+def _element_type(args: Sequence[Term]) -> DataType:
+    if args[0].type.element is None:
+        raise ClashError(f"an array is needed here, but this is {args[0].type}.", 0)
+    return args[0].type.element
 
 
 UNITS: Final = (
@@ -381,7 +540,7 @@ def days_moved(args: Sequence[Term]) -> Resolved:
 
 def texts(args: Sequence[Term]) -> Resolved:
     """Any number of values, all written out as text."""
-    return tuple(as_text(arg, at) for at, arg in enumerate(args)), STRING
+    return tuple(_as_text(arg, at) for at, arg in enumerate(args)), STRING
 
 
 def moment_only(args: Sequence[Term]) -> Resolved:

@@ -103,23 +103,40 @@ class DataType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether this is a whole-number type."""
         return self.name in _INTEGERS
 
     @property
     def is_float(self) -> bool:
-        """Whether this is a binary floating-point type."""
         return self.name in {"float", "double"}
 
     @property
     def is_numeric(self) -> bool:
-        """Whether arithmetic is possible."""
         return self.is_integer or self.is_float or self.name == "decimal"
 
     def __str__(self) -> str:
         if self.element is not None:
             return f"array<{self.element}>"
         return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+
+
+BOOLEAN: Final = DataType("boolean")
+INT: Final = DataType("int")
+BIGINT: Final = DataType("bigint")
+DOUBLE: Final = DataType("double")
+STRING: Final = DataType("string")
+BINARY: Final = DataType("binary")
+DATE: Final = DataType("date")
+TIMESTAMP: Final = DataType("timestamp")
+NULL: Final = DataType("null")
+
+
+class ClashError(Exception):
+    """Types that do not go together. `argument` is which one is at fault, if it is one."""
+
+    def __init__(self, message: str, argument: int | None = None) -> None:
+        self.message = message
+        self.argument = argument
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +174,6 @@ class Schema(Mapping[str, DataType]):
         return pl.Schema({name: kind.polars for name, kind in self.columns})
 
     def names(self) -> tuple[str, ...]:
-        """The column names in order."""
         return tuple(name for name, _ in self.columns)
 
     def to_dict(self) -> dict[str, str]:
@@ -165,7 +181,6 @@ class Schema(Mapping[str, DataType]):
         return {name: str(kind) for name, kind in self.columns}
 
     def empty(self) -> pl.DataFrame:
-        """A frame of these columns without rows."""
         return pl.DataFrame(schema=self.polars)
 
     def __getitem__(self, name: str) -> DataType:

@@ -1,6 +1,6 @@
 """The checked form of an expression: columns, literals and calls, each with its type, and how it is written as SQL.
 
-`model.checking` makes terms out of sqlglot trees, `operators.lowering` turns them into Polars expressions. A term is
+`expression` makes terms out of sqlglot trees, `polars.lower` turns them into Polars expressions. A term is
 right by construction: every argument already has the type that its function takes. Casts that the type rules added are
 `implicit` and not written; the text, read again, gets the same ones. `render` writes text that reads back as the same term.
 """
@@ -48,7 +48,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function or operator of `model.functions`, or a cast, with arguments of the types it takes."""
+    """A function or operator of `functions`, or a cast, with arguments of the types it takes."""
 
     function: str
     args: tuple[Term, ...]

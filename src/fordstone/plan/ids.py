@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Final, NewType
 
 from fordstone.errors import PipelineError
@@ -35,6 +36,14 @@ def checked_name(name: str, what: str) -> str:
         raise PipelineError(
             f"{what} {name!r}: a name has 1 to 100 letters, digits, '_', '-' or single '.', and starts with none of '.-'."
         )
+    return name
+
+
+def free_name(base: str, taken: Container[str]) -> str:
+    """Return `base`, with a number appended if it is taken."""
+    count = 1
+    while (name := base if count == 1 else f"{base}_{count}") in taken:
+        count += 1
     return name
 
 

@@ -330,7 +330,6 @@ class Join(AnyStep, frozen=True, tag="join", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.left_keys)),) * 2
 
     @property
@@ -370,7 +369,6 @@ class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):
 
     @property
     def shuffles(self) -> tuple[tuple[str, ...], ...] | None:
-        """By the key columns that both sides' feeders make."""
         return (join_keys(len(self.keys)),) * 2
 
     @property
@@ -489,7 +487,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     steps: tuple[Step, ...]
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
         for step in self.steps:
             if step.name == name:
                 return step
@@ -522,6 +519,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 todo += [stream.step for stream in self.step(at).inputs]
         return tuple(step for step in self.steps if step.name in seen)
 
+    def sources_of(self, name: str) -> tuple[Source, ...]:
+        """The sources whose rows come to a step."""
+        return tuple(step for step in self.upstream(name) if isinstance(step, Source))
+
     def has_late_reader(self, name: str) -> bool:
         """Whether a step reads the late rows of this one."""
         return any(stream.port == "late" for _, stream in self.consumers(name))
@@ -531,7 +532,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return msgspec.json.encode(self)
 
     def digest(self) -> str:
-        """The sha256 of the JSON."""
         return hashlib.sha256(self.unplaced().to_json()).hexdigest()
 
     @property

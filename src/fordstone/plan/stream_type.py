@@ -96,5 +96,5 @@ def append_only(step: p.Step, stream: StreamType, what: str) -> None:
 
 
 def shown(schema: Schema) -> str:
-    """A schema in an error."""
+    """A schema in an error or a description."""
     return ", ".join(f"{name} {kind}" for name, kind in schema.items())

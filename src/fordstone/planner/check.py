@@ -1,11 +1,9 @@
-"""Digests of what the state of each step depends on: if one changed, stored state of that step cannot be used.
+"""Check a plan: what the stream after each step looks like, and whether the step may read its inputs.
 
-Check a plan: what the stream after each step looks like, and whether the step may read its inputs.
-
-`derive` is the only judge. The builder calls it step by step, so that a mistake is an error where it was written; a plan
-read from a file is checked by the same rules. What one kind of step allows is in its family (`operators.registry`); here
-are the rules between steps: names, inputs, feedback, and which tier a stream is in. Streams begin at the edge; `to_center`
-takes them to the center, and only a control table brings rows back, at barriers (rule 14).
+The builder calls `derive` step by step, so that a mistake is an error where it was written; a plan read from a file is checked
+by the same rules. What one kind of step allows is in its family (`operators.registry`); here are the rules between steps: names,
+inputs, feedback, and which tier a stream is in. Streams begin at the edge; `to_center` takes them to the center, and only a
+control table brings rows back, at barriers (rule 14).
 """
 
 from __future__ import annotations
@@ -103,7 +101,10 @@ def is_central(step: p.Step, types: Types) -> bool:
 
 
 def step_digests(plan: p.Plan, types: Types) -> dict[str, str]:
-    """Return the digest of each stateful step by name. Sources count: their state is their positions."""
+    """Return the digest of what the state of each step depends on: if it changed, stored state of the step cannot be used.
+
+    Sources count: their state is their positions.
+    """
     meanings = {step.name: family_of(step).digest(step, types) for step in plan.steps}
     return {
         name: hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()

@@ -16,7 +16,7 @@ from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import Types
+from fordstone.plan.stream_type import Types, shown
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, build_graph
 from fordstone.planner.guarantee import end_to_end
@@ -63,16 +63,6 @@ def explain(
         case _:
             raise ConfigError(f"format={format!r}: a plan is explained as 'text', 'mermaid' or 'json'.")
     return "\n".join(lines) + "\n"
-
-
-def title(step: p.Step) -> str:
-    """What a step does, in one line."""
-    return family_of(step).title(step)
-
-
-def details(plan: p.Plan, step: p.Step, types: Types) -> Iterator[tuple[str, str]]:
-    """What more there is to say of a step: labels and texts."""
-    return family_of(step).describe(step, plan, types)
 
 
 def port_lead(stream: p.Input) -> str:
@@ -148,9 +138,9 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
         for edge in graph.out_of(vertex.name)
         if edge.step == name
     ]
-    return Node(
-        title=f"{port}{name}: {title(step)}", details=tuple(details(plan, step, types)), children=(*inside, *onward)
-    )
+    family = family_of(step)
+    details = tuple(family.describe(step, plan, types))
+    return Node(title=f"{port}{name}: {family.title(step)}", details=details, children=(*inside, *onward))
 
 
 def drawn(node: Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:
@@ -181,7 +171,7 @@ def _tiers_text(plan: p.Plan, tiers: Tiers, parallelism: int, center: CenterWord
     if tiers.crossings:
         yield from _title("what crosses")
         for crossing in tiers.crossings:
-            yield from ["", *_crossing(plan, crossing)]
+            yield from ["", *_crossing(crossing)]
         given = [schema for crossing in tiers.crossings for schema in (crossing.before, crossing.schema)]
         yield from ["", *_wrapped("  ", "", f"bytes are {assumptions(given)}")]
     if tiers.center is not None:
@@ -203,35 +193,31 @@ def _title(text: str) -> list[str]:
     return ["", f"── {text} ".ljust(WIDTH, "─")]
 
 
-def _crossing(plan: p.Plan, crossing: Crossing) -> Iterator[str]:
-    what = f"partial rows of {crossing.aggregate}, instead of rows" if crossing.partial else "rows"
-    yield f"  {crossing.stream}: {what}"
+def _crossing(crossing: Crossing) -> Iterator[str]:
+    pushed = crossing.pushed
+    merged = pushed.aggregate.name if pushed.aggregate is not None else None
+    yield f"  {crossing.step.name}: {f'partial rows of {merged}, instead of rows' if merged else 'rows'}"
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
-    moved = [plan.step(name) for name in crossing.pushed]
     words = saving_words(
         found,
         crossing.schema,
-        filters=any(isinstance(step, p.Filter) for step in moved),
-        explodes=any(isinstance(step, p.Explode) for step in moved),
+        filters=any(isinstance(step, p.Filter) for step in pushed.steps),
+        explodes=any(isinstance(step, p.Explode) for step in pushed.steps),
     )
+    made = [f"the partial aggregates of {merged}"] if merged else []
     details = [
-        ("at the cut", _columns(crossing.before)),
-        ("crosses", _columns(crossing.schema) if crossing.schema != crossing.before else "the same"),
-        *([("not read", ", ".join(crossing.pruned))] if crossing.pruned and not crossing.pushed else []),
-        ("pushed down", _pushed(crossing)),
-        ("why no more", crossing.reason),
+        ("at the cut", shown(crossing.before)),
+        ("crosses", shown(crossing.schema) if crossing.schema != crossing.before else "the same"),
+        *([("not read", ", ".join(crossing.pruned))] if crossing.pruned and not pushed.steps else []),
+        ("pushed down", ", ".join([*pushed.names, *made]) or "nothing"),
+        ("why no more", pushed.reason),
         *zip(("saves", "", ""), words, strict=False),
     ]
     yield from _detailed(details)
 
 
-def _pushed(crossing: Crossing) -> str:
-    made = [f"the partial aggregates of {crossing.aggregate}"] if crossing.partial else []
-    return ", ".join([*crossing.pushed, *made]) or "nothing"
-
-
 def _control(plan: p.Plan, table: p.Control) -> Iterator[str]:
-    yield f"  {table.name}: {_columns(Schema.of(table.schema))}"
+    yield f"  {table.name}: {shown(Schema.of(table.schema))}"
     writers = [step for step in plan.steps if isinstance(step, p.ToEdges) and step.control == table.name]
     readers = [step.name for step, _ in plan.consumers(table.name)]
     written = f"{writers[0].name}, from {writers[0].input}, at the center" if writers else "nobody in this pipeline"
@@ -264,10 +250,6 @@ def _wrapped(indent: str, lead: str, text: str) -> list[str]:
     )
 
 
-def _columns(schema: Schema) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in schema.items())
-
-
 # As a Mermaid flowchart.
 
 
@@ -289,7 +271,7 @@ def _chart(plan: p.Plan, graph: Graph, tier: str = "") -> list[str]:
 
 
 def _shape(step: p.Step) -> str:
-    label = f'"{_quoted(step.name)}<br/>{_quoted(title(step))}"'
+    label = f'"{_quoted(step.name)}<br/>{_quoted(family_of(step).title(step))}"'
     if isinstance(step, p.Source | p.Sink):
         return f"[/{label}/]"
     return f"[({label})]" if isinstance(step, p.KeyedStep | p.Loop) else f"[{label}]"
@@ -321,9 +303,9 @@ def _tiers_mermaid(plan: p.Plan, tiers: Tiers, parallelism: int) -> Iterator[str
         yield from (f"  {line}" for line in _chart(half, build_graph(half, count), tier))
         yield "  end"
     for crossing in tiers.crossings:
-        what = f"{crossing.stream}: {'partial rows' if crossing.partial else 'rows'}"
-        if crossing.stream in ids.get("c", {}):
-            yield f'  {ids["e"][crossing.stream]} ==>|"{_quoted(what)}"| {ids["c"][crossing.stream]}'
+        what = f"{crossing.step.name}: {'partial rows' if crossing.partial else 'rows'}"
+        if crossing.step.name in ids.get("c", {}):
+            yield f'  {ids["e"][crossing.step.name]} ==>|"{_quoted(what)}"| {ids["c"][crossing.step.name]}'
     for step in plan.steps:
         if isinstance(step, p.ToEdges) and step.control in ids["e"]:
             what = f"control table {step.control}"
@@ -348,13 +330,13 @@ def _json(plan: p.Plan, tiers: Tiers) -> dict[str, object]:
 def _crossing_json(crossing: Crossing) -> dict[str, object]:
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
     return {
-        "stream": crossing.stream,
+        "stream": crossing.step.name,
         "before": crossing.before.to_dict(),
         "schema": crossing.schema.to_dict(),
-        "pushed": list(crossing.pushed),
+        "pushed": list(crossing.pushed.names),
         "partial": crossing.partial,
-        "aggregate": crossing.aggregate,
-        "reason": crossing.reason,
+        "aggregate": None if crossing.pushed.aggregate is None else crossing.pushed.aggregate.name,
+        "reason": crossing.pushed.reason,
         "row_bytes": found.row,
         "crossing_bytes": found.crosses,
     }

@@ -61,26 +61,12 @@ class Graph:
     """Which vertex each step runs in."""
 
     def vertex(self, name: str) -> Vertex:
-        """The vertex of that name."""
         return next(vertex for vertex in self.vertices if vertex.name == name)
 
     def into(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that end there."""
         return tuple(edge for edge in self.edges if edge.target == vertex)
 
-    def sources_of(self, vertex: str) -> frozenset[str]:
-        """The sources whose rows come here."""
-        seen: set[str] = set()
-        todo = [vertex]
-        while todo:
-            name = todo.pop()
-            if name not in seen:
-                seen.add(name)
-                todo += [edge.source for edge in self.into(name)]
-        return frozenset(name for name in seen if self.vertex(name).kind is VertexKind.SOURCE)
-
     def out_of(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that begin there."""
         return tuple(edge for edge in self.edges if edge.source == vertex)
 
 
@@ -135,37 +121,21 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
 
 def steps_with_ids(plan: p.Plan) -> frozenset[str]:
     """The steps whose rows need ids: those on the way to a sink that releases at once, back to the window or source."""
-    steps = {step.name: step for step in plan.steps}
     found: set[str] = set()
     queue: list[p.Step] = [step for step in plan.steps if isinstance(step, p.Sink) and step.release == "at_once"]
     while queue:
         step = queue.pop()
-        if step.name in found:
-            continue
-        found.add(step.name)
-        if not isinstance(step, p.Aggregate):
-            queue += [steps[stream.step] for stream in step.inputs]
+        if step.name not in found:
+            found.add(step.name)
+            queue += [] if isinstance(step, p.Aggregate) else [plan.step(stream.step) for stream in step.inputs]
     return frozenset(found)
 
 
 def _inside_loops(plan: p.Plan) -> frozenset[str]:
     """The steps between a loop's head and its feedback: they run as one subtask."""
-    ahead: dict[str, set[str]] = {
-        step.name: {consumer.name for consumer, _ in plan.consumers(step.name)} for step in plan.steps
-    }
-
-    def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            name = todo.pop()
-            if name not in seen:
-                seen.add(name)
-                todo += ahead[name]
-        return seen
-
     inside: set[str] = set()
     for step in plan.steps:
         if isinstance(step, p.Loop):
-            inside |= {name for name in reachable(step.name) if step.name in reachable(name)}
+            back = {step.feedback.step, *(above.name for above in plan.upstream(step.feedback.step))}
+            inside |= {name for name in back if step.name in {name, *(above.name for above in plan.upstream(name))}}
     return frozenset(inside)

@@ -30,7 +30,7 @@ def path_guarantees(plan: p.Plan) -> list[PathGuarantee]:
         _between(plan, source, sink)
         for sink in plan.steps
         if isinstance(sink, p.Sink)
-        for source in _sources(plan, sink)
+        for source in sorted(plan.sources_of(sink.name), key=lambda source: source.name)
     ]
 
 
@@ -38,24 +38,16 @@ def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
     parts = [
         (Delivery(plan.guarantee), f"the pipeline is {plan.guarantee}"),
         (source_delivery(source.connector), f"source {source.name} ({source.connector.kind}) gives no more"),
-        (
-            sink_delivery(sink.connector),
-            f"sink {sink.name} ({sink.connector.kind}) cannot tell what it has already shown",
-        ),
     ]
-    if plan.guarantee == "exactly_once" and sink.release == "at_once":
-        parts.append((Delivery.EXACTLY_ONCE, "rows carry ids (__id) by which the receiver drops repeats"))
-        if _STRENGTH[parts[2][0]] < _STRENGTH[Delivery.EXACTLY_ONCE]:
-            parts.pop(2)
-    weakest = min(parts, key=lambda part: _STRENGTH[part[0]])
-    why = (
-        weakest[1]
-        if weakest[0] != Delivery.EXACTLY_ONCE
-        else parts[-1][1]
-        if sink.release == "at_once"
-        else "replay and one commit per epoch"
-    )
-    return PathGuarantee(source=source.name, sink=sink.name, gives=weakest[0], why=why)
+    with_ids = plan.guarantee == "exactly_once" and sink.release == "at_once"
+    if not with_ids:
+        shown = f"sink {sink.name} ({sink.connector.kind}) cannot tell what it has already shown"
+        parts.append((sink_delivery(sink.connector), shown))
+    gives, why = min(parts, key=lambda part: _STRENGTH[part[0]])
+    if gives == Delivery.EXACTLY_ONCE:
+        ids = "rows carry ids (__id) by which the receiver drops repeats"
+        why = ids if with_ids else "replay and one commit per epoch"
+    return PathGuarantee(source=source.name, sink=sink.name, gives=gives, why=why)
 
 
 def end_to_end(plan: p.Plan) -> list[PathGuarantee]:
@@ -63,7 +55,8 @@ def end_to_end(plan: p.Plan) -> list[PathGuarantee]:
     found = [_through_the_hub(plan, path) for path in path_guarantees(plan)]
     for step in plan.steps:
         if isinstance(step, p.ToEdges):
-            found += [_to_table(plan, source, step) for source in _sources(plan, step)]
+            sources = sorted(plan.sources_of(step.name), key=lambda source: source.name)
+            found += [_to_table(plan, source, step) for source in sources]
     return found
 
 
@@ -82,8 +75,3 @@ def _to_table(plan: p.Plan, source: p.Source, step: p.ToEdges) -> PathGuarantee:
         weak = gives == own
         why = f"the pipeline is {own}" if weak else f"source {source.name} ({source.connector.kind}) gives no more"
     return PathGuarantee(source=source.name, sink=f"control {step.control}", gives=gives, why=why)
-
-
-def _sources(plan: p.Plan, step: p.Step) -> list[p.Source]:
-    found = [other for other in plan.upstream(step.name) if isinstance(other, p.Source)]
-    return sorted(found, key=lambda source: source.name)

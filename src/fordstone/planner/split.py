@@ -26,6 +26,7 @@ from fordstone.operators.aggregate.partial import END
 from fordstone.operators.base import Combines, Moves, Stays
 from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
+from fordstone.plan.ids import free_name
 from fordstone.plan.stream_type import StreamType, Types
 from fordstone.planner.check import stream_types
 
@@ -43,6 +44,10 @@ class PushDown:
     reason: str
     """Why not more, as a clause."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(step.name for step in self.steps)
+
 
 NOTHING: Final = PushDown(steps=(), reason="push-down is switched off")
 
@@ -53,8 +58,12 @@ def push_down(plan: p.Plan, types: Types, cut: p.ToCenter) -> PushDown:
     at = cut.name
     while True:
         readers = plan.consumers(at)
-        if len(readers) != 1:
-            return _trimmed(types, cut, passed, _several(at, [step.name for step, _ in readers]))
+        if not readers:
+            kept = f"nothing of this pipeline reads {at} at the center: the rows are kept at the hub as they are"
+            return _trimmed(types, cut, passed, kept)
+        if len(readers) > 1:
+            names = ", ".join(step.name for step, _ in readers)
+            return _trimmed(types, cut, passed, f"{at} is read by {names}, and each needs the rows")
         step = readers[0][0]
         match family_of(step).push_down(step, plan, types):
             case Moves() as moves:
@@ -83,12 +92,6 @@ def _trimmed(types: Types, cut: p.ToCenter, passed: list[tuple[p.Step, Moves]], 
         if kept < len(passed):
             reason = f"{passed[kept][0].name} would only make rows wider, and {reason}"
     return PushDown(steps=tuple(step for step, _ in passed[:kept]), reason=reason)
-
-
-def _several(at: str, readers: list[str]) -> str:
-    if not readers:
-        return f"nothing of this pipeline reads {at} at the center: the rows are kept at the hub as they are"
-    return f"{at} is read by {', '.join(readers)}, and each needs the rows"
 
 
 TEXT_BYTES: Final = 16
@@ -224,46 +227,18 @@ def columns_read(plan: p.Plan, types: Types, stream: p.Input) -> tuple[str, ...]
 
 def _needed(plan: p.Plan, types: Types, stream: p.Input) -> frozenset[str]:
     readers = [step for step, read in plan.consumers(stream.step) if read.port == stream.port]
-    every = frozenset(types[stream].schema)
-    if not readers:
-        return every  # other readers of the hub's stream may need any column
-    return frozenset[str]().union(*(_read(plan, types, step, types[stream], every) for step in readers))
+    schema = types[stream].schema
+    if not readers or any(plan.has_late_reader(step.name) for step in readers):
+        return frozenset(schema)  # other readers of the hub's stream, and of late rows, may need any column
 
+    def read(step: p.Step) -> frozenset[str]:
+        return family_of(step).columns_read(step, schema, lambda: _needed(plan, types, p.Input(step.name)))
 
-def _read(plan: p.Plan, types: Types, step: p.Step, stream: StreamType, every: frozenset[str]) -> frozenset[str]:
-    """The columns that one step needs of its input, for itself and for the steps after it."""
-    if plan.has_late_reader(step.name):
-        return every
-    return family_of(step).columns_read(step, stream.schema, lambda: _needed(plan, types, p.Input(step.name)))
+    return frozenset[str]().union(*map(read, readers))
 
 
 STEM_MAX: Final = 80
 """Maximum number of characters of a step's name in the name of a step made for it: names have a bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """What one cut lets across."""
-
-    stream: str
-    """The hub's name of it: that of the `to_center` step."""
-    before: Schema
-    """The columns at the cut, as it was written."""
-    schema: Schema
-    """The columns that cross; rows carry whether they are late beside."""
-    pushed: tuple[str, ...]
-    """The steps that run below the cut although they were written above it."""
-    partial: bool
-    """Partial rows cross, not rows."""
-    aggregate: str | None
-    """Which step merges them at the center."""
-    reason: str
-    """Why not more was pushed down, as a clause."""
-
-    @property
-    def pruned(self) -> tuple[str, ...]:
-        """The columns that do not cross as they stood at the cut, because no step above reads them."""
-        return () if self.partial else tuple(name for name in self.before if name not in self.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,50 +260,45 @@ def split(plan: p.Plan, *, push_down: bool = True) -> Tiers:
     types = stream_types(plan)
     if not plan.tiered:
         return Tiers(edge=plan, center=None, crossings=())
-    names = _Names(plan)
+    taken = {step.name for step in plan.steps}
     cuts = [
-        _Cut.of(plan, types, step, names if push_down else None) for step in plan.steps if isinstance(step, p.ToCenter)
+        Crossing.of(plan, types, step, taken if push_down else None)
+        for step in plan.steps
+        if isinstance(step, p.ToCenter)
     ]
     edge = _edge(plan, types, {cut.step.name: cut for cut in cuts})
     center = _center(plan, types, {cut.step.name: cut for cut in cuts})
     for half in (edge, center):
         if half is not None:
             stream_types(half)
-    return Tiers(edge=edge, center=center, crossings=tuple(cut.crossing() for cut in cuts))
+    return Tiers(edge=edge, center=center, crossings=tuple(cuts))
 
 
-class _Names:
-    """Gives new steps names that are not taken."""
-
-    def __init__(self, plan: p.Plan) -> None:
-        self._taken = {step.name for step in plan.steps}
-
-    def new(self, stem: str, what: str) -> str:
-        base, count = f"{stem[:STEM_MAX]}_{what}", 1
-        while (name := base if count == 1 else f"{base}_{count}") in self._taken:
-            count += 1
-        self._taken.add(name)
-        return name
+def _new_name(stem: str, what: str, taken: set[str]) -> str:
+    name = free_name(f"{stem[:STEM_MAX]}_{what}", taken)
+    taken.add(name)
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """One cut, with all that is decided about it."""
+class Crossing:
+    """One cut, with all that is decided about it. The hub's stream has the name of the `to_center` step."""
 
     step: p.ToCenter
     pushed: PushDown
-    before: StreamType
+    before: Schema
+    """The columns at the cut, as it was written."""
     crosses: StreamType
     """Rows as they cross, or those that partial rows are made of."""
     below: tuple[p.Step, ...]
     """The steps between the cut's input and its sink, in their order."""
 
     @classmethod
-    def of(cls, plan: p.Plan, types: Types, step: p.ToCenter, names: _Names | None) -> _Cut:
-        """`names`: for the steps that push-down makes; None: nothing is pushed down."""
-        if names is None:
+    def of(cls, plan: p.Plan, types: Types, step: p.ToCenter, taken: set[str] | None) -> Crossing:
+        """`taken`: names that the steps made by push-down cannot have; None: nothing is pushed down."""
+        if taken is None:
             here = types[p.Input(step.name)]
-            return cls(step=step, pushed=NOTHING, before=here, crosses=here, below=())
+            return cls(step=step, pushed=NOTHING, before=here.schema, crosses=here, below=())
         pushed = push_down(plan, types, step)
         last = p.Input(pushed.steps[-1].name if pushed.steps else step.name)
         rows = types[last]
@@ -339,29 +309,47 @@ class _Cut:
         ]
         last_below = p.Input(below[-1].name) if below else step.input
         if pushed.aggregate is not None and pushed.partial is not None:
-            below.append(_combine(pushed.aggregate, pushed.partial, last_below, names))
+            made = pushed.aggregate
+            below.append(
+                p.Combine(
+                    name=_new_name(made.name, "partials", taken),
+                    input=last_below,
+                    keys=made.keys,
+                    window=made.window,
+                    aggregates=made.aggregates,
+                    schema=pushed.partial.to_dict(),
+                )
+            )
         else:
             columns = columns_read(plan, types, last)
             if len(columns) < len(rows.schema):
                 listed = tuple(quoted_name(name) for name in columns)
-                below.append(p.Select(name=names.new(step.name, "columns"), input=last_below, columns=listed))
+                below.append(p.Select(name=_new_name(step.name, "columns", taken), input=last_below, columns=listed))
                 kept = Schema(tuple((name, rows.schema[name]) for name in columns))
                 rows = StreamType(schema=kept, time=rows.time)
-        return cls(step=step, pushed=pushed, before=types[p.Input(step.name)], crosses=rows, below=tuple(below))
+        return cls(step=step, pushed=pushed, before=types[p.Input(step.name)].schema, crosses=rows, below=tuple(below))
+
+    @property
+    def partial(self) -> bool:
+        """Partial rows cross, not rows."""
+        return self.pushed.partial is not None
+
+    @property
+    def pruned(self) -> tuple[str, ...]:
+        """The columns that do not cross as they stood at the cut, because no step above reads them."""
+        return () if self.partial else tuple(name for name in self.before if name not in self.schema)
 
     @property
     def schema(self) -> Schema:
-        """What crosses."""
+        """The columns that cross; rows carry whether they are late beside."""
         return self.crosses.schema if self.pushed.partial is None else self.pushed.partial
 
     def sink(self) -> p.Sink:
-        """The end of the stream at the edge."""
         end = p.Input(self.below[-1].name) if self.below else self.step.input
         connector = p.ConnectorSpec("center", {"stream": self.step.name})
         return p.Sink(name=self.step.name, input=end, connector=connector, tier="center")
 
     def source(self, pipeline: str) -> p.Source:
-        """Its beginning at the center."""
         time = None if self.pushed.partial is not None else self.crosses.time
         return p.Source(
             name=self.step.name,
@@ -387,31 +375,8 @@ class _Cut:
         )
         return msgspec.structs.replace(found, input=p.Input(self.step.name), merges=below)
 
-    def crossing(self) -> Crossing:
-        """For those who want to know."""
-        return Crossing(
-            stream=self.step.name,
-            before=self.before.schema,
-            schema=self.schema,
-            pushed=tuple(step.name for step in self.pushed.steps),
-            partial=self.pushed.partial is not None,
-            aggregate=None if self.pushed.aggregate is None else self.pushed.aggregate.name,
-            reason=self.pushed.reason,
-        )
 
-
-def _combine(step: p.Aggregate, partial: Schema, read: p.Input, names: _Names) -> p.Combine:
-    return p.Combine(
-        name=names.new(step.name, "partials"),
-        input=read,
-        keys=step.keys,
-        window=step.window,
-        aggregates=step.aggregates,
-        schema=partial.to_dict(),
-    )
-
-
-def _edge(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan:
+def _edge(plan: p.Plan, types: Types, cuts: Mapping[str, Crossing]) -> p.Plan:
     steps: list[p.Step] = []
     for step in plan.steps:
         if isinstance(step, p.ToCenter):
@@ -433,7 +398,7 @@ def _control_source(step: p.Control) -> p.Source:
     )
 
 
-def _center(plan: p.Plan, types: Types, cuts: Mapping[str, _Cut]) -> p.Plan | None:
+def _center(plan: p.Plan, types: Types, cuts: Mapping[str, Crossing]) -> p.Plan | None:
     moved = {step.name: cut.step.name for cut in cuts.values() for step in cut.pushed.steps}
     merging = {found.name: found for cut in cuts.values() if (found := cut.merging()) is not None}
     keys = {step.name: step.keys for step in plan.steps if isinstance(step, p.Control)}

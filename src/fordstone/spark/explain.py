@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fordstone.errors import PipelineError
-from fordstone.operators.registry import has_feeder
+from fordstone.operators.registry import family_of, has_feeder
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Types
 from fordstone.planner.check import stream_types
-from fordstone.planner.explain import Node, crossing, details, drawn, guarantees, port_lead, title
+from fordstone.planner.explain import Node, crossing, drawn, guarantees, port_lead
 from fordstone.planner.graph import Edge
 from fordstone.spark.hosted.stages import Host, Stages, build_stages
 
@@ -85,7 +85,8 @@ class _Text:
                 )
             else:
                 children.append(self.node(host, consumer.name, port_lead(stream)))
-        return Node(title=f"{port}{name}: {title(step)}", details=tuple(self._details(step)), children=tuple(children))
+        title = family_of(step).title(step)
+        return Node(title=f"{port}{name}: {title}", details=tuple(self._details(step)), children=tuple(children))
 
     def _depth(self, step: p.KeyedStep) -> int:
         return self.stages.hosts[step.name].depth
@@ -104,7 +105,7 @@ class _Text:
         return f"{consumer.name}: {crossing(self.plan, edge).replace('to one subtask', 'to one shard')}"
 
     def _details(self, step: p.Step) -> Iterator[tuple[str, str]]:
-        for label, text in details(self.plan, step, self.types):
+        for label, text in family_of(step).describe(step, self.plan, self.types):
             yield label, self._on_spark(step, label, text)
 
     def _on_spark(self, step: p.Step, label: str, text: str) -> str:

@@ -13,72 +13,55 @@ from __future__ import annotations
 import errno
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn, get_args
 
 from fordstone.errors import DamagedError, StorageError
 from fordstone.storage.disk import Data, Disk, FatalStorageError
 
-Operation = Literal[
-    "create", "append", "truncate", "fsync", "rename", "fsync_dir", "read", "remove", "remove_dir", "make_dirs"
-]
+Change = Literal["create", "append", "truncate", "fsync", "rename", "fsync_dir", "remove", "remove_dir"]
+Operation = Change | Literal["read", "make_dirs"]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]
-CHANGING: Final[tuple[Operation, ...]] = (
-    "create",
-    "append",
-    "truncate",
-    "fsync",
-    "rename",
-    "fsync_dir",
-    "remove",
-    "remove_dir",
-)
+CHANGING: Final[tuple[Change, ...]] = get_args(Change)
 
 
 class PowerCut(BaseException):
     """The machine went off in the middle of an operation. Nothing may catch this but the test."""
 
 
+@dataclass(slots=True, eq=False)
 class _File:
     """An inode: what readers see, and what is durable of it."""
 
-    __slots__ = ("data", "durable")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.durable: bytes | None = None
+    data: bytes
+    durable: bytes | None = None
 
 
-class _Change:
-    """One change of names in one directory: these names now stand for these files or directories, or for none."""
-
-    __slots__ = ("entries",)
-
-    def __init__(self, *entries: tuple[str, _Node | None]) -> None:
-        self.entries = entries
-
-
+@dataclass(slots=True, eq=False)
 class _Directory:
-    __slots__ = ("changes", "durable", "names")
+    """What readers see, what is durable, and the changes between the two, which a crash keeps or loses one by one."""
 
-    def __init__(self) -> None:
-        self.names: dict[str, _Node] = {}
-        self.durable: dict[str, _Node] = {}
-        self.changes: list[_Change] = []
+    names: dict[str, _Node] = field(default_factory=dict)
+    durable: dict[str, _Node] = field(default_factory=dict)
+    changes: list[_Entries] = field(default_factory=list)
 
     def change(self, *entries: tuple[str, _Node | None]) -> None:
         _apply(self.names, entries)
-        self.changes.append(_Change(*entries))
+        self.changes.append(entries)
 
     def make(self, name: str) -> _Directory:
         """A directory below this one, durable whatever becomes of earlier changes of its name."""
         made = self.names[name] = self.durable[name] = _Directory()
-        self.changes = [_Change(*(entry for entry in change.entries if entry[0] != name)) for change in self.changes]
+        self.changes = [tuple(entry for entry in change if entry[0] != name) for change in self.changes]
         return made
 
 
 _Node = _File | _Directory
+_Entries = tuple[tuple[str, _Node | None], ...]
+"""These names now stand for these files or directories, or for none."""
 
 
 class MemoryDisk(Disk):
@@ -102,8 +85,7 @@ class MemoryDisk(Disk):
         self._mutex = threading.Lock()
 
     def create(self, path: str, data: Data) -> None:
-        with self._mutex:
-            fault = self._begin("create", path)
+        with self._operation("create", path) as fault:
             directory, name = self._find_directory(path)
             if name in directory.names:
                 raise FileExistsError(errno.EEXIST, "the file exists", path)
@@ -113,8 +95,7 @@ class MemoryDisk(Disk):
                 raise _full(path)
 
     def append(self, path: str, data: Data) -> None:
-        with self._mutex:
-            fault = self._begin("append", path)
+        with self._operation("append", path) as fault:
             directory, name = self._find_directory(path)
             file = directory.names.get(name)
             if isinstance(file, _Directory):
@@ -128,17 +109,13 @@ class MemoryDisk(Disk):
                 raise _full(path)
 
     def truncate(self, path: str, size_bytes: int) -> None:
-        """Cut a file. Until it is synced, a crash may undo this."""
-        with self._mutex:
-            self._begin("truncate", path)
+        with self._operation("truncate", path):
             file = self._file(path)
             self._used_bytes -= max(0, len(file.data) - size_bytes)
             file.data = file.data[:size_bytes]
 
     def fsync(self, path: str) -> None:
-        """Make the bytes of a file durable, or fail for good."""
-        with self._mutex:
-            fault = self._begin("fsync", path)
+        with self._operation("fsync", path) as fault:
             file = self._file(path)
             if fault is not None:
                 self._fail(path)
@@ -146,8 +123,7 @@ class MemoryDisk(Disk):
 
     def rename(self, old: str, new: str) -> None:
         """Move a name. Within a directory it is one change; between two it is two, which a crash may part."""
-        with self._mutex:
-            self._begin("rename", old)
+        with self._operation("rename", old):
             source, old_name = self._find_directory(old)
             target, new_name = self._find_directory(new)
             moved, replaced = source.names.get(old_name), target.names.get(new_name)
@@ -164,9 +140,7 @@ class MemoryDisk(Disk):
                 source.change((old_name, None))
 
     def fsync_dir(self, path: str) -> None:
-        """Make the names in a directory durable, or fail for good."""
-        with self._mutex:
-            fault = self._begin("fsync_dir", path)
+        with self._operation("fsync_dir", path) as fault:
             directory = self._directory(path)
             if directory is None:
                 raise FileNotFoundError(errno.ENOENT, "no such directory", path)
@@ -177,29 +151,23 @@ class MemoryDisk(Disk):
                 directory.changes.clear()
 
     def read(self, path: str) -> bytes:
-        """The bytes as a reader sees them now."""
-        with self._mutex:
-            self._begin("read", path)
+        with self._operation("read", path):
             return self._file(path).data
 
     def list(self, path: str) -> Sequence[str]:
-        """The names in a directory, with those of directories below it."""
         with self._mutex:
             directory = self._directory(path)
             return () if directory is None else sorted(directory.names)
 
     def remove(self, path: str) -> None:
-        with self._mutex:
-            self._begin("remove", path)
+        with self._operation("remove", path):
             if self.exists(path):
                 directory, name = self._find_directory(path)
                 self._used_bytes -= len(self._file(path).data)
                 directory.change((name, None))
 
     def remove_dir(self, path: str) -> None:
-        """Take the name of an empty directory away."""
-        with self._mutex:
-            self._begin("remove_dir", path)
+        with self._operation("remove_dir", path):
             found = self._directory(path)
             if found is None:
                 return
@@ -209,14 +177,12 @@ class MemoryDisk(Disk):
             directory.change((name, None))
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or directory."""
         parent, _, name = path.rpartition("/")
         directory = self._directory(parent)
         return not path or (directory is not None and name in directory.names)
 
     def make_dirs(self, path: str) -> None:
-        with self._mutex:
-            self._begin("make_dirs", path)
+        with self._operation("make_dirs", path):
             here = self._root
             for name in path.split("/") if path else ():
                 below = here.names.get(name)
@@ -237,7 +203,7 @@ class MemoryDisk(Disk):
                 directory = waiting.pop()
                 if directory.changes:
                     for change in _surviving(directory.changes, rng):
-                        _apply(directory.durable, change.entries)
+                        _apply(directory.durable, change)
                     directory.changes.clear()
                     directory.names = dict(directory.durable)
                 for node in directory.names.values():
@@ -270,22 +236,25 @@ class MemoryDisk(Disk):
             file = self._file(path)
             file.data = file.durable = data
 
-    def _begin(self, operation: Operation, path: str) -> Fault | None:
-        self.counts[operation] += 1
-        if self._off is not None and operation != "read":
-            raise FatalStorageError(self._off)
-        if operation in CHANGING:
-            if self.cut_after is not None and self.changes >= self.cut_after:
-                raise PowerCut(f"before {operation} {path}, change {self.changes + 1}")
-            self.changes += 1
-        if not self._planned:
-            return None
-        fault = self._due(operation)
-        if fault == "read-only":
-            raise StorageError(f"could not {operation} {path}: the file system is read-only. Nothing was acknowledged.")
-        if fault == "bad-sector":
-            raise DamagedError(f"{path} cannot be read: input/output error.")
-        return fault
+    @contextmanager
+    def _operation(self, operation: Operation, path: str) -> Iterator[Fault | None]:
+        """Hold the mutex, count the operation, and raise or give the fault that is planned for it."""
+        with self._mutex:
+            self.counts[operation] += 1
+            if self._off is not None and operation != "read":
+                raise FatalStorageError(self._off)
+            if operation in CHANGING:
+                if self.cut_after is not None and self.changes >= self.cut_after:
+                    raise PowerCut(f"before {operation} {path}, change {self.changes + 1}")
+                self.changes += 1
+            fault = self._due(operation)
+            if fault == "read-only":
+                raise StorageError(
+                    f"could not {operation} {path}: the file system is read-only. Nothing was acknowledged."
+                )
+            if fault == "bad-sector":
+                raise DamagedError(f"{path} cannot be read: input/output error.")
+            yield fault
 
     def _due(self, operation: Operation) -> Fault | None:
         planned = self._planned.get(operation)
@@ -301,15 +270,11 @@ class MemoryDisk(Disk):
 
     def _fit(self, data: bytes, fault: Fault | None) -> tuple[bytes, bool]:
         """What of the data finds room, and whether that was not all."""
-        room_bytes = len(data)
-        if fault == "full":
-            room_bytes = len(data) // 2
+        kept = data[: len(data) // 2] if fault == "full" else data
         if self.room_bytes is not None:
-            room_bytes = min(room_bytes, max(0, self.room_bytes - self._used_bytes))
-        full = fault == "full" or room_bytes < len(data)
-        kept = data[:room_bytes]
+            kept = kept[: max(0, self.room_bytes - self._used_bytes)]
         self._used_bytes += len(kept)
-        return kept, full
+        return kept, fault == "full" or len(kept) < len(data)
 
     def _fail(self, path: str) -> NoReturn:
         self._off = f"syncing {path} failed: input/output error. What the disk holds is unknown. The process must stop."
@@ -336,7 +301,7 @@ class MemoryDisk(Disk):
         return file
 
 
-def _apply(names: dict[str, _Node], entries: Sequence[tuple[str, _Node | None]]) -> None:
+def _apply(names: dict[str, _Node], entries: _Entries) -> None:
     for name, node in entries:
         if node is None:
             names.pop(name, None)
@@ -344,7 +309,7 @@ def _apply(names: dict[str, _Node], entries: Sequence[tuple[str, _Node | None]])
             names[name] = node
 
 
-def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:
+def _surviving(changes: list[_Entries], rng: Random) -> list[_Entries]:
     """Half the time as a journal would, a first part of the changes; else any of them."""
     if rng.getrandbits(1):
         return changes[: rng.randint(0, len(changes))]

@@ -7,20 +7,21 @@ others in another order, than that step gives.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.scope import HELPERS, WINDOW_END, WINDOW_START, Scope, call_of, column, column_name, window_of
+from fordstone.api.sql.scope import HELPERS, Scope, call_of, column, column_name, named, window_of
 from fordstone.api.stream import Grouped, Stream
 from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.expression import parse, parse_predicate
 from fordstone.lang.sql.syntax import Expr, Select, SqlError, WindowCall, Windowed, placed
 from fordstone.plan import plan as p
+from fordstone.plan.ids import free_name
 from fordstone.plan.plan import Window
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
 _TAKEN: Final = frozenset(inspect.signature(Grouped.agg).parameters)
 """Names that `agg` has for itself: an aggregate with this name is renamed after the step."""
@@ -84,14 +85,16 @@ class _Grouping:
         """What SELECT's names mean after the aggregation."""
 
     def build(self, name: str | None) -> Stream:
-        """Keys, window, aggregates, HAVING, SELECT."""
         self._read_keys()
         window = None if self._call is None else window_of(self._call, self._stream, self._scope)
         for item in self._items:
             self._outputs[self._output_name(item)] = self._output(item)
         if len(self._outputs) < len(self._items):
             self._refuse_twice()
-        having = None if self._select.having is None else self._having(self._select.having)
+        given_having = self._select.having
+        having = None
+        if given_having is not None:
+            having = self._after_aggregation(self._scope.condition(given_having), names=self._outputs)
         if not self._aggregates:
             self._aggregate(_COUNT.copy(), None)
         self._check_key_kept(window)
@@ -99,7 +102,7 @@ class _Grouping:
         selects = [(column_name(tree), shown) for shown, tree in self._outputs.items()] != [(one, one) for one in given]
         steps = self._aggregated(window, None if selects or having is not None else name)
         if having is not None:
-            with placed(self._scope.text, self._select.having.at if self._select.having else None):
+            with placed(self._scope.text, given_having.at if given_having is not None else None):
                 predicate = parse_predicate(having, steps.schema).sql
                 steps = steps.filter(predicate, name=None if selects else name)
         if not selects:
@@ -107,9 +110,7 @@ class _Grouping:
         made = []
         for (shown, tree), item in zip(self._outputs.items(), self._items, strict=True):
             with placed(self._scope.text, item.at):
-                made.append(
-                    parse(exp.Alias(this=tree, alias=exp.Identifier(this=shown, quoted=True)), steps.schema).sql
-                )
+                made.append(parse(named(tree, shown), steps.schema).sql)
         with placed(self._scope.text, self._select.at):
             return steps.select(*made, name=name)
 
@@ -121,7 +122,7 @@ class _Grouping:
             call = call_of(given.tree, given.at, self._scope.text)
             if call is not None:
                 if self._call is not None:
-                    raise self._fail("there is a window already; a query has one.", given.at)
+                    raise self._scope.fail("there is a window already; a query has one.", given.at)
                 self._call = call
                 continue
             tree = self._key_tree(given)
@@ -129,14 +130,14 @@ class _Grouping:
                 bounded = True
                 continue
             if has_aggregate(tree):
-                raise self._fail(
+                raise self._scope.fail(
                     "rows are grouped before they are aggregated: no aggregate stands in GROUP BY.", given.at
                 )
             if all(tree != key.tree for key in self._keys):
                 self._keys.append(self._key(tree, given.at))
         if self._windowed is not None:
             if not bounded:
-                raise self._fail(
+                raise self._scope.fail(
                     "the windows are missing in GROUP BY: add window_start, window_end.",
                     self._select.group[0].at if self._select.group else self._windowed.at,
                 )
@@ -146,11 +147,11 @@ class _Grouping:
         """The expression that a part of GROUP BY means: itself, an item by its number, or one by its name."""
         tree = given.tree
         if isinstance(tree, exp.Alias):
-            raise self._fail("a part of GROUP BY has no name of its own. Give it one in SELECT.", given.at)
+            raise self._scope.fail("a part of GROUP BY has no name of its own. Give it one in SELECT.", given.at)
         if isinstance(tree, exp.Literal) and not tree.is_string and str(tree.args["this"]).isdigit():
             number = int(str(tree.args["this"]))
             if not 1 <= number <= len(self._items):
-                raise self._fail(f"SELECT has no item {number}.", given.at)
+                raise self._scope.fail(f"SELECT has no item {number}.", given.at)
             return self._items[number - 1].tree
         resolved = self._scope.resolved(tree)
         name = column_name(resolved)
@@ -167,9 +168,8 @@ class _Grouping:
             return _Key(tree=tree, name=found.name)
         wanted = next((item.alias for item in self._items if item.alias is not None and item.tree == tree), None)
         taken = {*self._stream.schema, *(key.name for key in self._keys), *_BOUNDS}
-        name = wanted if wanted is not None and wanted not in taken else _free(found.name, taken)
-        tree_as = exp.Alias(this=tree.copy(), alias=exp.Identifier(this=name, quoted=True))
-        return _Key(tree=tree, name=name, computed=parse(tree_as, self._stream.schema).sql)
+        name = wanted if wanted is not None and wanted not in taken else free_name(found.name, taken)
+        return _Key(tree=tree, name=name, computed=parse(named(tree.copy(), name), self._stream.schema).sql)
 
     def _check_partition(self, windowed: Windowed) -> None:
         """Sessions are those of each key: what they are partitioned by is what rows are grouped by."""
@@ -179,7 +179,7 @@ class _Grouping:
         keys = [key.tree for key in self._keys]
         if any(part not in keys for part in parts) or any(key not in parts for key in keys):
             names = ", ".join(key.name for key in self._keys)
-            raise self._fail(
+            raise self._scope.fail(
                 "sessions are found for each group. "
                 + (
                     f"Write PARTITION BY {names}, as in GROUP BY."
@@ -206,19 +206,12 @@ class _Grouping:
                     return key.name
             if not has_aggregate(item.tree):
                 return parse(item.tree, self._stream.schema, text=self._scope.text).name
-        raise self._fail("this needs a name: add AS.", item.at)
+        raise self._scope.fail("this needs a name: add AS.", item.at)
 
     def _output(self, item: Item) -> exp.Expr:
         if self._is_whole(item.tree):
             return column(self._aggregate(item.tree, item.alias))
         return self._after_aggregation(item.tree)
-
-    def _having(self, having: Expr) -> exp.Expr:
-        if isinstance(having.tree, exp.Alias):
-            raise self._fail(
-                "this was not expected here: a condition has no name.", offset_of(having.tree.args["alias"])
-            )
-        return self._after_aggregation(self._scope.resolved(having.tree), names=self._outputs)
 
     def _is_whole(self, tree: exp.Expr) -> bool:
         """Whether an expression is of aggregates alone, so that `agg` takes it as it is."""
@@ -255,13 +248,15 @@ class _Grouping:
 
     def _outside(self, name: str, node: exp.Expr) -> SqlError:
         if name in _BOUNDS and name not in self._stream.schema:
-            return self._fail(f"{name} belongs to a window. Add TUMBLE, HOP or SESSION to GROUP BY.", offset_of(node))
+            return self._scope.fail(
+                f"{name} belongs to a window. Add TUMBLE, HOP or SESSION to GROUP BY.", offset_of(node)
+            )
         with placed(self._scope.text, offset_of(node)):
             # A name or a function that does not exist is the nearer mistake.
             parse(node, self._stream.schema, text=self._scope.text)
             if isinstance(node.parent, exp.Anonymous) and not is_aggregate(node.parent):
                 parse(node.parent, self._stream.schema, text=self._scope.text)
-        return self._fail(
+        return self._scope.fail(
             f"column {name!r} is neither in GROUP BY nor inside an aggregate. Add it to GROUP BY, or write for instance max({name}).",
             offset_of(node),
         )
@@ -275,11 +270,13 @@ class _Grouping:
         kind, bound = HELPERS[name]
         at = offset_of(node)
         if self._call is None or self._call.kind != kind:
-            raise self._fail(f"{name.upper()} needs {kind} in GROUP BY.", at)
+            raise self._scope.fail(f"{name.upper()} needs {kind} in GROUP BY.", at)
         given = [self._scope.resolved(arg) for arg in node.args.get("expressions") or ()]
         window = [self._scope.resolved(part.tree) for part in (self._call.time, *self._call.spans)]
         if given and given != window:
-            raise self._fail(f"{name.upper()} has the arguments of {kind} in GROUP BY, or none; these are others.", at)
+            raise self._scope.fail(
+                f"{name.upper()} has the arguments of {kind} in GROUP BY, or none; these are others.", at
+            )
         return bound
 
     def _aggregate(self, tree: exp.Expr, wanted: str | None) -> str:
@@ -291,7 +288,7 @@ class _Grouping:
         with placed(self._scope.text, offset_of(tree)):
             found = parse_aggregate(tree, self._stream.schema, text=self._scope.text)
         taken = {*(key.name for key in self._keys), *self._aggregates, *_TAKEN, *_BOUNDS}
-        name = wanted if wanted is not None and wanted not in taken else _free(found.name, taken)
+        name = wanted if wanted is not None and wanted not in taken else free_name(found.name, taken)
         self._aggregates[name] = tree
         return name
 
@@ -299,7 +296,7 @@ class _Grouping:
         for outer in filter(is_aggregate, tree.walk()):
             for node in outer.walk():
                 if node is not outer and is_aggregate(node):
-                    raise self._fail(
+                    raise self._scope.fail(
                         "an aggregate stands inside another. Aggregate in a query in FROM, and aggregate that again.",
                         offset_of(node),
                     )
@@ -326,7 +323,7 @@ class _Grouping:
         shown = {column_name(tree) for tree in self._outputs.values()}
         lost = [key.name for key in self._keys if key.name not in shown]
         if window is None and lost:
-            raise self._fail(
+            raise self._scope.fail(
                 f"without a window, results replace each other by {', '.join(key.name for key in self._keys)}, so SELECT must "
                 f"list {', '.join(lost)}. Add it, or a window to GROUP BY.",
                 self._select.at,
@@ -337,16 +334,5 @@ class _Grouping:
         for item in self._items:
             name = self._output_name(item)
             if name in seen:
-                raise self._fail(f"two columns are called {name!r}. Rename one with AS.", item.at)
+                raise self._scope.fail(f"two columns are called {name!r}. Rename one with AS.", item.at)
             seen.add(name)
-
-    def _fail(self, message: str, at: int | None) -> SqlError:
-        return self._scope.fail(message, at)
-
-
-def _free(name: str, taken: Sequence[str] | set[str]) -> str:
-    """The name, with a number appended if it is taken."""
-    count = 1
-    while (found := name if count == 1 else f"{name}_{count}") in taken:
-        count += 1
-    return found

@@ -14,8 +14,9 @@ from fordstone.api.stream import Stream
 from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate
-from fordstone.lang.sql.syntax import Join, SqlError, placed
+from fordstone.lang.sql.syntax import Join, placed
 from fordstone.operators.join.sides import JoinColumns, join_columns
+from fordstone.plan.ids import free_name
 from fordstone.plan.stream_type import EventTime
 
 LEFT: Final = "left:"
@@ -53,7 +54,7 @@ class _Joining:
         self._join = join
         self._text = scope.text
         if member.name is not None and any(member.name == other.name for other in scope.members):
-            raise self._fail(
+            raise self._scope.fail(
                 f"two streams in FROM are called {member.name}. Give one another name with AS.", join.table.at
             )
         self._both = Scope(
@@ -62,10 +63,14 @@ class _Joining:
 
     def build(self) -> tuple[Stream, Scope]:
         """Conditions on one side are filters before the join where that means the same; other conditions of an inner join are applied after it."""
-        times = self._time(self._left, "left"), self._time(self._right, "right")
+        what, at = "a join of streams", self._join.at
+        times = (
+            event_time(self._left, self._scope, what, at, side="the left side"),
+            event_time(self._right, self._scope, what, at, side="the right side"),
+        )
         on = self._read(times)
         if not on.keys:
-            raise self._fail(
+            raise self._scope.fail(
                 "ON names no columns that are equal. Add for instance a.device = b.device.", self._join.on.at
             )
         between = self._between(on, times)
@@ -92,10 +97,8 @@ class _Joining:
     # ON
 
     def _read(self, times: tuple[EventTime, EventTime]) -> _On:
-        if isinstance(self._join.on.tree, exp.Alias):
-            raise self._fail("this was not expected here: a condition has no name.", self._join.on.at)
         found = _On()
-        for part in _conjuncts(self._both.resolved(self._join.on.tree)):
+        for part in _conjuncts(self._both.condition(self._join.on)):
             for one in _split_between(part):
                 if not self._read_bound(one, times, found) and not self._read_key(one, found):
                     found.others.append(one)
@@ -152,24 +155,16 @@ class _Joining:
             left, right = (
                 f"{name}.{time.column}" if name else time.column for name, time in zip(names, times, strict=True)
             )
-            raise self._fail(
+            raise self._scope.fail(
                 f"a join of streams needs a bound on time{only}, or it would have to keep every row for good. Add to ON how far "
                 f"apart rows may be, for instance:\n  AND {right} BETWEEN {left} - INTERVAL '5' SECOND AND {left} + INTERVAL '10' SECOND",
                 self._join.on.at,
             )
         if on.from_us > on.to_us:
-            raise self._fail("no rows can be this far apart: the bound on time begins after it ends.", self._join.on.at)
-        return timedelta(microseconds=on.from_us), timedelta(microseconds=on.to_us)
-
-    def _time(self, stream: Stream, side: str) -> EventTime:
-        found = event_time(stream)
-        if found is None:
-            raise self._fail(
-                f'a join of streams needs event time, and the {side} side has none. Declare it at the source (time="ts", or --time '
-                "on the command line), and keep that column on the way.",
-                self._join.at,
+            raise self._scope.fail(
+                "no rows can be this far apart: the bound on time begins after it ends.", self._join.on.at
             )
-        return found
+        return timedelta(microseconds=on.from_us), timedelta(microseconds=on.to_us)
 
     # Conditions beside keys and time
 
@@ -187,7 +182,7 @@ class _Joining:
             else:
                 other = {"left": "the right stream", "right": "the left stream"}.get(how)
                 conditions_too = f", and conditions on {other}" if other else ""
-                raise self._fail(
+                raise self._scope.fail(
                     f"ON of a {how.upper()} JOIN holds equal columns, the bound on time{conditions_too}. This is something else; "
                     "filter in a query of its own, or in WHERE.",
                     offset_of(condition) or self._join.on.at,
@@ -210,7 +205,7 @@ class _Joining:
         if self._join.how == "inner" or not shared:
             return on
         taken = {*self._left.schema, *self._right.schema}
-        renamed = {name: _free(f"{name}_right", taken) for name in shared}
+        renamed = {name: free_name(f"{name}_right", taken) for name in shared}
         self._right = self._right.select(
             *(f"{quoted_name(name)} AS {quoted_name(renamed[name])}" if name in renamed else quoted_name(name) for name in self._right.schema)
         )  # fmt: skip
@@ -234,9 +229,6 @@ class _Joining:
                 else:
                     return found, suffix
         raise AssertionError("the last suffix raises")
-
-    def _fail(self, message: str, at: int | None) -> SqlError:
-        return SqlError(message, text=self._text, offset=at)
 
 
 def _clashes(left: Stream, right: Stream, suffix: str) -> bool:
@@ -289,10 +281,3 @@ def _split_between(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 def _columns(tree: exp.Expr) -> set[str]:
     return {name for node in tree.walk() if (name := column_name(node)) is not None}
-
-
-def _free(name: str, taken: set[str]) -> str:
-    count = 1
-    while (found := name if count == 1 else f"{name}_{count}") in taken:
-        count += 1
-    return found

@@ -39,13 +39,12 @@ class _Matching:
         """From variables in capitals to how PATTERN writes them: SQL does not tell them apart by case."""
         for part in match.pattern:
             if part.name.text.upper() in self._variables:
-                raise self._fail(
+                raise self._scope.fail(
                     f"{part.name.text} stands twice in the pattern. Give each place its own variable.", part.name.at
                 )
             self._variables[part.name.text.upper()] = part.name.text
 
     def build(self) -> Stream:
-        """Add the step."""
         keys = tuple(self._column(key, "PARTITION BY") for key in self._match.partition)
         order = self._order()
         conditions = {self._variable(name): self._text(given) for name, given in self._match.define}
@@ -74,22 +73,18 @@ class _Matching:
     def _column(self, given: Expr, clause: str) -> str:
         name = column_name(self._scope.resolved(given.tree))
         if name is None:
-            raise self._fail(f"{clause} names columns here. Compute others in a query in FROM.", given.at)
+            raise self._scope.fail(f"{clause} names columns here. Compute others in a query in FROM.", given.at)
         if name not in self._stream.schema:
-            raise self._fail(f"there is no column {name!r}. Columns are: {', '.join(self._stream.schema)}.", given.at)
+            raise self._scope.fail(
+                f"there is no column {name!r}. Columns are: {', '.join(self._stream.schema)}.", given.at
+            )
         return name
 
     def _order(self) -> tuple[str, ...]:
         first, *others = self._match.order
-        time = event_time(self._stream)
-        if time is None:
-            raise self._fail(
-                f'MATCH_RECOGNIZE needs event time, and {self._stream.name} has none. Declare it at the source (time="ts", or '
-                "--time on the command line), and keep that column on the way.",
-                first.at,
-            )
+        time = event_time(self._stream, self._scope, "MATCH_RECOGNIZE", first.at)
         if self._column(first, "ORDER BY") != time.column:
-            raise self._fail(
+            raise self._scope.fail(
                 f"rows are taken in order of the stream's event time: ORDER BY begins with {time.column}.", first.at
             )
         return tuple(self._column(one, "ORDER BY") for one in others)
@@ -97,14 +92,14 @@ class _Matching:
     def _variable(self, name: Name) -> str:
         found = self._variables.get(name.text.upper())
         if found is None:
-            raise self._fail(
+            raise self._scope.fail(
                 f"{name.text} is not in the pattern. Its variables are {', '.join(self._variables.values())}.", name.at
             )
         return found
 
     def _measure(self, given: Expr) -> str:
         if not isinstance(given.tree, exp.Alias):
-            raise self._fail("a measure needs a name: add AS.", given.at)
+            raise self._scope.fail("a measure needs a name: add AS.", given.at)
         return self._text(given)
 
     def _text(self, given: Expr) -> str:
@@ -114,7 +109,7 @@ class _Matching:
             if isinstance(node, exp.Anonymous):
                 name = str(node.args["this"]).lower()
                 if name in _ELSEWHERE:
-                    raise self._fail(_ELSEWHERE[name], offset_of(node))
+                    raise self._scope.fail(_ELSEWHERE[name], offset_of(node))
                 node.set("this", _RENAMED.get(name, name))
             elif isinstance(node, exp.Column):
                 self._resolve(node)
@@ -137,9 +132,9 @@ class _Matching:
                 node.set("table", None)
             else:
                 variables = ", ".join(self._variables.values())
-                raise self._fail(f"{name} is not in the pattern. Its variables are {variables}.", at)
+                raise self._scope.fail(f"{name} is not in the pattern. Its variables are {variables}.", at)
         if not isinstance(inner, exp.Identifier | exp.Star):
-            raise self._fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
+            raise self._scope.fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
         if isinstance(inner, exp.Identifier):
             actual = str(inner.args["this"])
             node.set("this", _identifier(member.columns.get(actual, actual)))
@@ -149,11 +144,8 @@ class _Matching:
         for text, tree, at in self._written:
             if text == error.text:
                 place = at if error.offset is None else _place(tree, text, error.offset)
-                return self._fail(error.message, at if place is None else place)
-        return self._fail(error.message, self._match.pattern[0].name.at)
-
-    def _fail(self, message: str, at: int | None) -> SqlError:
-        return self._scope.fail(message, at)
+                return self._scope.fail(error.message, at if place is None else place)
+        return self._scope.fail(error.message, self._match.pattern[0].name.at)
 
 
 def _identifier(name: str) -> exp.Identifier:

@@ -15,7 +15,7 @@ from sqlglot import exp
 from fordstone.api.sql.grouping import Item, grouped, has_aggregate
 from fordstone.api.sql.join import joined
 from fordstone.api.sql.match import matched
-from fordstone.api.sql.scope import HELPERS, WINDOW_END, WINDOW_START, Member, Scope, column, column_name
+from fordstone.api.sql.scope import HELPERS, Member, Scope, column, column_name, named
 from fordstone.api.stream import Stream
 from fordstone.errors import PipelineError
 from fordstone.lang.dialect import offset_of, quoted_name
@@ -35,6 +35,7 @@ from fordstone.lang.sql.syntax import (
     placed,
 )
 from fordstone.plan import plan as p
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -74,7 +75,6 @@ class _Builder:
         self._built: dict[int, Stream] = {}
 
     def query(self, query: Query, names: Names, name: str | None) -> Stream:
-        """SELECTs united."""
         for given, inner in query.named:
             names = {**names, given.text: _Pending(query=inner, names=dict(names))}
         if len(query.parts) == 1:
@@ -205,12 +205,11 @@ class _Builder:
     def _filtered(
         self, stream: Stream, scope: Scope, where: Expr, windowed: Windowed | None, name: str | None
     ) -> Stream:
-        _no_alias(where, self._text)
         if has_aggregate(where.tree):
             raise self._fail(
                 "WHERE looks at single rows, before they are aggregated. Write HAVING after GROUP BY.", where.at
             )
-        tree = scope.resolved(where.tree)
+        tree = scope.condition(where)
         if windowed is not None:
             for node in tree.find_all(exp.Column):
                 found = column_name(node)
@@ -258,15 +257,12 @@ class _Builder:
         if isinstance(body, exp.Column) and alias is None and isinstance(body.args["this"], exp.Identifier):
             # b.k is called k, whatever the join calls it.
             alias = str(body.args["this"].args["this"])
-        if alias is None:
-            return tree
-        return exp.Alias(this=tree, alias=exp.Identifier(this=alias, quoted=True))
+        return tree if alias is None else named(tree, alias)
 
     def _starred(self, star: Star, scope: Scope) -> list[exp.Expr]:
         if star.table is not None:
             return [
-                exp.Alias(this=column(actual), alias=exp.Identifier(this=shown, quoted=True))
-                for shown, actual in scope.columns_of(star.table.text, star.at).items()
+                named(column(actual), shown) for shown, actual in scope.columns_of(star.table.text, star.at).items()
             ]
         names = [actual for member in scope.members for actual in member.columns.values()]
         for less in star.less:
@@ -279,13 +275,6 @@ class _Builder:
 
     def _fail(self, message: str, at: int | None) -> SqlError:
         return SqlError(message, text=self._text, offset=at)
-
-
-def _no_alias(given: Expr, text: str) -> None:
-    """A condition has no name."""
-    if isinstance(given.tree, exp.Alias):
-        alias = given.tree.args["alias"]
-        raise SqlError("this was not expected here: a condition has no name.", text=text, offset=offset_of(alias))
 
 
 def _member(name: str | None, stream: Stream) -> Member:

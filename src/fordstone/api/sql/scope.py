@@ -5,7 +5,7 @@ TUMBLE, HOP and SESSION become windows of the stream once it is clear that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -13,13 +13,13 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.stream import Stream, session, sliding, tumbling
-from fordstone.lang.coercion import ClashError
 from fordstone.lang.constants import interval
 from fordstone.lang.dialect import offset_of
+from fordstone.lang.schema import ClashError
 from fordstone.lang.sql.syntax import Expr, SqlError, WindowCall, WindowKind, placed
 from fordstone.lang.term import YEAR_MONTH
 from fordstone.plan.plan import Window
-from fordstone.plan.stream_type import EventTime
+from fordstone.plan.stream_type import WINDOW_END, WINDOW_START, EventTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,10 @@ class Scope:
     members: tuple[Member, ...]
 
     def fail(self, message: str, at: int | None) -> SqlError:
-        """The error to raise."""
         return SqlError(message, text=self.text, offset=at)
 
     def resolved(self, tree: exp.Expr) -> exp.Expr:
-        """The tree with every column by its name in the stream, and functions in small letters. The given one stays as it is.
+        """The tree with every column by its name in the stream, and functions in lower case. The given tree is not changed.
 
         Names that no table has are left for the checker, which knows what is near.
         """
@@ -54,6 +53,12 @@ class Scope:
             if isinstance(node, exp.Column) and not isinstance(node.args["this"], exp.Star):
                 self._resolve(node)
         return tree
+
+    def condition(self, given: Expr) -> exp.Expr:
+        """A condition, resolved. It has no name: AS is refused."""
+        if isinstance(given.tree, exp.Alias):
+            raise self.fail("this was not expected here: a condition has no name.", offset_of(given.tree.args["alias"]))
+        return self.resolved(given.tree)
 
     def columns_of(self, table: str, at: int) -> Mapping[str, str]:
         """The columns of the table that is called so."""
@@ -96,11 +101,6 @@ class Scope:
         return having[0].columns[name] if having else name
 
 
-def plain(text: str, name: str | None, columns: Iterable[str]) -> Scope:
-    """The scope of a single table."""
-    return Scope(text=text, members=(Member(name=name, columns={column: column for column in columns}),))
-
-
 def column_name(tree: exp.Expr) -> str | None:
     """The name of a resolved tree that is a column and nothing else."""
     if not isinstance(tree, exp.Column) or not isinstance(tree.args["this"], exp.Identifier):
@@ -113,13 +113,23 @@ def column(name: str) -> exp.Expr:
     return exp.Column(this=exp.Identifier(this=name, quoted=True))
 
 
-def event_time(stream: Stream) -> EventTime | None:
-    """Where the rows of a stream carry their time."""
-    return stream._type.time  # noqa: SLF001 - our own class
+def named(tree: exp.Expr, name: str) -> exp.Expr:
+    """The tree AS a name."""
+    return exp.Alias(this=tree, alias=exp.Identifier(this=name, quoted=True))
 
 
-WINDOW_START: Final = "window_start"
-WINDOW_END: Final = "window_end"
+def event_time(stream: Stream, scope: Scope, what: str, at: int, *, side: str | None = None) -> EventTime:
+    """Where the rows of a stream carry their time, which `what` needs."""
+    time = stream._type.time  # noqa: SLF001 - our own class
+    if time is None:
+        raise scope.fail(
+            f'{what} needs event time, and {side or stream.name} has none. Declare it at the source (time="ts", or --time on the '
+            "command line), and keep that column on the way.",
+            at,
+        )
+    return time
+
+
 KINDS: Final[dict[str, WindowKind]] = {"tumble": "TUMBLE", "hop": "HOP", "session": "SESSION"}
 HELPERS: Final = {
     f"{kind}_{end}": (KINDS[kind], WINDOW_START if end == "start" else WINDOW_END)
@@ -211,13 +221,7 @@ def shifted_column(tree: exp.Expr, text: str) -> tuple[str, int] | None:
 
 
 def _check_time(call: WindowCall, stream: Stream, scope: Scope) -> None:
-    time = event_time(stream)
-    if time is None:
-        raise scope.fail(
-            f'a window needs event time, and {stream.name} has none. Declare it at the source (time="ts", or --time on the '
-            "command line), and keep that column on the way.",
-            call.time.at,
-        )
+    time = event_time(stream, scope, "a window", call.time.at)
     found = shifted_column(scope.resolved(call.time.tree), scope.text)
     if found is None:
         raise scope.fail(

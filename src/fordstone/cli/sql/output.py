@@ -19,8 +19,7 @@ import polars as pl
 from fordstone.cli import format as fmt
 from fordstone.cli.table import GAP, UNSAFE, Layout, pad, safe
 from fordstone.cli.view.view import Rate, notices_of
-from fordstone.connectors.files.rows import encoded
-from fordstone.connectors.files.settings import DELETE, OP
+from fordstone.connectors.files.rows import DELETE, OP, encoded
 from fordstone.connectors.memory import MemorySink
 from fordstone.errors import SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, Schema

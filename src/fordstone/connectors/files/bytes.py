@@ -57,7 +57,7 @@ class PlainFile(FileBytes):
             raise unreadable(path, error) from error
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read; the system may give less than asked for before the end, so ask until it gives nothing."""
+        """Ask until the system gives nothing: it may give less than was asked for before the end."""
         parts = []
         try:
             while length > 0 and (part := os.pread(self._fd, length, offset)):
@@ -157,12 +157,9 @@ class PackedFile(FileBytes):
     def _read(self, length: int) -> bytes:
         try:
             return self._stream.read(length)
-        except (OSError, EOFError, zlib.error) as error:
-            raise SourceError(
-                f"{self._path} is damaged: it cannot be unpacked ({error}). Get the file again."
-            ) from error
         except Exception as error:
-            if type(error).__name__ != "ZstdError":  # the class lives in whichever package unpacks
+            # The class ZstdError is in whichever package unpacks.
+            if not (isinstance(error, OSError | EOFError | zlib.error) or type(error).__name__ == "ZstdError"):
                 raise
             raise SourceError(
                 f"{self._path} is damaged: it cannot be unpacked ({error}). Get the file again."

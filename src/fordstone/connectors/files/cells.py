@@ -10,7 +10,7 @@ and `Z`, `+HH`, `+HHMM` or `+HH:MM`. Without an offset the text is UTC. Second 6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,7 +63,8 @@ def _by_length(
     texts: pl.Series, wanted: Callable[[int], bool], parse: Callable[[_Bytes], tuple[Micros, Flags]]
 ) -> tuple[Micros, Flags]:
     if len(texts) > _TEXTS_AT_ONCE:
-        parts = [_by_length(part, wanted, parse) for part in _slices(texts)]
+        starts = range(0, len(texts), _TEXTS_AT_ONCE)
+        parts = [_by_length(texts.slice(start, _TEXTS_AT_ONCE), wanted, parse) for start in starts]
         return np.concatenate([values for values, _ in parts]), np.concatenate([fine for _, fine in parts])
     lengths = texts.str.len_bytes().fill_null(0)
     values = np.zeros(len(texts), dtype=np.int64)
@@ -75,11 +76,6 @@ def _by_length(
         places = (lengths == length).arg_true()
         values[places], fine[places] = parse(_table(texts.gather(places), length))
     return values, fine
-
-
-def _slices(texts: pl.Series) -> Iterator[pl.Series]:
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        yield texts.slice(start, _TEXTS_AT_ONCE)
 
 
 def _table(texts: pl.Series, length: int) -> _Bytes:
@@ -241,29 +237,37 @@ def check_flat(schema: Schema, *, where: str) -> None:
 
 def from_json(read: pl.DataFrame, schema: Schema, *, time_unit: str) -> Cells:
     """Finish what the JSON parser gave."""
-    return _finish(read, schema, lambda kind: _JSON.get(kind.name, _as_it_is), time_unit)
+    return _finish(read, schema, _JSON, time_unit)
 
 
 def from_text(read: pl.DataFrame, schema: Schema, *, time_unit: str) -> Cells:
-    """Turn columns of text (those that there are) into the declared types."""
-    return _finish(read, schema, lambda kind: _CSV.get(kind.name, _as_it_is), time_unit)
+    """Turn columns of text (those that there are) into the declared types. An empty field is null, unless the column is text."""
+    blank = {
+        name: pl.col(name).replace("", None)
+        for name, kind in schema.items()
+        if name in read.columns and kind.name not in {"string", "binary"}
+    }
+    return _finish(read.with_columns(**blank), schema, _CSV, time_unit)
 
 
-_Convert = Callable[[pl.Series, DataType, str], tuple[pl.Series, pl.Series | None]]
-"""A column and its type; gives the new column and which values do not fit."""
+_Convert = Callable[[pl.Series, DataType], pl.Series]
+"""Gives a column its declared type. A value that does not fit becomes null."""
 
 
-def _finish(read: pl.DataFrame, schema: Schema, pick: Callable[[DataType], _Convert], time_unit: str) -> Cells:
+def _finish(read: pl.DataFrame, schema: Schema, converters: Mapping[str, _Convert], time_unit: str) -> Cells:
     columns, bad = [], dict[int, str]()
     for name, kind in schema.items():
         if name not in read.columns or kind.name == "null":
             columns.append(pl.Series(name, dtype=kind.polars).extend_constant(None, read.height))
             continue
-        given = read.get_column(name)
-        column, unfit = pick(kind)(given, kind, time_unit)
-        columns.append(column.alias(name))
-        if unfit is not None and unfit.any():
-            for place in unfit.arg_true().to_list():
+        given = made = read.get_column(name)
+        if kind.name == "timestamp":
+            made = _timestamps(given, kind, time_unit)
+        elif kind.name in converters:
+            made = converters[kind.name](given, kind)
+        columns.append(made.alias(name))
+        if made.null_count() > given.null_count():
+            for place in (made.is_null() & given.is_not_null()).arg_true().to_list():
                 bad.setdefault(place, reason(name, given[place], kind))
     return Cells(frame=pl.DataFrame(columns), bad=bad)
 
@@ -274,22 +278,13 @@ def reason(column: str, value: object, kind: DataType) -> str:
     return f"column {column}: {shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + '...'} is not a {kind}"
 
 
-def _as_it_is(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, None]:
-    del kind, time_unit
-    return given, None
-
-
-def _lost(given: pl.Series, made: pl.Series) -> pl.Series | None:
-    return made.is_null() & given.is_not_null() if made.null_count() > given.null_count() else None
-
-
-def _json_float(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
+def _json_float(given: pl.Series, kind: DataType) -> pl.Series:
     """JSON has no infinity: one that came out was a number too large for the type."""
-    del kind, time_unit
-    return given, given.is_infinite().fill_null(value=False)
+    del kind
+    return given.set(given.is_infinite(), None)
 
 
-def timestamps(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
+def _timestamps(given: pl.Series, kind: DataType, time_unit: str) -> pl.Series:
     """ISO-8601 text, or numbers as text, counted in `time_unit`."""
     micros, fine = parse_times(given)
     made = pl.Series(micros)
@@ -299,7 +294,7 @@ def timestamps(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Ser
     smallest, largest = made.min(), made.max()
     if smallest is not None and (smallest < TIME_MIN_US or largest > TIME_MAX_US):  # type: ignore[operator]
         made = made.set(~made.is_between(TIME_MIN_US, TIME_MAX_US), None)
-    return made.cast(kind.polars), _lost(given, made)
+    return made.cast(kind.polars)
 
 
 def _numbers_us(given: pl.Series, unit_us: int) -> pl.Series:
@@ -316,54 +311,33 @@ def _numbers_us(given: pl.Series, unit_us: int) -> pl.Series:
     return made
 
 
-def _dates(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
-    del kind, time_unit
+def _dates(given: pl.Series, kind: DataType) -> pl.Series:
     days, fine = parse_dates(given)
-    made = pl.Series(days).cast(pl.Int32)
-    if not fine.all():
-        made = made.set(~pl.Series(fine), None)
-    return made.cast(pl.Date), _lost(given, made)
+    return pl.Series(days).cast(pl.Int32).set(~pl.Series(fine), None).cast(kind.polars)
 
 
-def _cast(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
-    del time_unit
-    made = given.cast(kind.polars, strict=False)
-    return made, _lost(given, made)
+def _cast(given: pl.Series, kind: DataType) -> pl.Series:
+    return given.cast(kind.polars, strict=False)
 
 
-def _base64(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
-    del kind, time_unit
-    made = given.str.decode("base64", strict=False)
-    return made, _lost(given, made)
+def _base64(given: pl.Series, kind: DataType) -> pl.Series:
+    del kind
+    return given.str.decode("base64", strict=False)
 
 
-def _csv_float(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
+def _csv_float(given: pl.Series, kind: DataType) -> pl.Series:
     """`inf` may be written out; a number so large that it became infinite does not fit."""
-    made, unfit = _cast(given, kind, time_unit)
+    made = _cast(given, kind)
     if made.is_infinite().any():
-        overflown = (made.is_infinite() & ~given.str.contains("(?i)inf")).fill_null(value=False)
-        unfit = overflown if unfit is None else unfit | overflown
-    return made, unfit
+        made = made.set(made.is_infinite() & ~given.str.contains("(?i)inf"), None)
+    return made
 
 
-def _csv_boolean(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
-    del kind, time_unit
-    made = given.str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=pl.Boolean)
-    return made, _lost(given, made)
-
-
-def _empty_is_null(convert: _Convert) -> _Convert:
-    """In CSV an empty field is null even in quotes, unless the column is text."""
-
-    def converted(given: pl.Series, kind: DataType, time_unit: str) -> tuple[pl.Series, pl.Series | None]:
-        empty = given == ""
-        return convert(given.set(empty, None) if empty.any() else given, kind, time_unit)
-
-    return converted
+def _csv_boolean(given: pl.Series, kind: DataType) -> pl.Series:
+    return given.str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=kind.polars)
 
 
 _JSON: Final[dict[str, _Convert]] = {
-    "timestamp": timestamps,
     "date": _dates,
     "decimal": _cast,
     "binary": _base64,
@@ -372,12 +346,9 @@ _JSON: Final[dict[str, _Convert]] = {
     "smallint": _cast,
 }
 _CSV: Final[dict[str, _Convert]] = {
-    "timestamp": _empty_is_null(timestamps),
-    "date": _empty_is_null(_dates),
-    "decimal": _empty_is_null(_cast),
+    "date": _dates,
     "binary": _base64,
-    "float": _empty_is_null(_csv_float),
-    "double": _empty_is_null(_csv_float),
-    "boolean": _empty_is_null(_csv_boolean),
-    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), _empty_is_null(_cast)),
+    "boolean": _csv_boolean,
+    **dict.fromkeys(("float", "double"), _csv_float),
+    **dict.fromkeys(("decimal", "tinyint", "smallint", "int", "bigint"), _cast),
 }

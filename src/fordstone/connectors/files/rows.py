@@ -10,7 +10,7 @@ null as nothing and the empty text as `""`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,25 +20,64 @@ import polars as pl
 from fordstone.connectors.base import SinkStream
 from fordstone.connectors.files.bytes import HeldBytes
 from fordstone.connectors.files.cells import check_flat, json_types
-from fordstone.connectors.files.formats import CsvRows, JsonLines, newlines, record_ends
+from fordstone.connectors.files.formats import CsvRows, JsonLines
 from fordstone.connectors.files.lines import LineReader
-from fordstone.connectors.files.settings import (
-    DELETE,
-    EPOCH,
-    EPOCH_PREFIX,
-    LINE_BYTES_MOST,
-    MARK_NAME,
-    OP,
-    PART_PREFIX,
-    ROWS_PREFIX,
-    UPSERT,
-    FileFormat,
-    FileSettings,
-    StreamMark,
-    read_mark,
-)
+from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
 from fordstone.errors import ConfigError, SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+
+OP: Final = "__op"
+EPOCH: Final = "__epoch"
+UPSERT: Final = "upsert"
+DELETE: Final = "delete"
+EPOCH_PREFIX: Final = "epoch-"
+PART_PREFIX: Final = "part-"
+ROWS_PREFIX: Final = "rows-"
+TEMPORARY_PREFIX: Final = ".tmp-"
+MARK_NAME: Final = "_stream.json"
+MARK_VERSION: Final = 1
+
+
+class StreamMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a directory of output files holds, so that it can be read back. Written once, by the process that makes the directory."""
+
+    version: int = MARK_VERSION
+    step: str
+    format: FileFormat
+    columns: dict[str, str]
+    upsert_key: tuple[str, ...] | None = None
+    delimiter: str = ","
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(tuple((name, DataType.parse(kind)) for name, kind in self.columns.items()))
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    def disagreement(self, other: StreamMark) -> str | None:
+        """Where two marks differ in what counts, in words."""
+        for what in ("format", "columns", "upsert_key", "delimiter"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs or (what == "columns" and list(mine) != list(theirs)):
+                return f"{what} {theirs!r} instead of {mine!r}"
+        return None
+
+
+def read_mark(data: bytes, *, where: str) -> StreamMark:
+    """Read a mark back; raises `SinkError` if that is not what it is."""
+    try:
+        mark = msgspec.json.decode(data, type=StreamMark)
+    except msgspec.DecodeError as error:
+        raise SinkError(
+            f"{where}/{MARK_NAME} cannot be read: {error}. Restore it, or move the directory away."
+        ) from error
+    if mark.version > MARK_VERSION:
+        raise SinkError(
+            f"{where}/{MARK_NAME} has version {mark.version}; this release reads up to {MARK_VERSION}. Use a newer release."
+        )
+    return mark
+
 
 Compression = Literal["zstd", "lz4", "none"]
 _TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S%.6fZ"
@@ -72,6 +111,7 @@ def _plain(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 _ROWS_AT_ONCE: Final = 1 << 17
+_Read = Callable[[str], bytes]
 
 
 def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) -> pl.DataFrame:
@@ -83,18 +123,13 @@ def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) 
             return pl.read_ipc(io.BytesIO(data))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise SinkError(f"{where} is damaged: {str(error).partition(chr(10))[0]}.") from error
-    if torn:
-        ends = record_ends(data) if mark.format == "csv" else newlines(data)
-        data = data[: ends[-1] + 1] if ends.size else b""
-    return _lines(data, mark, where)
-
-
-def _lines(data: bytes, mark: StreamMark, where: str) -> pl.DataFrame:
     schema = _with_own_columns(data, mark)
-    if mark.format == "jsonl":
-        line_format: JsonLines | CsvRows = JsonLines(schema, time_unit="us")
-    else:
+    line_format: JsonLines | CsvRows = JsonLines(schema, time_unit="us")
+    if mark.format == "csv":
         line_format = CsvRows(Path(where), schema, delimiter=mark.delimiter, header=True, time_unit="us")
+    if torn:
+        ends = line_format.ends(data)
+        data = data[: ends[-1] + 1] if ends.size else b""
     reader = LineReader(
         HeldBytes(data), line_format, schema, 0, bounded=True, with_positions=False, line_bytes_max=LINE_BYTES_MOST
     )
@@ -126,10 +161,15 @@ class SinkRows:
 
     def __init__(self, settings: FileSettings, stream: SinkStream) -> None:
         self.format = _format(settings, stream)
-        self.mark = StreamMark.of(settings, stream, self.format)
+        self.mark = StreamMark(
+            step=stream.step,
+            format=self.format,
+            columns=stream.schema.to_dict(),
+            upsert_key=stream.upsert_key,
+            delimiter=settings.delimiter or ",",
+        )
         self._where = settings.path
         self._stream = stream
-        self._delimiter = settings.delimiter or ","
         self._compression = settings.compression
 
     def columns(self, frame: pl.DataFrame, epoch: int | None) -> pl.DataFrame:
@@ -148,8 +188,7 @@ class SinkRows:
         return frame.select(columns)
 
     def encoded(self, frame: pl.DataFrame, *, header: bool = True) -> bytes:
-        """The bytes of what `columns` gave."""
-        return encoded(frame, self.format, header=header, delimiter=self._delimiter, compression=self._compression)
+        return encoded(frame, self.format, header=header, delimiter=self.mark.delimiter, compression=self._compression)
 
     def decoded(self, files: Iterable[tuple[str, bytes]]) -> pl.DataFrame:
         """The rows of whole files, given by name and bytes, in the order of the files."""
@@ -192,25 +231,24 @@ def rows(path: str | Path) -> pl.DataFrame:
 
     Of a changelog these are the changes, with `__op` and `__epoch`.
     """
-    return rows_of(_names(Path(path)), lambda name: (Path(path) / name).read_bytes(), where=str(path))
+    return rows_of(*_directory(Path(path)), where=str(path))
 
 
 def latest(path: str | Path) -> pl.DataFrame:
     """The latest row of each key in a changelog's directory, less the keys that were deleted."""
-    return latest_of(_names(Path(path)), lambda name: (Path(path) / name).read_bytes(), where=str(path))
+    return latest_of(*_directory(Path(path)), where=str(path))
 
 
-def rows_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str) -> pl.DataFrame:
+def rows_of(names: Collection[str], read: _Read, *, where: str) -> pl.DataFrame:
     """As `rows`, of a directory with files of these names, wherever it lies; parts are `<epoch>/<part>`."""
-    return _all_rows(names, read, _mark(names, read, where), where)
+    return _stored(names, read, where)[1]
 
 
-def latest_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str) -> pl.DataFrame:
+def latest_of(names: Collection[str], read: _Read, *, where: str) -> pl.DataFrame:
     """As `latest`, of a directory with these names, wherever it lies."""
-    mark = _mark(names, read, where)
+    mark, changes = _stored(names, read, where)
     if mark.upsert_key is None:
         raise SinkError(f"{where} is no changelog: {mark.step} only appends rows. Read it with rows(...).")
-    changes = _all_rows(names, read, mark, where)
     if OP not in changes.columns:
         return changes
     # Without a key there is one row, the last.
@@ -219,23 +257,20 @@ def latest_of(names: Iterable[str], read: Callable[[str], bytes], *, where: str)
     return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH)
 
 
-def _names(directory: Path) -> list[str]:
+def _directory(path: Path) -> tuple[list[str], _Read]:
     try:
-        files = [file.name for file in directory.iterdir()]
-        return files + [str(part.relative_to(directory)) for part in directory.glob(f"{EPOCH_PREFIX}*/{PART_PREFIX}*")]
+        found = [*path.iterdir(), *path.glob(f"{EPOCH_PREFIX}*/{PART_PREFIX}*")]
     except OSError as error:
-        raise SinkError(f"{directory} cannot be read: {error.strerror}.") from error
+        raise SinkError(f"{path} cannot be read: {error.strerror}.") from error
+    return [str(file.relative_to(path)) for file in found], lambda name: (path / name).read_bytes()
 
 
-def _mark(names: Iterable[str], read: Callable[[str], bytes], where: str) -> StreamMark:
+def _stored(names: Collection[str], read: _Read, where: str) -> tuple[StreamMark, pl.DataFrame]:
     if MARK_NAME not in names:
         raise SinkError(f"{where} is not the directory of a file sink: it has no {MARK_NAME}.")
-    return read_mark(read(MARK_NAME), where=where)
-
-
-def _all_rows(names: Iterable[str], read: Callable[[str], bytes], mark: StreamMark, where: str) -> pl.DataFrame:
+    mark = read_mark(read(MARK_NAME), where=where)
     frames = [mark.schema.empty()]
     for prefix in (EPOCH_PREFIX, ROWS_PREFIX):
         chosen = sorted(name for name in names if name.startswith(prefix) and name.endswith(f".{mark.format}"))
         frames += [file_rows(read(name), mark, where=f"{where}/{name}", torn=prefix == ROWS_PREFIX) for name in chosen]
-    return pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
+    return mark, pl.concat(frames, how="diagonal")

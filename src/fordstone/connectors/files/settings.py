@@ -1,7 +1,4 @@
-"""`_stream.json`: what a directory of output files holds, so that it can be read back and is never mixed up.
-
-The options of `files(...)`: checked while the pipeline is built, read again where it runs.
-"""
+"""The options of `files(...)`: checked while the pipeline is built, read again where it runs."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from fordstone.connectors.base import ConnectorSpec, SinkStream, checked_spec
+from fordstone.connectors.base import ConnectorSpec, checked_spec
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES
-from fordstone.errors import ConfigError, SinkError
-from fordstone.lang.schema import DataType, Schema
+from fordstone.errors import ConfigError
 
 FileFormat = Literal["jsonl", "csv", "parquet", "arrow"]
 LINE_BYTES_MAX: Final = 1 << 20
@@ -76,7 +72,6 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.format or _ENDINGS.get(plain.suffix.lower())
 
     def delimiter_of(self, path: Path) -> str:
-        """The delimiter of one CSV file."""
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
@@ -90,69 +85,3 @@ def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec
     if isinstance(format, str):
         format = _ALIASES.get(format.lower(), format.lower())  # noqa: A001 - as above
     return checked_spec("files", {"path": str(path), "format": format, **options}, FileSettings)
-
-
-OP: Final = "__op"
-EPOCH: Final = "__epoch"
-UPSERT: Final = "upsert"
-DELETE: Final = "delete"
-EPOCH_PREFIX: Final = "epoch-"
-PART_PREFIX: Final = "part-"
-ROWS_PREFIX: Final = "rows-"
-TEMPORARY_PREFIX: Final = ".tmp-"
-MARK_NAME: Final = "_stream.json"
-MARK_VERSION: Final = 1
-
-
-class StreamMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Written once, by the process that makes the directory."""
-
-    version: int = MARK_VERSION
-    step: str
-    format: FileFormat
-    columns: dict[str, str]
-    upsert_key: tuple[str, ...] | None = None
-    delimiter: str = ","
-
-    @classmethod
-    def of(cls, settings: FileSettings, stream: SinkStream, file_format: FileFormat) -> StreamMark:
-        """The mark of a stream that goes to files."""
-        return cls(
-            step=stream.step,
-            format=file_format,
-            columns=stream.schema.to_dict(),
-            upsert_key=stream.upsert_key,
-            delimiter=settings.delimiter or ",",
-        )
-
-    @property
-    def schema(self) -> Schema:
-        """The declared columns."""
-        return Schema(tuple((name, DataType.parse(kind)) for name, kind in self.columns.items()))
-
-    def to_json(self) -> bytes:
-        """The file's bytes."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
-    def disagreement(self, other: StreamMark) -> str | None:
-        """Where two marks differ in what counts, in words."""
-        for what in ("format", "columns", "upsert_key", "delimiter"):
-            mine, theirs = getattr(self, what), getattr(other, what)
-            if mine != theirs or (what == "columns" and list(mine) != list(theirs)):
-                return f"{what} {theirs!r} instead of {mine!r}"
-        return None
-
-
-def read_mark(data: bytes, *, where: str) -> StreamMark:
-    """Read a mark back; raises `SinkError` if that is not what it is."""
-    try:
-        mark = msgspec.json.decode(data, type=StreamMark)
-    except msgspec.DecodeError as error:
-        raise SinkError(
-            f"{where}/{MARK_NAME} cannot be read: {error}. Restore it, or move the directory away."
-        ) from error
-    if mark.version > MARK_VERSION:
-        raise SinkError(
-            f"{where}/{MARK_NAME} has version {mark.version}; this release reads up to {MARK_VERSION}. Use a newer release."
-        )
-    return mark

@@ -1,23 +1,14 @@
 """A directory of output files.
 
-`release` writes `epoch-<number>.<ending>`, `release_parts` makes a directory `epoch-<number>/` of what writers in other
-processes have staged (see `file_parts`): the whole epoch or nothing, once. `write` lets rows out at once, into
+`release` writes `epoch-<number>.<ending>`: the whole epoch or nothing, once. `write` emits rows at once, into
 `rows-<number>...` files of this opening. A stream of upserts is written as a changelog: its rows with `__op` and `__epoch`.
-Reading back is left to `changelog`.
+Where several processes write an epoch, each puts its parts below a hidden directory of the attempt,
+`.tmp-epoch-<number>-<attempt>/`, and `release_parts` gives that directory the epoch's name in one step. `rows` reads back.
 
 Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch
-never changes; an epoch that is there with other rows is an error, not a silent skip. All sinks of one directory are
-opened before the first row is written. Epochs may be taken away once a later one is there.
-
-Epochs of a file sink that several processes write.
-
-A writer puts each part below a hidden directory of the attempt, `.tmp-epoch-<number>-<attempt>/`. `Staging` is the other
-end, in the one process that releases: it shuts stragglers out, throws away what was not asked for, and gives the directory
-the epoch's name in one step. The processes share nothing but the file system.
-
-Invariants: no staged file has the ending of its format before its epoch is released, because patterns such as
-`**/*.parquet` find hidden names too; a part under its name is whole and durable, however many tries write it at once; a
-directory with an epoch's name never changes.
+never changes; an epoch that is there with other rows is an error, not a silent skip. No staged file has the ending of its
+format before its epoch is released, because patterns such as `**/*.parquet` find hidden names too. All sinks of one directory
+are opened before the first row is written. Epochs may be removed once a later one is there.
 """
 
 from __future__ import annotations
@@ -32,15 +23,15 @@ import polars as pl
 
 from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
 from fordstone.connectors.compare import same_rows
-from fordstone.connectors.files.rows import SinkRows
-from fordstone.connectors.files.settings import (
+from fordstone.connectors.files.rows import (
     EPOCH_PREFIX,
     MARK_NAME,
     PART_PREFIX,
     ROWS_PREFIX,
     TEMPORARY_PREFIX,
-    FileSettings,
+    SinkRows,
 )
+from fordstone.connectors.files.settings import FileSettings
 from fordstone.errors import SinkError, StorageError
 from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk, OsDisk
@@ -179,7 +170,7 @@ _APPENDED: Final = frozenset({"jsonl", "csv"})
 
 
 def open_file_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
-    """Open the directory, which is made if missing."""
+    """Open the directory, and create it if it is missing."""
     return FileSink(settings, stream, OsDisk(Path(settings.path).expanduser().absolute()))
 
 

@@ -31,6 +31,7 @@ from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, open_by
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
 from fordstone.connectors.files.settings import FileFormat, FileSettings
+from fordstone.connectors.files.sink import open_file_parts, open_file_sink
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
@@ -60,14 +61,10 @@ class FilesKind(ConnectorKind):
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
-        from fordstone.connectors.files.sink import open_file_sink  # noqa: PLC0415 - those who only read need no writer
-
         return open_file_sink(options_of(spec, FileSettings), stream)
 
     def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
         """Open a writer of parts; the sink must have made the directory."""
-        from fordstone.connectors.files.sink import open_file_parts  # noqa: PLC0415 - as above
-
         return open_file_parts(options_of(spec, FileSettings), stream)
 
 
@@ -111,7 +108,6 @@ class FileSource(Source):
         return found
 
     def path_of(self, partition: PartitionId) -> Path:
-        """Where the file lies."""
         return self._root / partition
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
@@ -178,7 +174,6 @@ class FileSource(Source):
         return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
 
     def size_bytes(self) -> int:
-        """The bytes of all files there are now."""
         return sum(self._sizes().values())
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:

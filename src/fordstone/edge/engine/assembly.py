@@ -148,9 +148,7 @@ class ConnectorOpener:
         self._job = job
 
     def source(self, step: p.Source) -> Source:
-        options = SourceOptions(
-            schema=Schema.stored(step.schema), bounded=self._job.config.bounded, options=step.connector.options
-        )
+        options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._job.config.bounded)
         return open_source(step.connector, options, self._context(step.connector))
 
     def sink(self, step: p.Sink) -> Sink:
@@ -414,7 +412,7 @@ def _watermark_of(parts: Parts, vertex: Vertex, task: TaskId) -> int:
     own = [known.watermark_us for known in parts.manifest.tasks if known.task == task]
     if keyed and parts.reserved_us:
         # At-most-once: a window that may have been output since the checkpoint is lost rather than output twice.
-        return max([*own, min(parts.reserved_us[name] for name in parts.graph.sources_of(vertex.name))])
+        return max([*own, min(parts.reserved_us[step.name] for step in parts.plan.sources_of(vertex.name))])
     return own[0] if own and keyed else _least_watermark(parts.manifest, vertex)
 
 

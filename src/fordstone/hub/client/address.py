@@ -56,7 +56,6 @@ class HubAddress:
 
     @classmethod
     def from_at(cls, at: dict[str, str]) -> HubAddress:
-        """Back from there."""
         return cls(url=at["url"], token=at.get("token"), ca=at.get("ca"))
 
 

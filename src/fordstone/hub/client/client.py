@@ -107,7 +107,6 @@ class HubClient:
         )
 
     def close(self) -> None:
-        """Close idle connections."""
         self._pool.clear()
 
     # Blobs.
@@ -161,7 +160,6 @@ class HubClient:
     # A node's calls.
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
-        """Take or renew the right to commit."""
         return self._ask("POST", f"{_node(pipeline, node)}/lease", Lease, body=request)
 
     def head(self, pipeline: str, node: str) -> Head:
@@ -169,7 +167,6 @@ class HubClient:
         return self._ask("GET", f"{_node(pipeline, node)}/head", Head)
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
-        """The newest checkpoint that the hub has of a node."""
         try:
             return self._ask("GET", f"{_node(pipeline, node)}/checkpoint", Checkpoint)
         except HubRefusedError as error:
@@ -178,12 +175,10 @@ class HubClient:
             raise
 
     def commit(self, pipeline: str, node: str, commit: Commit) -> Committed:
-        """Commit a range of epochs at once."""
         first, last = commit.epochs[0].epoch, commit.epochs[-1].epoch
         return self._ask("POST", f"{_node(pipeline, node)}/epochs/{first}-{last}", Committed, body=commit)
 
     def report_health(self, node: str, pipeline: str, health: Health) -> None:
-        """Report the health of a node."""
         self._call("PUT", f"{API}/nodes/{_part(node)}/health/{_part(pipeline)}", body=_ENCODER.encode(health))
 
     # A center's calls.
@@ -212,11 +207,9 @@ class HubClient:
     # For people.
 
     def nodes(self) -> Nodes:
-        """Every pipeline on every node."""
         return self._ask("GET", f"{API}/nodes", Nodes)
 
     def streams(self) -> Streams:
-        """Every stream."""
         return self._ask("GET", f"{API}/streams", Streams)
 
     def epochs(self, *, pipeline: str | None = None, node: str | None = None, limit: int | None = None) -> Epochs:

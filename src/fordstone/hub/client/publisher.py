@@ -135,7 +135,6 @@ class ControlPublisher:
             return None
 
     def _look(self) -> tuple[ControlVersion | None, ControlPage]:
-        """Find the newest version and the newest snapshot."""
         page = self._page(0)
         self._snapshot = max((version.version for version in page.versions if version.snapshot), default=0)
         if page.versions and page.versions[-1].version < page.newest:

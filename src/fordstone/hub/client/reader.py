@@ -223,7 +223,6 @@ class StreamReader:
 
     @property
     def title(self) -> str:
-        """The stream, as messages name it."""
         return f"stream {self.stream} of pipeline {self.pipeline}"
 
     def page(self, after: int, *, wait_s: float = 0.0, limit: int | None = None) -> StreamPage:
@@ -385,7 +384,6 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name=f"hub-{reader.stream}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The hub as an ASGI app over its log and its blob store, and what one data directory consists of.
+"""The hub as an ASGI app over its log and its blob store.
 
 Nothing blocks the event loop: reading the log and touching blobs happen on small pools of threads, writing on the log's own.
 """
@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.routing import Router
 
-from fordstone.errors import StorageError
 from fordstone.hub.messages import Rejection
 from fordstone.hub.server.auth import Tokens
 from fordstone.hub.server.handlers import SMALL_BYTES_MAX, Handlers, LongPolls
@@ -24,19 +21,14 @@ from fordstone.hub.server.limits import DiskQuota, Limits
 from fordstone.hub.server.metrics import HubMetrics, LogMetrics
 from fordstone.hub.server.middleware import HubMiddleware, Receive, Scope, Send
 from fordstone.hub.server.routes import Routes
-from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, claim, open_blobs
+from fordstone.hub.store.blobs import BlobStore, Gate
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.sqlite import SqliteStore
-from fordstone.storage.failpoint import Failpoints
+from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 READERS: Final = 4
 BLOB_THREADS: Final = 16
 """They mostly wait for the disk."""
-LOG_NAME: Final = "log.sqlite"
-BLOBS_NAME: Final = "blobs"
-INCOMING_NAME: Final = "incoming"
-"""Uploads on their way to a remote blob store."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +49,7 @@ class HubApp:
         limits: Limits | None = None,
     ) -> None:
         """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log."""
-        quota, gate = quota or DiskQuota([]), Gate()
+        gate = Gate()
         self._log = log
         self._polls = LongPolls()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
@@ -65,17 +57,17 @@ class HubApp:
         self.retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
         metrics = HubMetrics()
         handlers = Handlers(
-            log,
-            blobs,
-            gate,
-            self._polls,
-            quota,
-            LogMetrics(log, metrics),
+            log=log,
+            blobs=blobs,
+            gate=gate,
+            polls=self._polls,
+            quota=quota or DiskQuota([]),
+            log_metrics=LogMetrics(log, metrics),
             readers=self._readers,
             blob_threads=self._blob_threads,
             direct_url=direct_url,
             small_bytes_max=small_bytes_max,
-            failpoints=failpoints,
+            failpoints=failpoints or NoFailpoints(),
         )
         self._app = HubMiddleware(
             Routes(handlers),
@@ -86,7 +78,6 @@ class HubApp:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI says."""
         await self._app(scope, receive, send)
 
     def stop_polls(self) -> None:
@@ -124,44 +115,3 @@ class HubApp:
                     _log.exception("hub retention failed")
                 if not more:
                     await asyncio.sleep(retention.keeping.every_s)
-
-
-@contextlib.contextmanager
-def open_hub(
-    data: Path,
-    *,
-    blobs: str | None,
-    direct: bool | None,
-    keeping: Keeping,
-    tokens: Tokens,
-    limits: Limits,
-    clock_us: Callable[[], int],
-    failpoints: Failpoints,
-) -> Iterator[HubApp]:
-    """Open a data directory, which the caller has locked, with the app over it.
-
-    `blobs`: the URL of a blob store; None: a directory in `data`. `direct`: whether readers get that URL; None: unless it
-    has a password in it.
-    """
-    url = blobs or str(data / BLOBS_NAME)
-    if "://" not in url:
-        url = Path(url).resolve().as_uri()
-    if direct is None:
-        direct = "@" not in urlsplit(url).netloc
-    if blobs is not None:
-        claim(url, data)
-    try:
-        store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
-    except Rejection as rejection:
-        raise StorageError(str(rejection)) from rejection
-    with contextlib.closing(HubLog(SqliteStore(data / LOG_NAME), clock_us=clock_us, failpoints=failpoints)) as log:
-        yield HubApp(
-            log,
-            store,
-            direct_url=url if direct else None,
-            failpoints=failpoints,
-            keeping=keeping,
-            quota=DiskQuota([data, *([store.root] if isinstance(store, DiskBlobs) else [])]),
-            tokens=tokens,
-            limits=limits,
-        )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import hmac
 import logging
 import os
 import re
@@ -41,7 +40,6 @@ LOOK_EVERY_S: Final = 1.0
 WRITE_USED_EVERY_S: Final = 60.0
 _SECRET_BYTES: Final = 32
 _FORM: Final = re.compile(r"fst_[A-Za-z0-9_-]{43}")
-_INDEX_CHARS: Final = 16
 _FILE: Final = "tokens.json"
 _USED: Final = "tokens-used.json"
 _LOCK: Final = "tokens.lock"
@@ -74,7 +72,6 @@ class TokenFile:
 
     @property
     def path(self) -> Path:
-        """Where the tokens are."""
         return self._data / _FILE
 
     def read(self) -> tuple[Token, ...]:
@@ -177,7 +174,8 @@ class Tokens:
         self._clock_s = clock_s
         self._clock_us = clock_us
         self._mark = self._look()
-        self._by_index: dict[str, list[Token]] = {}
+        self._by_hash: dict[str, Token] = {}
+        """The time of a lookup says nothing: a caller cannot choose the hash of what it guesses."""
         self._required = False
         self._take(file.read())
         self._used_us = file.used_us()
@@ -186,30 +184,22 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a token."""
         self._refresh()
         return self._required
 
     @property
     def holding(self) -> int:
-        """The number of tokens that are not revoked."""
         self._refresh()
-        return sum(one.revoked_us is None for several in self._by_index.values() for one in several)
+        return sum(one.revoked_us is None for one in self._by_hash.values())
 
     def find(self, text: str) -> Token | None:
         """The token with this text, perhaps a revoked one; None: there is none."""
         self._refresh()
         if _FORM.fullmatch(text) is None:
             return None
-        hashed = _hashed(text)
-        found = None
-        for one in self._by_index.get(hashed[:_INDEX_CHARS], ()):
-            if hmac.compare_digest(one.sha256, hashed):
-                found = one
-        return found
+        return self._by_hash.get(_hashed(text))
 
     def used(self, token: Token) -> None:
-        """Remember that a token was used now."""
         self._used_us[token.name] = self._clock_us()
         self._unwritten = True
 
@@ -240,13 +230,11 @@ class Tokens:
         except FordstoneError as error:
             log.error("tokens not read again", extra={"error": str(error)})  # noqa: TRY400 - the text says it all
         else:
-            log.info("tokens read again", extra={"tokens": sum(map(len, self._by_index.values()))})
+            log.info("tokens read again", extra={"tokens": len(self._by_hash)})
         self._mark = mark
 
     def _take(self, tokens: tuple[Token, ...]) -> None:
-        self._by_index = {}
-        for one in tokens:
-            self._by_index.setdefault(one.sha256[:_INDEX_CHARS], []).append(one)
+        self._by_hash = {one.sha256: one for one in tokens}
         self._required = self._required or bool(tokens)
 
     def _look(self) -> tuple[int, int, int] | None:

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Final, TypeVar
 
@@ -50,7 +51,7 @@ from fordstone.hub.store.sqlite import LogReader
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.state.base import RunRef
-from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.failpoint import Failpoints
 
 INLINE_BYTES_MAX: Final = 32 << 10
 """Bodies up to this size are decoded on the event loop, which is quicker than handing them to a thread."""
@@ -121,41 +122,27 @@ class LongPolls:
                 event.set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
     """Called on the event loop, with the names in the path as arguments."""
 
-    def __init__(
-        self,
-        log: HubLog,
-        blobs: BlobStore,
-        gate: Gate,
-        polls: LongPolls,
-        quota: DiskQuota,
-        metrics: LogMetrics,
-        *,
-        readers: Executor,
-        blob_threads: Executor,
-        direct_url: str | None,
-        small_bytes_max: int,
-        failpoints: Failpoints | None,
-    ) -> None:
-        self._log = log
-        self._blobs = blobs
-        self._gate = gate
-        self._polls = polls
-        self._quota = quota
-        self._metrics = metrics
-        self._readers = readers
-        self._blob_threads = blob_threads
-        self._direct_url = direct_url
-        self._small_bytes_max = small_bytes_max
-        self._failpoints = failpoints or NoFailpoints()
+    log: HubLog
+    blobs: BlobStore
+    gate: Gate
+    polls: LongPolls
+    quota: DiskQuota
+    log_metrics: LogMetrics
+    readers: Executor
+    blob_threads: Executor
+    direct_url: str | None
+    small_bytes_max: int
+    failpoints: Failpoints
 
     # The log.
 
     async def commit(self, request: Request, pipeline: str, node: str, epochs: str) -> Response:
         first, last = range_in(epochs)
-        self._quota.check_epochs()
+        self.quota.check_epochs()
         body = await request.body()
 
         def prepared() -> tuple[Commit, list[str]]:
@@ -186,7 +173,7 @@ class Handlers:
             lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=limit),
             lambda page: bool(page.epochs),
         )
-        return await self._encode(msgspec.structs.replace(page, blobs=self._direct_url))
+        return await self._encode(msgspec.structs.replace(page, blobs=self.direct_url))
 
     async def control_page(self, request: Request, pipeline: str, control: str) -> Response:
         after = integer_in_query(request, "after", 0)
@@ -196,7 +183,7 @@ class Handlers:
             lambda log: commits.control_page(log, pipeline, control, after=after, limit=VERSIONS_PER_PAGE),
             lambda page: bool(page.versions),
         )
-        return await self._encode(msgspec.structs.replace(page, blobs=self._direct_url))
+        return await self._encode(msgspec.structs.replace(page, blobs=self.direct_url))
 
     async def publish(self, request: Request, pipeline: str, control: str) -> Response:
         body = decoded(await request.body(), ControlPublish)
@@ -247,19 +234,19 @@ class Handlers:
         return json_response({"ok": True})
 
     async def metrics(self, _: Request) -> Response:
-        return Response(await self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await self.log_metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def _poll(self, request: Request, key: Key, query: Callable[[LogReader], T], found: Callable[[T], bool]) -> T:
         """Read until there is something, the time is over, the client has disconnected, or the hub stops."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_in_query(request)
-        with self._polls.on(key) as event:
+        with self.polls.on(key) as event:
             leaving: asyncio.Task[None] | None = None
             try:
                 while True:
                     event.clear()
                     answer = await self._read(query)
-                    if found(answer) or loop.time() >= until or self._polls.ended:
+                    if found(answer) or loop.time() >= until or self.polls.ended:
                         return answer
                     leaving = leaving or asyncio.create_task(_disconnected(request))
                     change = asyncio.create_task(event.wait())
@@ -278,20 +265,20 @@ class Handlers:
         return await self._on_reader(lambda: json_response(message))
 
     async def _write(self, job: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self._log.write(job))
+        return await asyncio.wrap_future(self.log.write(job))
 
     async def _read(self, query: Callable[[LogReader], T]) -> T:
-        return await self._on_reader(lambda: self._log.read(query))
+        return await self._on_reader(lambda: self.log.read(query))
 
     async def _on_reader(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
     # Blobs.
 
     async def put_blob(self, request: Request, digest: str) -> Response:
         """201: stored; 200: it was there already (what came is checked all the same)."""
-        self._quota.check_blob()
-        upload = Upload(self._blobs.beside())
+        self.quota.check_blob()
+        upload = Upload(self.blobs.beside())
         writing: asyncio.Future[None] | None = None
         try:
             parts, held_bytes, size_bytes = list[bytes](), 0, 0
@@ -307,7 +294,7 @@ class Handlers:
                     parts, held_bytes = [], 0
             if writing is not None:
                 await asyncio.shield(writing)
-            if size_bytes <= self._small_bytes_max:
+            if size_bytes <= self.small_bytes_max:
                 upload.write(*parts)
                 new = await self._keep_small(upload, digest)
             else:
@@ -320,15 +307,15 @@ class Handlers:
 
     async def head_blob(self, _: Request, digest: str) -> Response:
         """Answer whether a commit may name it."""
-        sizes = await self._on_thread(lambda: self._log.blob_sizes((digest,)))
+        sizes = await self._on_thread(lambda: self.log.blob_sizes((digest,)))
         if digest not in sizes:
             raise Rejection("not_found", f"the hub has no blob {digest}.")
         return Response(headers={"content-length": str(sizes[digest])}, media_type=BLOB_TYPE)
 
     async def get_blob(self, _: Request, digest: str) -> Response:
         def begin() -> tuple[IO[bytes], bytes, int]:
-            small = self._log.read(lambda log: log.small_blob(digest))
-            file = self._blobs.open(digest) if small is None else io.BytesIO(small)
+            small = self.log.read(lambda log: log.small_blob(digest))
+            file = self.blobs.open(digest) if small is None else io.BytesIO(small)
             first = file.read(CHUNK_BYTES)
             size_bytes = len(first)
             if size_bytes == CHUNK_BYTES:
@@ -350,7 +337,7 @@ class Handlers:
 
         def answer() -> Response:
             asked = decoded(body, Digests)
-            sizes = self._log.blob_sizes(asked.digests)
+            sizes = self.log.blob_sizes(asked.digests)
             return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
 
         return await self._on_thread(answer)
@@ -358,17 +345,17 @@ class Handlers:
     async def _keep_small(self, upload: Upload, digest: str) -> bool:
         """Keep it in the log, in the same transaction as everything else that is written now."""
         upload.verify(digest)
-        self._failpoints.hit("hub.blob-written")
+        self.failpoints.hit("hub.blob-written")
         data = bytes(upload.data)
         new = await self._write(lambda tx: tx.log.save_small_blob(digest, data, now_us=tx.now_us))
-        self._failpoints.hit("hub.blob-renamed")
+        self.failpoints.hit("hub.blob-renamed")
         return new
 
     def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> bool:
         upload.write(*rest)
-        with self._gate.arrival(digest):
-            new = upload.store(self._blobs, digest)
-            self._log.record_blob(digest, upload.size_bytes)
+        with self.gate.arrival(digest):
+            new = upload.store(self.blobs, digest)
+            self.log.record_blob(digest, upload.size_bytes)
         return new
 
     async def _rest(self, file: IO[bytes], first: bytes) -> AsyncIterator[bytes]:
@@ -390,7 +377,7 @@ class Handlers:
             raise
 
     def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._blob_threads, work)
+        return asyncio.get_running_loop().run_in_executor(self.blob_threads, work)
 
 
 async def _finish(writing: asyncio.Future[None]) -> None:

@@ -63,7 +63,6 @@ class Limits:
             raise ConfigError(f"the rate must be a number of requests per second above zero, not {self.rate_per_s}.")
 
     def bytes_max(self, *, blob: bool) -> int:
-        """Return the maximum size of a body."""
         return self.blob_bytes_max if blob else self.body_bytes_max
 
     def too_slow(self, received_bytes: int, seconds: float) -> bool:

@@ -89,7 +89,6 @@ class _SnapshotCollector(Collector):
         self.snapshot: LogSnapshot | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Called for each scrape."""
         found = self.snapshot
         yield _gauge("log_up", "Whether the log could be read.", (), {(): int(found is not None)})
         if found is None:

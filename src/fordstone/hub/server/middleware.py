@@ -9,7 +9,6 @@ Invariants: no response and no log line contains a token; bodies are never decom
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import logging
 import secrets
@@ -42,8 +41,6 @@ SERVER_ERROR: Final = 500
 """This status and those above are the hub's fault."""
 _CREATED: Final = 201
 _LENGTH_DIGITS_MAX: Final = 18
-_HOSTS_CACHED: Final = 256
-"""Clients use the same few host names, request after request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +70,6 @@ class Exchange:
 
     @property
     def blob(self) -> bool:
-        """Whether the limit of blobs counts."""
         return self.matched is not None and self.matched.route.blob
 
 
@@ -279,7 +275,6 @@ class _Body:
         self._started_s = clock_s()
 
     async def receive(self) -> Message:
-        """Return the next piece, or raise the rejection."""
         exchange = self._exchange
         if exchange.body_ended:
             # The handler waits for the client to disconnect, for as long as the response takes.
@@ -323,7 +318,6 @@ class _Response:
     last_bytes: int = 0
 
     async def send(self, message: Message) -> None:
-        """Pass a piece on."""
         exchange = self.exchange
         if message["type"] == "http.response.start":
             self.started = True
@@ -356,13 +350,7 @@ def is_from_web_page(headers: dict[bytes, bytes]) -> bool:
     """Whether a browser asks on behalf of a page: it sends an origin, or has reached the hub by the page's own host name."""
     if b"origin" in headers:
         return True
-    return _is_host_name(headers.get(b"host", b"localhost"))
-
-
-@functools.lru_cache(maxsize=_HOSTS_CACHED)
-def _is_host_name(given: bytes) -> bool:
-    """Whether this is a name other than localhost, rather than an address."""
-    host = given.decode("latin-1").strip().lower()
+    host = headers.get(b"host", b"localhost").decode("latin-1").strip().lower()
     bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
     if bare == "localhost":
         return False

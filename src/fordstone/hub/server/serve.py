@@ -23,18 +23,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.messages import Refusal
-from fordstone.hub.server.app import HubApp, open_hub
+from fordstone.hub.messages import Refusal, Rejection
+from fordstone.hub.server.app import HubApp
 from fordstone.hub.server.auth import TokenFile, Tokens
-from fordstone.hub.server.limits import Limits
+from fordstone.hub.server.limits import DiskQuota, Limits
 from fordstone.hub.server.middleware import ABORT
+from fordstone.hub.store.blobs import DiskBlobs, claim, open_blobs
+from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.atomic import write_file
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import parse_failpoints
@@ -46,6 +50,10 @@ KEEP_ALIVE_S: Final = 75
 STOP_SECONDS_MAX: Final = 10
 """Timeout for requests in progress when the hub stops."""
 TICK_S: Final = 5.0
+LOG_NAME: Final = "log.sqlite"
+BLOBS_NAME: Final = "blobs"
+INCOMING_NAME: Final = "incoming"
+"""Uploads on their way to a remote blob store."""
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OVERHEAD_BYTES_MAX: Final = 512 << 10
 """Maximum of what is not body: the head, the marks between chunks, trailers. It is more than one read of the socket returns."""
@@ -102,17 +110,31 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
         disk.close()
 
 
-def _open(options: HubOptions, tokens: Tokens) -> contextlib.AbstractContextManager[HubApp]:
-    return open_hub(
-        options.data,
-        blobs=options.blobs,
-        direct=options.blobs_direct,
-        keeping=Keeping(unread_us=options.keep_unread_us),
-        tokens=tokens,
-        limits=options.limits,
-        clock_us=now_us,
-        failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
-    )
+@contextlib.contextmanager
+def _open(options: HubOptions, tokens: Tokens) -> Iterator[HubApp]:
+    """Open the data directory, which is locked, with the app over it."""
+    data, failpoints = options.data, parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+    url = options.blobs or str(data / BLOBS_NAME)
+    if "://" not in url:
+        url = Path(url).resolve().as_uri()
+    direct = options.blobs_direct if options.blobs_direct is not None else "@" not in urlsplit(url).netloc
+    if options.blobs is not None:
+        claim(url, data)
+    try:
+        store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
+    except Rejection as rejection:
+        raise StorageError(str(rejection)) from rejection
+    with contextlib.closing(HubLog(SqliteStore(data / LOG_NAME), clock_us=now_us, failpoints=failpoints)) as log:
+        yield HubApp(
+            log,
+            store,
+            direct_url=url if direct else None,
+            failpoints=failpoints,
+            keeping=Keeping(unread_us=options.keep_unread_us),
+            quota=DiskQuota([data, *([store.root] if isinstance(store, DiskBlobs) else [])]),
+            tokens=tokens,
+            limits=options.limits,
+        )
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -372,13 +394,11 @@ class _Server(uvicorn.Server):
         self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Call `ready` when requests are answered."""
         await super().startup(sockets=sockets)
         if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End long polls first."""
         self._stop()
         await super().shutdown(sockets=sockets)
 

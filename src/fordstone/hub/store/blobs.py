@@ -96,7 +96,6 @@ class DiskBlobs(BlobStore):
             return size_bytes
 
     def open(self, digest: str) -> IO[bytes]:
-        """Open the file; it can be read to its end even if it is removed while it is read."""
         with _storage("read", self._at(digest)):
             try:
                 return Path(self._at(digest)).open("rb")
@@ -151,7 +150,6 @@ class FsspecBlobs(BlobStore):
         self._failpoints = failpoints or NoFailpoints()
 
     def put(self, digest: str, upload: Upload) -> None:
-        """Put it under its name and look whether all of it arrived."""
         path = self._at(digest)
         try:
             with _storage("write", path):
@@ -238,7 +236,6 @@ class Upload:
         return True
 
     def verify(self, digest: str) -> None:
-        """Reject bytes that do not have the digest."""
         found = self._hash.hexdigest()
         if found != digest:
             raise Rejection(
@@ -248,7 +245,6 @@ class Upload:
             )
 
     def close(self) -> None:
-        """Close and remove the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -306,11 +302,9 @@ class Gate:
 def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
     """The store that a URL or path names. `beside`: the directory for uploads to a remote store; None: a temporary one."""
     text = str(url)
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return DiskBlobs(Path(text), failpoints=failpoints)
-    if scheme in {"file", "local"}:
-        return DiskBlobs(Path(unquote(rest)), failpoints=failpoints)
+    local = local_path(text)
+    if local is not None:
+        return DiskBlobs(Path(unquote(local) if "://" in text else local), failpoints=failpoints)
     filesystem, root = open_filesystem(text, kind="blob store")
     return FsspecBlobs(
         filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints

@@ -75,7 +75,6 @@ class HubLog:
         self._thread.start()
 
     def now_us(self) -> int:
-        """Return the time of the hub's clock."""
         return self._clock_us()
 
     def listen(self, listener: Callable[[frozenset[Key]], None]) -> None:
@@ -84,7 +83,6 @@ class HubLog:
             self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[frozenset[Key]], None]) -> None:
-        """Stop calling it."""
         with self._mutex:
             self._listeners.remove(listener)
 
@@ -119,7 +117,6 @@ class HubLog:
         return self.read(lambda log: log.blob_sizes(wanted)) | unrecorded
 
     def size_bytes(self) -> int:
-        """Return the size of the log in storage."""
         return self._store.size_bytes()
 
     def close(self) -> None:

@@ -276,7 +276,6 @@ class LogReader:
         return dict(rows.fetchall())
 
     def checkpoints(self, node_id: int) -> dict[int, Checkpoint]:
-        """Return the checkpoints that are kept, by epoch."""
         rows = self._db.execute("SELECT epoch, content FROM checkpoints WHERE node_id = ?", (node_id,))
         return {epoch: msgspec.json.decode(content, type=Checkpoint) for epoch, content in rows}
 
@@ -402,7 +401,6 @@ class LogReader:
         return None if row is None else ControlTable(table_id=row[0], newest=row[1], oldest=row[2], snapshot=row[3])
 
     def control_versions(self, table_id: int, *, start: int, limit: int) -> tuple[ControlVersion, ...]:
-        """Return versions from `start` on, in order."""
         rows = self._db.execute(
             "SELECT content FROM versions WHERE control_id = ? AND version >= ? ORDER BY version LIMIT ?",
             (table_id, start, limit),
@@ -457,7 +455,6 @@ class LogReader:
         return [digest for (digest,) in rows]
 
     def totals(self, *, after_seq: int) -> LogTotals:
-        """Return counts for metrics."""
         rows, seq = self._db.execute(
             "SELECT coalesce(sum(rows), 0), coalesce(max(seq), :seq) FROM entries WHERE seq > :seq", {"seq": after_seq}
         ).fetchone()
@@ -616,7 +613,6 @@ class LogWriter(LogReader):
     # Retention. Each call removes at most `limit` rows, and returns how many.
 
     def remove_segments(self, stream_id: int, node_id: int, until: int, *, limit: int) -> int:
-        """Remove a node's oldest segments up to an epoch."""
         rows = self._db.execute(
             "SELECT seq, epoch, runs, rows, size_bytes FROM segments WHERE stream_id = ? AND node_id = ? AND epoch <= ? "
             "ORDER BY epoch LIMIT ?",
@@ -652,7 +648,6 @@ class LogWriter(LogReader):
         return len(rows)
 
     def remove_control_versions(self, table_id: int, before: int, *, limit: int) -> int:
-        """Remove the oldest versions before one."""
         rows = self._db.execute(
             "SELECT version, digest FROM versions WHERE control_id = ? AND version < ? ORDER BY version LIMIT ?",
             (table_id, before, limit),
@@ -679,7 +674,6 @@ class LogWriter(LogReader):
     def _add_segment(
         self, stream_id: int, node_id: int, seq: int, entry: EpochEntry, segment: StreamSegment, now_us: int
     ) -> None:
-        """Insert a segment, and update the sums of its stream."""
         rows, size_bytes = _sums(segment.runs)
         self._db.execute(
             "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

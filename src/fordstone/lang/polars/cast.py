@@ -7,9 +7,20 @@ from typing import Final
 import polars as pl
 
 from fordstone.lang.polars import times as time
-from fordstone.lang.polars.decimals import cut_off, rescaled, scaled, unscaled, whole
-from fordstone.lang.polars.digits import EDGE_SPACE, decimal_text, divided, float_text, saturated, to_decimal
 from fordstone.lang.polars.let import let
+from fordstone.lang.polars.numbers import (
+    EDGE_SPACE,
+    cut_off,
+    decimal_text,
+    divided,
+    float_text,
+    rescaled,
+    saturated,
+    scaled,
+    to_decimal,
+    unscaled,
+    whole,
+)
 from fordstone.lang.schema import DataType
 
 _TRUE: Final = ["t", "true", "y", "yes", "1"]

@@ -7,21 +7,20 @@ to this one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Final
 
 import polars as pl
 
-from fordstone.lang import coercion
 from fordstone.lang.expression import Expression
 from fordstone.lang.polars import cast as casts
-from fordstone.lang.polars import decimals as decimal
-from fordstone.lang.polars import digits as numbers
 from fordstone.lang.polars import hash as hashes
-from fordstone.lang.polars import text
+from fordstone.lang.polars import numbers, text
 from fordstone.lang.polars import times as time
 from fordstone.lang.polars.let import let
+from fordstone.lang.rules import text_of
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term
 
@@ -102,34 +101,30 @@ def _literal(literal: Literal) -> pl.Expr:
 
 # Arithmetic
 
+_OPERATORS: Final = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": numbers.integer_remainder,
+}
+
 
 def _arithmetic(name: str) -> Lowered:
     def lowered(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
         left, right = args
         kinds = (call.args[0].type, call.args[1].type, call.type)
         if call.type.name == "decimal":
-            return decimal.arithmetic(name, left, right, kinds)
+            return numbers.decimal_arithmetic(name, left, right, kinds)
         if call.type.name in {"date", "timestamp"}:
             return _moved(name, left, right, kinds)
-        match name:
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case "/":
-                return numbers.divided(left, right)
-            case _:
-                return _remainder(left, right, call.type)
+        if name == "/":
+            return numbers.divided(left, right)
+        if name == "%" and call.type.is_float:
+            return numbers.float_remainder(left, right, call.type.polars)
+        found: pl.Expr = _OPERATORS[name](left, right)
+        return found
 
     return lowered
-
-
-def _remainder(left: pl.Expr, right: pl.Expr, kind: DataType) -> pl.Expr:
-    if kind.is_float:
-        return numbers.float_remainder(left, right, kind.polars)
-    return numbers.integer_remainder(left, right)
 
 
 def _moved(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, DataType, DataType]) -> pl.Expr:
@@ -141,13 +136,13 @@ def _moved(name: str, left: pl.Expr, right: pl.Expr, kinds: tuple[DataType, Data
 
 def _negative(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     if call.type.name == "decimal":
-        return decimal.scaled(decimal.negated(decimal.unscaled(args[0])), call.type)
+        return numbers.scaled(numbers.negated(numbers.unscaled(args[0])), call.type)
     return -args[0]
 
 
 def _abs(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     if call.type.name == "decimal":
-        return decimal.scaled(decimal.unscaled(args[0]).abs(), call.type)
+        return numbers.scaled(numbers.unscaled(args[0]).abs(), call.type)
     return args[0].abs()
 
 
@@ -156,7 +151,7 @@ def _round(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     places = call.args[1].value if len(call.args) > 1 and isinstance(call.args[1], Literal) else 0
     places = places if isinstance(places, int) else 0
     if kind.name == "decimal":
-        return decimal.rounded(args[0], kind, places, call.type)
+        return numbers.rounded_decimal(args[0], kind, places, call.type)
     if kind.is_float:
         return numbers.rounded(args[0], places, kind.polars)
     return numbers.rounded_integer(args[0], places, kind.polars)
@@ -166,7 +161,7 @@ def _whole(*, up: bool) -> Lowered:
     def lowered(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
         kind = call.args[0].type
         if kind.name == "decimal":
-            return (decimal.ceil if up else decimal.floor)(args[0], kind, call.type)
+            return (numbers.decimal_ceil if up else numbers.decimal_floor)(args[0], kind, call.type)
         if kind.is_integer:
             return args[0].cast(pl.Int64)
         return numbers.saturated(args[0].ceil() if up else args[0].floor())
@@ -177,30 +172,12 @@ def _whole(*, up: bool) -> Lowered:
 # Logic
 
 
-def _compare(name: str) -> Lowered:
-    def lowered(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-        left, right = args
-        match name:
-            case "=":
-                return left == right
-            case "<>":
-                return left != right
-            case "<=>":
-                return left.eq_missing(right)
-            case "<":
-                return left < right
-            case "<=":
-                return left <= right
-            case ">":
-                return left > right
-            case _:
-                return left >= right
-
-    return lowered
+def _infix(compare: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Lowered:
+    return lambda _, args: compare(args[0], args[1])
 
 
 def _in(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-    return reduce(lambda found, option: found | option, [args[0] == option for option in args[1:]])
+    return reduce(operator.or_, [args[0] == option for option in args[1:]])
 
 
 def _case(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
@@ -221,10 +198,6 @@ def _extreme(*, greatest: bool) -> Lowered:
 def _element(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     index = pl.when(args[1] >= 0).then(args[1])  # a negative index is none; Polars would count from the end
     return args[0].list.get(index, null_on_oob=True)
-
-
-def _unit(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-    return time.truncate(coercion.text_of(call.args[0]), args[1])
 
 
 _DATE_PARTS: Final = (
@@ -252,9 +225,15 @@ _ONCE: Final = frozenset(
 LOWERED: Final[dict[str, Lowered]] = {
     **{name: _arithmetic(name) for name in ("+", "-", "*", "/", "%")},
     "negative": _negative,
-    **{name: _compare(name) for name in ("=", "<>", "<=>", "<", "<=", ">", ">=")},
-    "and": lambda _, args: args[0] & args[1],
-    "or": lambda _, args: args[0] | args[1],
+    "=": _infix(operator.eq),
+    "<>": _infix(operator.ne),
+    "<=>": _infix(pl.Expr.eq_missing),
+    "<": _infix(operator.lt),
+    "<=": _infix(operator.le),
+    ">": _infix(operator.gt),
+    ">=": _infix(operator.ge),
+    "and": _infix(operator.and_),
+    "or": _infix(operator.or_),
     "not": lambda _, args: ~args[0],
     "isnull": lambda _, args: args[0].is_null(),
     "isnotnull": lambda _, args: args[0].is_not_null(),
@@ -265,12 +244,12 @@ LOWERED: Final[dict[str, Lowered]] = {
     "least": _extreme(greatest=False),
     "cast": lambda call, args: casts.cast(args[0], call.args[0].type, call.type),
     "try_cast": lambda call, args: casts.try_cast(args[0], call.args[0].type, call.type),
-    "concat": lambda _, args: text.concat(args),
+    "concat": lambda _, args: pl.concat_str(args) if len(args) > 1 else args[0],
     "lower": lambda _, args: args[0].str.to_lowercase(),
     "upper": lambda _, args: args[0].str.to_uppercase(),
     **{name: (lambda call, args: text.trim(call.function, args)) for name in ("trim", "ltrim", "rtrim")},
     "substring": lambda _, args: text.substring(args),
-    "length": lambda _, args: text.length(args[0]),
+    "length": lambda _, args: args[0].str.len_chars().cast(pl.Int32),
     "replace": text.replace,
     "split": text.split,
     "split_part": text.split_part,
@@ -288,8 +267,8 @@ LOWERED: Final[dict[str, Lowered]] = {
     "rpad": text.pad,
     "concat_ws": text.concat_ws,
     "reverse": lambda _, args: text.reverse(args[0]),
-    "hash": hashes.murmur,
-    "xxhash64": hashes.xxhash64,
+    "hash": lambda _, args: hashes.hashed(hashes.MURMUR3, args),
+    "xxhash64": lambda _, args: hashes.hashed(hashes.XXH64, args),
     "size": lambda _, args: args[0].list.len().cast(pl.Int32).fill_null(-1),
     "element": _element,
     "abs": _abs,
@@ -304,7 +283,7 @@ LOWERED: Final[dict[str, Lowered]] = {
     "pow": lambda _, args: numbers.power(args[0], args[1]),
     "sign": lambda _, args: args[0].sign(),
     "isnan": lambda _, args: args[0].is_nan().fill_null(value=False),
-    "date_trunc": _unit,
+    "date_trunc": lambda call, args: time.truncate(text_of(call.args[0]), args[1]),
     **{name: (lambda call, args: time.part(call.function, args[0])) for name in _DATE_PARTS},
     "date_add": lambda _, args: time.shift_days(args[0], args[1]),
     "date_sub": lambda _, args: time.shift_days(args[0], -args[1]),

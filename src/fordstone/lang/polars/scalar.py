@@ -1,27 +1,22 @@
 """Terms over single values: what a pattern asks of one row and the rows before it.
 
-A term becomes a Python function of two sequences, the slots and the values of a row. Values are plain: times are
-microseconds, dates days, decimals text (see `operators.plain`). Arithmetic of whole numbers and doubles, comparison and
-logic are done here; every other function is handed to its Polars lowering, for a frame of one row: slow, and the same by
-construction. What is done here means the same too (`tests/lang/test_scalar.py` holds them against each other).
-
-Values in plain form: what Python code and a checkpoint's bytes hold in place of typed columns.
-
-Timestamps are microseconds, dates days, decimals text, floats doubles; lists of them likewise. Nothing is lost: the plain
-form of a value, typed again, is the value.
+A term becomes a Python function of two sequences, the slots and the values of a row. Values are plain: timestamps are
+microseconds, dates days, decimals text, floats doubles; lists of them likewise. Nothing is lost by that. Arithmetic of whole
+numbers and doubles, comparison and logic are done here; every other function is handed to its Polars lowering, for a frame of
+one row: slow, and the same by construction. `tests/lang/test_scalar.py` compares the two.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 import polars as pl
 
-from fordstone.lang.coercion import TIMESTAMP
 from fordstone.lang.polars.lower import lower
-from fordstone.lang.schema import DataType
+from fordstone.lang.schema import TIMESTAMP, DataType
 from fordstone.lang.term import DAY_TIME, DAYS, Call, Column, Literal, Term
 
 
@@ -98,15 +93,15 @@ def _native(term: Call, args: Sequence[Scalar]) -> Scalar | None:
     if any(kind.name not in _COMPARED for kind in kinds):
         return None
     if name in _COMPARISONS:
-        return _compared(name, args, of_floats=any(kind.is_float for kind in kinds))
+        return _on_values((_COMPARISONS if any(kind.is_float for kind in kinds) else _WITHOUT_NAN)[name], args)
     if name in _ARITHMETIC and term.type.name in _WIDTHS:
         return _wrapped(_ARITHMETIC[name], args, _WIDTHS[term.type.name])
     if name in _ARITHMETIC and term.type.name == "double":
-        return _plain_arithmetic(_ARITHMETIC[name], args)
+        return _on_values(_ARITHMETIC[name], args)
     if name == "/" and term.type.name == "double":
-        return _divided(args)
+        return _on_values(lambda left, right: None if right == 0 else left / right, args)
     if name == "cast" and kinds[0].is_integer and term.type.name == "double":
-        return _mapped(float, args[0])
+        return _on_values(float, args)
     if name == "cast" and kinds[0].is_integer and _WIDTHS.get(term.type.name, 0) >= _WIDTHS[kinds[0].name]:
         return args[0]
     return None
@@ -115,38 +110,16 @@ def _native(term: Call, args: Sequence[Scalar]) -> Scalar | None:
 # Logic with three values
 
 
-def _and(args: Sequence[Scalar]) -> Scalar:
+def _decided(args: Sequence[Scalar], *, by: bool) -> Scalar:
+    """AND is decided by one value that is false, OR by one that is true."""
     left, right = args
 
     def run(slots: Values, values: Values) -> bool | None:
-        first = left(slots, values)
-        if first is False:
-            return False
-        second = right(slots, values)
-        return False if second is False else None if first is None or second is None else True
-
-    return run
-
-
-def _or(args: Sequence[Scalar]) -> Scalar:
-    left, right = args
-
-    def run(slots: Values, values: Values) -> bool | None:
-        first = left(slots, values)
-        if first is True:
-            return True
-        second = right(slots, values)
-        return True if second is True else None if first is None or second is None else False
-
-    return run
-
-
-def _not(args: Sequence[Scalar]) -> Scalar:
-    (inner,) = args
-
-    def run(slots: Values, values: Values) -> bool | None:
-        found = inner(slots, values)
-        return None if found is None else not found
+        first: bool | None = left(slots, values)
+        if first is by:
+            return by
+        second: bool | None = right(slots, values)
+        return by if second is by else None if first is None or second is None else not by
 
     return run
 
@@ -174,9 +147,9 @@ def _coalesce(args: Sequence[Scalar]) -> Scalar:
 
 
 _LOGIC: Final[dict[str, Callable[[Sequence[Scalar]], Scalar]]] = {
-    "and": _and,
-    "or": _or,
-    "not": _not,
+    "and": lambda args: _decided(args, by=False),
+    "or": lambda args: _decided(args, by=True),
+    "not": lambda args: _on_values(operator.not_, args),
     "isnull": lambda args: lambda slots, values: args[0](slots, values) is None,
     "isnotnull": lambda args: lambda slots, values: args[0](slots, values) is not None,
     "case": _case,
@@ -204,33 +177,20 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">=": lambda left, right: not less(left, right),
 }
 _WITHOUT_NAN: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "=": lambda left, right: left == right,
-    "<>": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    ">": lambda left, right: left > right,
-    "<=": lambda left, right: left <= right,
-    ">=": lambda left, right: left >= right,
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
 }
-
-
-def _compared(name: str, args: Sequence[Scalar], *, of_floats: bool) -> Scalar:
-    compare = (_COMPARISONS if of_floats else _WITHOUT_NAN)[name]
-    left, right = args
-
-    def run(slots: Values, values: Values) -> bool | None:
-        first, second = left(slots, values), right(slots, values)
-        return None if first is None or second is None else compare(first, second)
-
-    return run
-
-
 # Arithmetic
 
 _ARITHMETIC: Final[dict[str, Callable[..., Any]]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-    "negative": lambda value: -value,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "negative": operator.neg,
     "abs": abs,
 }
 
@@ -242,41 +202,24 @@ def wrapped(value: int, width: int = 64) -> int:
 
 
 def _wrapped(compute: Callable[..., int], args: Sequence[Scalar], width: int) -> Scalar:
-    inner = _plain_arithmetic(compute, args)
-
-    def run(slots: Values, values: Values) -> int | None:
-        found = inner(slots, values)
-        return None if found is None else wrapped(found, width)
-
-    return run
+    return _on_values(lambda *given: wrapped(compute(*given), width), args)
 
 
-def _plain_arithmetic(compute: Callable[..., Any], args: Sequence[Scalar]) -> Scalar:
+def _on_values(compute: Callable[..., Any], args: Sequence[Scalar]) -> Scalar:
+    """A function of one or two values, null where one of them is null."""
     if len(args) == 1:
-        return _mapped(compute, args[0])
+        (only,) = args
+
+        def run_one(slots: Values, values: Values) -> Any:
+            found = only(slots, values)
+            return None if found is None else compute(found)
+
+        return run_one
     left, right = args
 
     def run(slots: Values, values: Values) -> Any:
         first, second = left(slots, values), right(slots, values)
         return None if first is None or second is None else compute(first, second)
-
-    return run
-
-
-def _mapped(compute: Callable[[Any], Any], arg: Scalar) -> Scalar:
-    def run(slots: Values, values: Values) -> Any:
-        found = arg(slots, values)
-        return None if found is None else compute(found)
-
-    return run
-
-
-def _divided(args: Sequence[Scalar]) -> Scalar:
-    left, right = args
-
-    def run(slots: Values, values: Values) -> float | None:
-        first, second = left(slots, values), right(slots, values)
-        return None if first is None or second is None or second == 0 else first / second
 
     return run
 

@@ -7,28 +7,18 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.lang.coercion import text_of
 from fordstone.lang.like import extracting, like_regex, plain_text, replacing, rust_regex
+from fordstone.lang.rules import text_of
 from fordstone.lang.term import Call, Literal
 
 _LENGTH_MAX: Final = 2**31 - 1
 
 
-def concat(args: Sequence[pl.Expr]) -> pl.Expr:
-    """The texts joined; null if one is null."""
-    return pl.concat_str(args) if len(args) > 1 else args[0]
-
-
 def trim(name: str, args: Sequence[pl.Expr]) -> pl.Expr:
     """Without the given characters (a space by default, and no other white space) at the ends."""
     text, chars = args[0], (args[1] if len(args) > 1 else pl.lit(" "))
-    match name:
-        case "ltrim":
-            found = text.str.strip_chars_start(chars)
-        case "rtrim":
-            found = text.str.strip_chars_end(chars)
-        case _:
-            found = text.str.strip_chars(chars)
+    strip = {"ltrim": text.str.strip_chars_start, "rtrim": text.str.strip_chars_end, "trim": text.str.strip_chars}
+    found = strip[name](chars)
     return found if len(args) == 1 else pl.when(chars.is_not_null()).then(found)
 
 
@@ -45,23 +35,15 @@ def substring(args: Sequence[pl.Expr]) -> pl.Expr:
     return pl.when(start.is_not_null() & count.is_not_null()).then(found)
 
 
-def length(text: pl.Expr) -> pl.Expr:
-    """The number of characters."""
-    return text.str.len_chars().cast(pl.Int32)
-
-
 def replace(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """Every occurrence replaced; nothing happens for an empty one."""
     what = text_of(call.args[1])
-    by = text_of(call.args[2]) if len(call.args) > 2 else ""  # noqa: PLR2004 - the replacement is the third
-    return args[0].str.replace_all(what, by, literal=True) if what else args[0]
+    return args[0].str.replace_all(what, _text(call, 2, ""), literal=True) if what else args[0]
 
 
 def split(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """The parts between matches of a regular expression."""
-    pattern, limit = text_of(call.args[1]), -1
-    if len(call.args) > 2 and isinstance(call.args[2], Literal):  # noqa: PLR2004 - the limit is the third
-        limit = int(call.args[2].value or -1)
+    pattern, limit = text_of(call.args[1]), _number(call, 2, -1)
     if pattern == "":
         chars = args[0].str.split("")
         return pl.when(args[0] == "").then(pl.lit([""])).otherwise(chars)
@@ -77,8 +59,7 @@ def split(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 
 def split_part(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """The n-th part from the beginning, or from the end; empty if there is none."""
-    separator, at = text_of(call.args[1]), call.args[2]
-    index = at.value if isinstance(at, Literal) and isinstance(at.value, int) else 1
+    separator, index = text_of(call.args[1]), _number(call, 2, 1)
     if separator == "":
         return args[0] if index in {1, -1} else pl.when(args[0].is_not_null()).then(pl.lit(""))
     found = args[0].str.split(separator).list.get(index - 1 if index > 0 else index, null_on_oob=True)
@@ -87,8 +68,7 @@ def split_part(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 
 def like(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """Whether the whole text fits the pattern."""
-    escape = text_of(call.args[2]) if len(call.args) > 2 else "\\"  # noqa: PLR2004 - the escape is the third
-    return args[0].str.contains(like_regex(text_of(call.args[1]), escape))
+    return args[0].str.contains(like_regex(text_of(call.args[1]), _text(call, 2, "\\")))
 
 
 def rlike(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
@@ -107,8 +87,11 @@ def regexp_extract(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     return pl.when(args[0].is_not_null()).then(args[0].str.extract(regex, group).fill_null(""))
 
 
+def _text(call: Call, at: int, default: str) -> str:
+    return text_of(call.args[at]) if at < len(call.args) else default
+
+
 def _number(call: Call, at: int, default: int) -> int:
-    """The whole number that is written out as an argument."""
     found = call.args[at] if at < len(call.args) else None
     return found.value if isinstance(found, Literal) and isinstance(found.value, int) else default
 
@@ -130,8 +113,7 @@ def right(args: Sequence[pl.Expr]) -> pl.Expr:
 
 def pad(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """Filled up to a length that is written out, or cut off to it."""
-    size = max(_number(call, 1, 0), 0)
-    by = text_of(call.args[2]) if len(call.args) > 2 else " "  # noqa: PLR2004 - the filling is the third
+    size, by = max(_number(call, 1, 0), 0), _text(call, 2, " ")
     cut = args[0].str.slice(0, size)
     if not by:
         return cut
@@ -141,7 +123,7 @@ def pad(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 
 
 def concat_ws(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-    """The texts joined with a separator that is written out; nulls are passed over."""
+    """The texts joined with a separator that is a literal; nulls are ignored."""
     return pl.concat_str(args[1:], separator=text_of(call.args[0]), ignore_nulls=True)
 
 

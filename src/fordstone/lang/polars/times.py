@@ -11,8 +11,8 @@ from typing import Final
 import polars as pl
 
 from fordstone.lang.constants import DATE_PATTERN, TIMESTAMP_PATTERN
-from fordstone.lang.polars.digits import EDGE_SPACE
 from fordstone.lang.polars.let import let
+from fordstone.lang.polars.numbers import EDGE_SPACE
 from fordstone.lang.schema import DataType
 
 
@@ -106,7 +106,7 @@ def shift_months(value: pl.Expr, count: pl.Expr, kind: DataType) -> pl.Expr:
     """A date or timestamp some months on; the day is held at the end of the month."""
 
     def held(year: pl.Expr, month: pl.Expr, day: pl.Expr) -> pl.Expr:
-        # min_horizontal passes over nulls; the other parts are null wherever the value is.
+        # min_horizontal ignores nulls; the other parts are null wherever the value is.
         return days_of(year, month, pl.min_horizontal(day, days_in_month(year, month)))
 
     def moved(months: pl.Expr, day: pl.Expr) -> pl.Expr:
@@ -199,19 +199,10 @@ def _usual_form(text: pl.Expr) -> pl.Expr:
 
 
 def _numbered(parts: pl.Expr) -> pl.Expr:
-    year, month, day, hour, minute, second = (_number(parts, at) for at in range(1, 7))
-    fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6)
-    return let(
-        _moment,
-        year=year,
-        month=month.fill_null(1),
-        day=day.fill_null(1),
-        hour=hour.fill_null(0),
-        minute=minute.fill_null(0),
-        second=second.fill_null(0),
-        fraction=fraction.cast(pl.Int64, strict=False),
-        zone=_zone_seconds(parts),
-    )
+    least = {"month": 1, "day": 1, "hour": 0, "minute": 0, "second": 0}
+    numbers = {name: _number(parts, at).fill_null(default) for at, (name, default) in enumerate(least.items(), start=2)}
+    fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6).cast(pl.Int64, strict=False)
+    return let(_moment, year=_number(parts, 1), **numbers, fraction=fraction, zone=_zone_seconds(parts))
 
 
 def _moment(
@@ -243,7 +234,7 @@ def _zone_seconds(parts: pl.Expr) -> pl.Expr:
 
 
 def read_date(text: pl.Expr) -> pl.Expr:
-    """Text as a date; what follows a space or a T is passed over."""
+    """Text as a date; what follows a space or a T is ignored."""
 
     def numbered(parts: pl.Expr) -> pl.Expr:
         month, day = _number(parts, 2).fill_null(1), _number(parts, 3).fill_null(1)

@@ -1,18 +1,23 @@
 """The grammar of queries: from text to `syntax`. Refuses, with the place, what is SQL but not supported here.
 
-The grammar of windows in FROM: TABLE(TUMBLE(TABLE readings, DESCRIPTOR(ts), INTERVAL '10' SECOND)).
-
-The grammar of MATCH_RECOGNIZE, and of the patterns in it.
+`Words` goes through the words of a query and finds where an expression ends; parsing it is left to `lang.dialect`. A keyword ends
+an expression only after an operand, so that columns may be called `offset` or `limit` where no clause can begin. Then come
+MATCH_RECOGNIZE and its patterns, windows in FROM (TABLE(TUMBLE(...))), and the clauses of a query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal, NoReturn, cast
+from itertools import pairwise
+from typing import Final, Literal, NoReturn, TypeVar, cast
 
 from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
 
+from fordstone.errors import ExpressionError
+from fordstone.lang.dialect import read_part, tokens_of
+from fordstone.lang.expression import split_alias
 from fordstone.lang.sql.syntax import (
     Derived,
     Expr,
@@ -24,15 +29,236 @@ from fordstone.lang.sql.syntax import (
     PatternPart,
     Query,
     Select,
+    SqlError,
     Star,
     Table,
     WindowCall,
     Windowed,
     WindowKind,
 )
-from fordstone.lang.sql.tokens import JOIN_WORDS, Words
 
-_CLAUSES: Final = (
+T = TypeVar("T")
+
+_QUOTED: Final = frozenset({TokenType.STRING, TokenType.IDENTIFIER, TokenType.RAW_STRING, TokenType.HEX_STRING})
+_OPENING: Final = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE})
+_CLOSING: Final = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE})
+_SEPARATING: Final = frozenset({TokenType.COMMA, TokenType.SEMICOLON})
+_OPERATORS: Final = frozenset(
+    {
+        "AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "BETWEEN", "CASE", "WHEN", "THEN", "ELSE",
+        "INTERVAL", "DISTINCT", "ESCAPE", "AS", "DIV", "EXISTS", "ANY", "SOME", "SELECT", "FROM", "WHERE", "ON", "BY",
+    }
+)  # fmt: skip
+_JOIN_WORDS: Final = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL", "SEMI", "ANTI"})
+_NO_SORTING: Final = "a stream has no end, so its rows cannot be sorted as a whole. Sort where you read the result."
+_NO_DISTINCT: Final = (
+    "Use GROUP BY with these columns and a window, or Stream.deduplicate for the first row of each key within a time."
+)
+_REFUSED_CLAUSES: Final = {
+    "ORDER BY": _NO_SORTING,
+    "SORT BY": _NO_SORTING,
+    "CLUSTER BY": _NO_SORTING,
+    "DISTRIBUTE BY": "rows are brought together by GROUP BY.",
+    "LIMIT": "a stream has no end. Take as many rows as you need where you read the result.",
+    "OFFSET": "a stream has no end. Skip rows where you read the result.",
+    "FETCH": "a stream has no end. Take as many rows as you need where you read the result.",
+    "QUALIFY": "there is no OVER either. Use HAVING, or MATCH_RECOGNIZE for sequences of rows.",
+    "WINDOW": "there is no OVER either. Use GROUP BY with TUMBLE, HOP or SESSION.",
+    "LATERAL": "use Stream.flat_map on the stream before the query.",
+    "PIVOT": "write an aggregate with CASE WHEN for each column.",
+    "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
+    "TABLESAMPLE": "filter by a hash of a column instead: WHERE abs(hash(id)) % 10 = 0.",
+    "FOR": "use Stream.lookup for a table as it was at a time.",
+    "EXCEPT": "only UNION ALL is.",
+    "MINUS": "only UNION ALL is.",
+    "INTERSECT": "join the two streams within a time instead: JOIN ... ON.",
+    "INTO": "use stream.sink(...) on what the query gives.",
+}
+_CLAUSE_WORDS: Final = frozenset(
+    {"FROM", "WHERE", "GROUP BY", "HAVING", "UNION", "MATCH_RECOGNIZE", "USING", "ON", *_REFUSED_CLAUSES}
+)
+_RESERVED: Final = frozenset({"FROM", "WHERE", "GROUP BY", "HAVING", "UNION", "ORDER BY"})
+"""Clauses that begin wherever the word stands, even where an operand is missing before it."""
+_NO_SUBQUERY: Final = "subqueries in expressions are not supported. Join the two streams (JOIN ... ON), or write the query in FROM or WITH."
+_REFUSED: Final = {
+    ("(", "SELECT"): _NO_SUBQUERY,
+    ("(", "WITH"): _NO_SUBQUERY,
+    (
+        ")",
+        "OVER",
+    ): "OVER is not supported. Use GROUP BY with TUMBLE, HOP or SESSION, or MATCH_RECOGNIZE for sequences of rows.",
+    (
+        ")",
+        "FILTER",
+    ): "FILTER is not supported. Write CASE WHEN inside the aggregate: count(CASE WHEN x > 0 THEN 1 END).",
+}
+"""Words in a row that begin what an expression here cannot have."""
+
+
+class Words:
+    """A place in a query. Moves forward only."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._tokens = _plain_calls(tokens_of(text))
+        except ExpressionError as error:
+            raise SqlError(error.message, text=text, offset=error.offset) from None
+        self.text = text
+        self._at = 0
+
+    def fail(self, message: str, at: int | None = None) -> SqlError:
+        """Return the error to raise, at the next word by default."""
+        return SqlError(message, text=self.text, offset=self.place if at is None else at)
+
+    @property
+    def place(self) -> int:
+        """The offset of the next word; at the end, the offset after the last one."""
+        if self._at < len(self._tokens):
+            return int(self._tokens[self._at].start)
+        return len(self.text.rstrip())
+
+    def over(self) -> bool:
+        return self._at >= len(self._tokens)
+
+    def word(self, ahead: int = 0) -> str:
+        """A word to come in capitals, or a sign; nothing for quoted names, texts, and the end."""
+        at = self._at + ahead
+        return _word(self._tokens[at]) if 0 <= at < len(self._tokens) else ""
+
+    def sees(self, *words: str) -> bool:
+        return all(self.word(ahead) == word for ahead, word in enumerate(words))
+
+    def take(self, *words: str) -> bool:
+        if not self.sees(*words):
+            return False
+        self._at += len(words)
+        return True
+
+    def need(self, *words: str, why: str = "") -> None:
+        for word in words:
+            if not self.take(word):
+                raise self.fail(f"{word} was expected here{self._instead()}.{f' {why}' if why else ''}")
+
+    def name(self, what: str) -> Name:
+        """A name: a bare word, or one in backticks."""
+        if self.over():
+            raise self.fail(f"{what} is missing here.")
+        token = self._tokens[self._at]
+        bare = token.token_type not in _QUOTED and token.text[:1].replace("_", "a").isalpha()
+        if not bare and token.token_type is not TokenType.IDENTIFIER:
+            quotes = " Names are quoted with backticks." if token.token_type is TokenType.STRING else ""
+            raise self.fail(f"{what} was expected here{self._instead()}.{quotes}")
+        if not token.text:
+            raise self.fail("a name is empty.")
+        self._at += 1
+        return Name(text=str(token.text), at=int(token.start))
+
+    def listed(self, read: Callable[[], T]) -> tuple[T, ...]:
+        """One or more, with commas between them."""
+        found = [read()]
+        while self.take(","):
+            found.append(read())
+        return tuple(found)
+
+    def number(self) -> int | None:
+        """A whole number, if one comes next."""
+        if self.over() or self._tokens[self._at].token_type is not TokenType.NUMBER:
+            return None
+        text = str(self._tokens[self._at].text)
+        if not (text.isascii() and text.isdigit()):
+            return None
+        self._at += 1
+        return int(text)
+
+    def alias(self) -> Name | None:
+        """AS and a name, or a name alone."""
+        if self.take("AS"):
+            return self.name("a name")
+        if self.over() or self.word() in _CLAUSE_WORDS | _JOIN_WORDS or (self.word() and not self.word()[0].isalpha()):
+            return None
+        if self._tokens[self._at].token_type in _QUOTED - {TokenType.IDENTIFIER}:
+            return None
+        return self.name("a name")
+
+    def expression(self, *stops: str, all_clauses: bool = True) -> Expr:
+        """An expression up to a comma, a closing bracket, or a word that begins what follows; with AS if it has one."""
+        begin = self._at
+        self._at = self._end(frozenset(stops) | (_CLAUSE_WORDS if all_clauses else frozenset()))
+        part = self._tokens[begin : self._at]
+        if not part:
+            raise self.fail("an expression is missing here.")
+        self._refuse_queries(part)
+        try:
+            return Expr(tree=read_part(part, self.text), at=int(part[0].start))
+        except ExpressionError as error:
+            raise SqlError(error.message, text=self.text, offset=error.offset) from None
+
+    def _end(self, stops: frozenset[str]) -> int:
+        depth, at, first = 0, self._at, self._at
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.token_type in _OPENING:
+                depth += 1
+            elif token.token_type in _CLOSING:
+                if not depth:
+                    break
+                depth -= 1
+            elif not depth and (token.token_type in _SEPARATING or self._stops(at, first, stops)):
+                break
+            at += 1
+        return at
+
+    def _stops(self, at: int, first: int, stops: frozenset[str]) -> bool:
+        word = _word(self._tokens[at])
+        if word not in stops:
+            return False
+        if word in _RESERVED:
+            # IS DISTINCT FROM is an operator, and a name follows a dot.
+            return at == first or _word(self._tokens[at - 1]) not in {"DISTINCT", "."}
+        if at == first or not _ends_operand(self._tokens, at - 1):
+            return False
+        # left(x, 2) is a function; LEFT JOIN is not.
+        following = self._tokens[at + 1].token_type if at + 1 < len(self._tokens) else None
+        return word not in _JOIN_WORDS or following is not TokenType.L_PAREN
+
+    def _refuse_queries(self, part: list[Token]) -> None:
+        """What the tree no longer has the places of."""
+        for before, token in pairwise(part):
+            previous, word = _word(before), _word(token)
+            if (previous, word) in _REFUSED:
+                raise self.fail(_REFUSED[previous, word], int(token.start))
+
+    def _instead(self) -> str:
+        return f", not {self._tokens[self._at].text!r}" if not self.over() else ""
+
+
+def _plain_calls(tokens: list[Token]) -> list[Token]:
+    """SESSION(...) as a function like any other; to sqlglot the word is a keyword."""
+    found = list(tokens)
+    for at, (token, following) in enumerate(pairwise(tokens)):
+        if token.token_type is TokenType.SESSION and following.token_type is TokenType.L_PAREN:
+            found[at] = Token(TokenType.VAR, token.text, token.line, token.col, token.start, token.end)
+    return found
+
+
+def _word(token: Token) -> str:
+    return "" if token.token_type in _QUOTED else " ".join(str(token.text).upper().split())
+
+
+def _ends_operand(tokens: list[Token], at: int) -> bool:
+    """Whether an operand may end with this word."""
+    token, word = tokens[at], _word(tokens[at])
+    if token.token_type is TokenType.STAR:
+        # A star stands for all columns at the beginning, or after a dot; otherwise it multiplies.
+        return at == 0 or _word(tokens[at - 1]) in {"SELECT", ",", ".", "ALL"}
+    if token.token_type in _QUOTED | {TokenType.NUMBER, TokenType.R_PAREN, TokenType.R_BRACKET}:
+        return True
+    return word[:1].replace("_", "A").isalpha() and word not in _OPERATORS
+
+
+# MATCH_RECOGNIZE
+
+_MATCH_CLAUSES: Final = (
     "ORDER BY", "MEASURES", "ONE", "ALL", "AFTER", "PATTERN", "WITHIN", "SUBSET", "DEFINE", "STRATEGY", "PARTITION BY",
 )  # fmt: skip
 TIMES_MOST: Final = 1_000_000
@@ -40,22 +266,21 @@ TIMES_MOST: Final = 1_000_000
 _Skip = Literal["past_last", "next", "first", "last"]
 
 
-def read_match(words: Words, table: Named | Derived, at: int) -> Matched:
-    """Read what follows the table, from MATCH_RECOGNIZE on."""
+def _match(words: Words, table: Named | Derived, at: int) -> Matched:
     words.need("MATCH_RECOGNIZE", "(")
-    partition = _listed(words) if words.take("PARTITION BY") else ()
+    partition = words.listed(lambda: _expression(words)) if words.take("PARTITION BY") else ()
     order_at = words.place
     if not words.take("ORDER BY"):
         raise words.fail(
             "ORDER BY is missing: MATCH_RECOGNIZE takes rows in order of the stream's event time.", order_at
         )
-    order = _ordered(words)
-    measures = _measures(words) if words.take("MEASURES") else ()
+    order = words.listed(lambda: _ordered(words))
+    measures = words.listed(lambda: _measure(words)) if words.take("MEASURES") else ()
     all_rows = _rows_per_match(words)
     skip, skip_to = _skip(words)
     words.need("PATTERN", "(", why="It says which rows follow each other, as in PATTERN (A B+ C).")
     pattern = _pattern(words)
-    within = words.expression(*_CLAUSES, all_clauses=False) if words.take("WITHIN") else None
+    within = _expression(words) if words.take("WITHIN") else None
     if words.sees("SUBSET"):
         raise words.fail("SUBSET is not supported. Name the variables one by one in MEASURES and DEFINE.")
     define = _define(words) if words.take("DEFINE") else ()
@@ -75,63 +300,39 @@ def read_match(words: Words, table: Named | Derived, at: int) -> Matched:
     )
 
 
-def _listed(words: Words) -> tuple[Expr, ...]:
-    found = [words.expression(*_CLAUSES, all_clauses=False)]
-    while words.take(","):
-        found.append(words.expression(*_CLAUSES, all_clauses=False))
-    return tuple(found)
+def _expression(words: Words, *stops: str) -> Expr:
+    return words.expression(*_MATCH_CLAUSES, *stops, all_clauses=False)
 
 
-def _ordered(words: Words) -> tuple[Expr, ...]:
-    found = []
-    while True:
-        found.append(words.expression(*_CLAUSES, "ASC", "DESC", "NULLS", all_clauses=False))
-        if words.sees("DESC") or words.sees("NULLS"):
-            raise words.fail("rows are taken in order of time, nulls first. Leave this out.")
-        words.take("ASC")
-        if not words.take(","):
-            return tuple(found)
+def _ordered(words: Words) -> Expr:
+    found = _expression(words, "ASC", "DESC", "NULLS")
+    if words.sees("DESC") or words.sees("NULLS"):
+        raise words.fail("rows are taken in order of time, nulls first. Leave this out.")
+    words.take("ASC")
+    return found
 
 
-def _measures(words: Words) -> tuple[Expr, ...]:
-    """Expressions with AS; FINAL and RUNNING before one are written as calls of it."""
-    found = []
-    while True:
-        mode = (
-            words.word()
-            if words.word() in {"FINAL", "RUNNING"} and words.word(1) not in {"(", ".", "AS", ","}
-            else None
-        )
-        if mode is not None:
-            words.take(mode)
-        given = words.expression(*_CLAUSES, all_clauses=False)
-        if mode is not None:
-            given = Expr(tree=_called(mode.lower(), given.tree), at=given.at)
-        found.append(given)
-        if not words.take(","):
-            return tuple(found)
-
-
-def _called(name: str, tree: exp.Expr) -> exp.Expr:
-    """The function of an expression, inside of its AS."""
-    if isinstance(tree, exp.Alias):
-        made = tree.copy()
-        made.set("this", exp.Anonymous(this=name, expressions=[tree.args["this"].copy()]))
-        return made
-    return exp.Anonymous(this=name, expressions=[tree.copy()])
+def _measure(words: Words) -> Expr:
+    """An expression with AS; FINAL or RUNNING before it becomes a call of it, inside of its AS."""
+    mode = words.word()
+    if mode not in {"FINAL", "RUNNING"} or words.word(1) in {"(", ".", "AS", ","}:
+        return _expression(words)
+    words.take(mode)
+    given = _expression(words)
+    body, alias = split_alias(given.tree)
+    made: exp.Expr = exp.Anonymous(this=mode.lower(), expressions=[body.copy()])
+    if alias is not None:
+        made = exp.Alias(this=made, alias=given.tree.args["alias"].copy())
+    return Expr(tree=made, at=given.at)
 
 
 def _rows_per_match(words: Words) -> bool:
     if words.take("ONE"):
-        words.need("ROW")
-        words.need("PER")
-        words.need("MATCH")
+        words.need("ROW", "PER", "MATCH")
         return False
     if not words.take("ALL"):
         return False
-    words.need("ROWS")
-    words.need("PER")
-    words.need("MATCH")
+    words.need("ROWS", "PER", "MATCH")
     if words.word() in {"SHOW", "OMIT", "WITH"}:
         raise words.fail("ALL ROWS PER MATCH stands alone here: there are no empty matches.")
     return True
@@ -140,22 +341,19 @@ def _rows_per_match(words: Words) -> bool:
 def _skip(words: Words) -> tuple[_Skip, Name | None]:
     if not words.take("AFTER"):
         return "past_last", None
-    words.need("MATCH")
-    words.need("SKIP")
+    words.need("MATCH", "SKIP")
     if words.take("PAST"):
-        words.need("LAST")
-        words.need("ROW")
+        words.need("LAST", "ROW")
         return "past_last", None
     words.need("TO")
     if words.take("NEXT"):
         words.need("ROW")
         return "next", None
+    which: _Skip = "last"
     if words.word() in {"FIRST", "LAST"} and words.word(1) not in {"PATTERN", ""}:
-        which: _Skip = "first" if words.take("FIRST") else "last"
-        if which == "last":
-            words.take("LAST")
-        return which, words.name("a variable of the pattern")
-    return "last", words.name("a variable of the pattern")
+        which = "first" if words.take("FIRST") else "last"
+        words.take("LAST")
+    return which, words.name("a variable of the pattern")
 
 
 def _pattern(words: Words) -> tuple[PatternPart, ...]:
@@ -196,11 +394,8 @@ def _quantifier(words: Words) -> tuple[int, int | None]:
         return 0, None
     if words.take("+"):
         return 1, None
-    if words.sees("??") or words.sees("?"):
-        # Two question marks are one word; the caller that parses reluctance takes the second.
-        if words.sees("?"):
-            words.take("?")
-        return 0, 1
+    if words.take("?") or words.sees("??"):
+        return 0, 1  # two question marks are one word, which the caller that parses reluctance takes
     if words.sees("{") and words.word(1) != "-":
         return _braces(words)
     return 1, 1
@@ -209,17 +404,13 @@ def _quantifier(words: Words) -> tuple[int, int | None]:
 def _braces(words: Words) -> tuple[int, int | None]:
     at = words.place
     words.take("{")
-    least = words.number()
-    if words.take("}"):
-        if least is None:
-            raise words.fail("a number is missing between these braces.", at)
-        most: int | None = least
-    else:
+    least = most = words.number()
+    if not words.sees("}"):
         words.need(",")
         most = words.number()
-        if least is None and most is None:
-            raise words.fail("a number is missing between these braces.", at)
-        words.need("}")
+    if least is None and most is None:
+        raise words.fail("a number is missing between these braces.", at)
+    words.need("}")
     found = least or 0, most
     if most is not None and (most < found[0] or most == 0):
         raise words.fail("this repetition is impossible: the second number is at least the first, and at least 1.", at)
@@ -237,15 +428,17 @@ def _reluctant(words: Words) -> bool:
 
 
 def _define(words: Words) -> tuple[tuple[Name, Expr], ...]:
-    found: list[tuple[Name, Expr]] = []
-    while True:
+    defined: set[str] = set()
+
+    def definition() -> tuple[Name, Expr]:
         name = words.name("a variable of the pattern")
         words.need("AS")
-        if any(name.text.upper() == known.text.upper() for known, _ in found):
+        if name.text.upper() in defined:
             raise words.fail(f"{name.text} is defined twice.", name.at)
-        found.append((name, words.expression(all_clauses=False)))
-        if not words.take(","):
-            return tuple(found)
+        defined.add(name.text.upper())
+        return name, words.expression(all_clauses=False)
+
+    return words.listed(definition)
 
 
 WINDOW_FUNCTIONS: Final = ("TUMBLE", "HOP", "SESSION")
@@ -261,8 +454,7 @@ SPAN_NAMES: Final = {
 }
 
 
-def read_windowed(words: Words, table: Callable[[], Named | Derived]) -> Windowed:
-    """Read such a table; `table` reads the one inside."""
+def _windowed(words: Words, table: Callable[[], Named | Derived]) -> Windowed:
     at = words.place
     wrapped = words.take("TABLE", "(")
     kind = words.word()
@@ -288,9 +480,8 @@ def read_windowed(words: Words, table: Callable[[], Named | Derived]) -> Windowe
 
 def _named(words: Words, name: str) -> None:
     """An argument may be written with its name: SIZE => INTERVAL '10' SECOND."""
-    if words.word(1) != "=>":
-        return
-    words.need(name, "=>")
+    if words.word(1) == "=>":
+        words.need(name, "=>")
 
 
 def _partition(words: Words, kind: str) -> tuple[Expr, ...] | None:
@@ -300,11 +491,9 @@ def _partition(words: Words, kind: str) -> tuple[Expr, ...] | None:
         raise words.fail(f"{kind} has no PARTITION BY: its windows do not depend on the rows. Leave it out.")
     words.take("PARTITION BY")
     if words.take("("):
-        keys = [words.expression()]
-        while words.take(","):
-            keys.append(words.expression())
+        listed = words.listed(words.expression)
         words.need(")")
-        return tuple(keys)
+        return listed
     keys = [words.expression()]
     # A further column, or the next argument, may follow the comma.
     while words.sees(",") and words.word(1) != "DESCRIPTOR" and words.word(2) != "=>":
@@ -332,30 +521,6 @@ def _spans(words: Words, kind: str) -> tuple[Expr, ...]:
     return tuple(given[name] for name in names if name in given)
 
 
-_NO_SORTING: Final = "a stream has no end, so its rows cannot be sorted as a whole. Sort where you read the result."
-_NO_DISTINCT: Final = (
-    "Use GROUP BY with these columns and a window, or Stream.deduplicate for the first row of each key within a time."
-)
-_REFUSED_CLAUSES: Final = {
-    "ORDER BY": _NO_SORTING,
-    "SORT BY": _NO_SORTING,
-    "CLUSTER BY": _NO_SORTING,
-    "DISTRIBUTE BY": "rows are brought together by GROUP BY.",
-    "LIMIT": "a stream has no end. Take as many rows as you need where you read the result.",
-    "OFFSET": "a stream has no end. Skip rows where you read the result.",
-    "FETCH": "a stream has no end. Take as many rows as you need where you read the result.",
-    "QUALIFY": "there is no OVER either. Use HAVING, or MATCH_RECOGNIZE for sequences of rows.",
-    "WINDOW": "there is no OVER either. Use GROUP BY with TUMBLE, HOP or SESSION.",
-    "LATERAL": "use Stream.flat_map on the stream before the query.",
-    "PIVOT": "write an aggregate with CASE WHEN for each column.",
-    "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
-    "TABLESAMPLE": "filter by a hash of a column instead: WHERE abs(hash(id)) % 10 = 0.",
-    "FOR": "use Stream.lookup for a table as it was at a time.",
-    "EXCEPT": "only UNION ALL is.",
-    "MINUS": "only UNION ALL is.",
-    "INTERSECT": "join the two streams within a time instead: JOIN ... ON.",
-    "INTO": "use stream.sink(...) on what the query gives.",
-}
 _STATEMENTS: Final = {
     "INSERT": "To let rows out, use stream.sink(...) on what the query gives.",
     "CREATE": "Sources are declared with Pipeline.source, or --source on the command line.",
@@ -395,13 +560,11 @@ def _query(words: Words, depth: int) -> Query:
     if depth > DEPTH_MAX:
         raise words.fail(f"more than {DEPTH_MAX} queries stand inside each other.")
     at = words.place
-    named: list[tuple[Name, Query]] = []
+    named: tuple[tuple[Name, Query], ...] = ()
     if words.take("WITH"):
         if words.sees("RECURSIVE") and not words.word(1) == "AS":
             raise words.fail("WITH RECURSIVE is not supported. Use Stream.iterate for loops.")
-        named.append(_named_query(words, depth))
-        while words.take(","):
-            named.append(_named_query(words, depth))
+        named = words.listed(lambda: _named_query(words, depth))
     parts: list[Select | Query] = [_part(words, depth)]
     while words.sees("UNION"):
         place = words.place
@@ -413,15 +576,14 @@ def _query(words: Words, depth: int) -> Query:
         parts.append(_part(words, depth))
     if words.word() in _REFUSED_CLAUSES:
         _refuse_clause(words)
-    return Query(parts=tuple(parts), named=tuple(named), at=at)
+    return Query(parts=tuple(parts), named=named, at=at)
 
 
 def _named_query(words: Words, depth: int) -> tuple[Name, Query]:
     name = words.name("the name of a query")
     if words.sees("("):
         raise words.fail("column names after the name of a query are not supported. Write AS in its SELECT.")
-    words.need("AS")
-    words.need("(")
+    words.need("AS", "(")
     query = _query(words, depth + 1)
     words.need(")")
     return name, query
@@ -441,9 +603,7 @@ def _select(words: Words, depth: int) -> Select:
     if words.sees("DISTINCT") and words.word(1) not in {",", "FROM", ""}:
         raise words.fail(f"SELECT DISTINCT is not supported. {_NO_DISTINCT}")
     words.take("ALL")
-    items = [_item(words)]
-    while words.take(","):
-        items.append(_item(words))
+    items = words.listed(lambda: _item(words))
     if not words.take("FROM"):
         if words.over() or words.word() in {")", "UNION", ";"}:
             raise words.fail("FROM is missing: a query reads a stream.")
@@ -458,21 +618,19 @@ def _select(words: Words, depth: int) -> Select:
     if words.word() in _REFUSED_CLAUSES:
         _refuse_clause(words)
     return Select(
-        items=tuple(items), table=table, joins=tuple(joins), where=where, group=group, having=having, at=at
+        items=items, table=table, joins=tuple(joins), where=where, group=group, having=having, at=at
     )  # fmt: skip
 
 
 def _item(words: Words) -> Expr | Star:
     at = words.place
     if words.take("*"):
-        less: list[Name] = []
+        less: tuple[Name, ...] = ()
         if words.sees("EXCEPT", "(") and words.word(2) not in {"SELECT", "WITH"}:
             words.need("EXCEPT", "(")
-            less.append(words.name("a column"))
-            while words.take(","):
-                less.append(words.name("a column"))
+            less = words.listed(lambda: words.name("a column"))
             words.need(")")
-        return Star(at=at, less=tuple(less))
+        return Star(at=at, less=less)
     if words.word(1) == "." and words.word(2) == "*":
         table = words.name("a stream")
         words.need(".", "*")
@@ -486,39 +644,29 @@ def _group(words: Words) -> tuple[Expr, ...]:
             raise words.fail(f"GROUP BY {word} is not supported. List the columns.")
     if words.sees("(", ")"):
         raise words.fail("GROUP BY () is not supported. Leave GROUP BY out: aggregates alone make one group.")
-    keys = [words.expression()]
-    while words.take(","):
-        keys.append(words.expression())
+    keys = words.listed(words.expression)
     if words.word() == "WITH":
         raise words.fail("GROUP BY ... WITH is not supported. List the columns.")
-    return tuple(keys)
+    return keys
 
 
 def _table(words: Words, depth: int) -> Table:
     at = words.place
     table: Table
     if words.sees("TABLE", "(") or (words.word() in WINDOW_FUNCTIONS and words.word(1) == "("):
-        table = read_windowed(words, lambda: _plain_table(words, depth))
+        table = _windowed(words, lambda: _plain_table(words, depth))
     else:
         table = _plain_table(words, depth)
     if words.word() in _REFUSED_CLAUSES:
         _refuse_clause(words)
+    alias = None if words.sees("MATCH_RECOGNIZE") else words.alias()
     if words.sees("MATCH_RECOGNIZE"):
         if not isinstance(table, Named | Derived):
             raise words.fail("MATCH_RECOGNIZE takes rows of a stream, not windows.")
-        table = read_match(words, table, at)
-    alias = words.alias()
+        table = _match(words, replace(table, alias=alias), at)
+        alias = words.alias()
     if alias is not None and words.sees("("):
         raise words.fail("column names after a table name are not supported. Write AS in SELECT.")
-    if alias is not None and words.sees("MATCH_RECOGNIZE"):
-        if not isinstance(table, Named | Derived):
-            raise words.fail("MATCH_RECOGNIZE takes rows of a stream, not windows.")
-        table = read_match(words, replace(table, alias=alias), at)
-        alias = words.alias()
-    return _with_alias(table, alias)
-
-
-def _with_alias(table: Table, alias: Name | None) -> Table:
     return table if alias is None else replace(table, alias=alias)
 
 
@@ -547,32 +695,25 @@ def _join(words: Words, depth: int) -> Join | None:
         raise words.fail(
             "several streams in FROM are joined with JOIN ... ON, which says the columns that are equal and how far apart in time."
         )
-    if words.word() not in JOIN_WORDS:
+    if words.word() not in _JOIN_WORDS:
         return None
-    how = "inner"
-    for word in ("CROSS", "NATURAL"):
-        if words.sees(word):
-            raise words.fail(
-                f"{word} JOIN is not supported. Write JOIN ... ON with the columns that are equal and how far apart in time."
-            )
-    if words.word() in {"LEFT", "RIGHT", "FULL"}:
-        how = words.word().lower()
-        words.take(how.upper())
-        if words.word() in {"SEMI", "ANTI"}:
-            raise words.fail(
-                f"{how.upper()} {words.word()} JOIN is not supported. There are inner, left, right and full ones."
-            )
+    if words.word() in {"CROSS", "NATURAL"}:
+        raise words.fail(
+            f"{words.word()} JOIN is not supported. Write JOIN ... ON with the columns that are equal and how far apart in time."
+        )
+    how = words.word() if words.word() in {"LEFT", "RIGHT", "FULL"} else "INNER"
+    words.take(how)
+    if words.word() in {"SEMI", "ANTI"}:
+        kind = f"{words.word()} JOIN" if how == "INNER" else f"{how} {words.word()} JOIN"
+        raise words.fail(f"{kind} is not supported. There are inner, left, right and full ones.")
+    if how != "INNER":
         words.take("OUTER")
-    elif words.word() in {"SEMI", "ANTI"}:
-        raise words.fail(f"{words.word()} JOIN is not supported. There are inner, left, right and full ones.")
-    else:
-        words.take("INNER")
     words.need("JOIN")
     table = _table(words, depth)
     if words.sees("USING"):
         raise words.fail("USING is not supported. Write ON, with the columns that are equal and how far apart in time.")
     words.need("ON", why="It says the columns that are equal and how far apart in time.")
-    return Join(table=table, how=cast("JoinHow", how), on=words.expression(*JOIN_WORDS), at=at)
+    return Join(table=table, how=cast("JoinHow", how.lower()), on=words.expression(*_JOIN_WORDS), at=at)
 
 
 def _refuse_clause(words: Words) -> NoReturn:

@@ -115,7 +115,6 @@ class Named:
 
     @property
     def at(self) -> int:
-        """Where the name stands."""
         return self.name.at
 
 

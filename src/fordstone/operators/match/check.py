@@ -14,12 +14,10 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError, PipelineError, SchemaError
 from fordstone.lang import term as terms
-from fordstone.lang.check import Checker
-from fordstone.lang.coercion import BIGINT, BOOLEAN, DOUBLE, NULL, STRING
 from fordstone.lang.dialect import DIALECT, offset_of, read
 from fordstone.lang.duration import human_us
-from fordstone.lang.expression import split_alias, with_own_functions
-from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType, Schema
+from fordstone.lang.expression import Checker, split_alias, with_own_functions
+from fordstone.lang.schema import BIGINT, BOOLEAN, DECIMAL_DIGITS_MAX, DOUBLE, NULL, STRING, DataType, Schema
 from fordstone.lang.term import Call, Column, Term, render, walk
 from fordstone.operators.aggregate.family import SPAN_MAX_US
 from fordstone.plan import plan as p

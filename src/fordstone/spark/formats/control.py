@@ -77,7 +77,6 @@ class ControlSetting:
         )
 
     def publisher(self) -> ControlPublisher:
-        """A publisher of the table."""
         client = client_of(self.address)
         return ControlPublisher(client, pipeline=self.pipeline, control=self.control, keys=self.key)
 
@@ -86,8 +85,7 @@ class ControlSetting:
 class WrittenRows(WriterCommitMessage):
     """The blobs that one task has written."""
 
-    refs: tuple[tuple[str, int, int], ...]
-    """Digest, bytes and rows of each blob."""
+    refs: tuple[RunRef, ...]
     query: str | None
     """The id of the streaming query, kept in its checkpoint."""
 
@@ -97,7 +95,6 @@ class ControlFormat(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
         return CONTROL_FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
@@ -118,7 +115,6 @@ class ControlStreamWriter(DataSourceStreamArrowWriter):
         self._replace = replace
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """A task's rows."""
         return written(self._setting, self._schema, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -146,7 +142,6 @@ class ControlBatchWriter(DataSourceArrowWriter):
         self._owner = setting.owner or f"job-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """A task's rows."""
         return written(self._setting, self._schema, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -165,14 +160,14 @@ class ControlBatchWriter(DataSourceArrowWriter):
 def written(setting: ControlSetting, schema: StructType, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Put the rows of a task into blobs at the hub."""
     client = client_of(setting.address)
-    refs: list[tuple[str, int, int]] = []
+    refs: list[RunRef] = []
     held: list[pa.RecordBatch] = []
 
     def put() -> None:
         ref, data = encode_run(rows_of(held, schema), "lz4")
         payload = bytes(data)
         retry(lambda: client.put_blob(ref.digest, payload))
-        refs.append((ref.digest, ref.size_bytes, ref.rows))
+        refs.append(ref)
         held.clear()
 
     for batch in batches:
@@ -220,7 +215,7 @@ def publish(
         SinkError: The hub refused.
     """
     client = client_of(setting.address)
-    refs = [RunRef(digest, size_bytes, rows) for task in tasks for digest, size_bytes, rows in task.refs]
+    refs = [ref for task in tasks for ref in task.refs]
     if not refs and not replace:
         return None
     frames = [decode_run(retry(lambda ref=ref: client.read_blob(ref)), ref) for ref in refs]  # type: ignore[misc]

@@ -82,6 +82,16 @@ def arrow_columns(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
+def check_metadata(columns: StructType, metadata: StructType) -> None:
+    """Check that no column has a name that a source uses for where a row comes from."""
+    taken = [name for name in metadata.fieldNames() if name in columns.fieldNames()]
+    if taken:
+        raise SchemaError(
+            f"there is a column {taken[0]!r} already, a name that this source uses for where a row comes from. Set option 'metadata' "
+            "to 'false' to read the one that is there."
+        )
+
+
 def stored_columns(data: bytes) -> pa.Schema:
     """The columns of a run, without its rows."""
     with _reader(data, None) as reader:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -36,12 +37,20 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.runtime.assignment import balance
 from fordstone.spark.formats.options import Options, address_of, count, flag, named
-from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
+from fordstone.spark.formats.rows import (
+    RunRows,
+    arrow_columns,
+    check_metadata,
+    record_batches,
+    spark_columns,
+    stored_columns,
+)
 from fordstone.state.base import RunRef
 
 HUB_FORMAT: Final = "fordstone"
 NODE: Final = "_node"
 EPOCH: Final = "_epoch"
+METADATA: Final = StructType([StructField(NODE, StringType()), StructField(EPOCH, LongType())])
 TASK_BYTES: Final = 64 << 20
 """A batch has more tasks than the driver's machine has cores if each would have more than this."""
 WAIT_SECONDS: Final = 0.25
@@ -55,11 +64,10 @@ log = logging.getLogger(__name__)
 # Offsets and batches: pure decisions.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
+class Offset(msgspec.Struct, frozen=True, kw_only=True):
     """How far a query has read a stream."""
 
-    nodes: Mapping[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = {}
     """The newest epoch of each node that was read."""
     finished: frozenset[str] = frozenset()
     """The nodes whose newest epoch said that their input had ended: the watermark does not wait for them."""
@@ -70,12 +78,8 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """For Spark. Names are sorted, so that equal offsets have equal text."""
-        return {
-            "nodes": {node: self.nodes[node] for node in sorted(self.nodes)},
-            "finished": sorted(self.finished),
-            "seq": self.seq,
-            "watermark_us": self.watermark_us,
-        }
+        found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
@@ -84,22 +88,14 @@ class Offset:
         Raises:
             SourceError: Another source wrote it.
         """
-        nodes, finished = value.get("nodes"), value.get("finished")
-        if (
-            set(value) != {"nodes", "finished", "seq", "watermark_us"}
-            or not isinstance(nodes, dict)
-            or not isinstance(finished, list)
-            or not all(type(number) is int for number in (*nodes.values(), value["seq"], value["watermark_us"]))
-        ):
-            raise SourceError(
-                f"the query's checkpoint has an offset that format 'fordstone' did not write: {str(value)[:200]}. "
-                "Use a checkpoint location of this query's own."
-            )
-        return cls(
-            nodes=dict(nodes),
-            finished=frozenset(map(str, finished)),
-            seq=value["seq"],
-            watermark_us=value["watermark_us"],
+        try:
+            if set(value) == set(cls.__struct_fields__):
+                return msgspec.convert(value, cls)
+        except msgspec.ValidationError:
+            pass
+        raise SourceError(
+            f"the query's checkpoint has an offset that format 'fordstone' did not write: {str(value)[:200]}. "
+            "Use a checkpoint location of this query's own."
         )
 
     def covers(self, other: Offset) -> bool:
@@ -184,18 +180,15 @@ class BatchPlanner:
 
     @property
     def blobs(self) -> str | None:
-        """Where blobs can be read directly, if anywhere."""
         return self._index.blobs
 
     def newest_commit(self) -> int:
-        """The hub's number of the newest commit now."""
         after = self._index.after
         for page in self._reader.pages(after):
             after = page.next
         return after
 
     def offset_of_end(self) -> Offset:
-        """The offset after everything that is there now."""
         offset = Offset()
         for page in self._reader.pages():
             offset = next_offset(offset, page.epochs, read_to=page.next, limit=Limit())
@@ -283,7 +276,6 @@ class StreamSetting:
 
     @classmethod
     def of(cls, options: Options) -> StreamSetting:
-        """Read and check the options."""
         starting = options.get("startingEpochs", "earliest")
         if starting not in {"earliest", "latest"}:
             raise ConfigError(f"option 'startingEpochs' is {starting!r}; it is 'earliest' or 'latest'.")
@@ -301,25 +293,13 @@ class StreamSetting:
         )
 
     def reader(self) -> StreamReader:
-        """A reader of the stream."""
         return StreamReader(client_of(self.address), self.pipeline, self.stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRead:
-    """One run to be read."""
-
-    node: str
-    epoch: int
-    digest: str
-    size_bytes: int
-    rows: int
-
-
 class RunShare(InputPartition):
-    """The runs that one task reads."""
+    """The runs that one task reads, each with its node and epoch."""
 
-    def __init__(self, reads: Sequence[RunRead], blobs: str | None) -> None:
+    def __init__(self, reads: Sequence[tuple[str, int, RunRef]], blobs: str | None) -> None:
         super().__init__(None)
         self.reads = tuple(reads)
         self.blobs = blobs
@@ -330,7 +310,6 @@ class HubSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
         return HUB_FORMAT
 
     def schema(self) -> StructType:
@@ -345,27 +324,17 @@ class HubSource(DataSource):
                 '.schema("device string, temp double").'
             )
         entry, blobs = example
-        stored = stored_columns(reader.blob(entry.runs[-1], reader.title, blobs))
-        return with_metadata(spark_columns(stored)) if setting.metadata else spark_columns(stored)
+        columns = spark_columns(stored_columns(reader.blob(entry.runs[-1], reader.title, blobs)))
+        if not setting.metadata:
+            return columns
+        check_metadata(columns, METADATA)
+        return StructType([*columns.fields, *METADATA.fields])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
         return HubBatchReader(StreamSetting.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """For `spark.readStream`."""
         return HubStreamReader(StreamSetting.of(self.options), schema)
-
-
-def with_metadata(columns: StructType) -> StructType:
-    """The columns, then `_node` and `_epoch`."""
-    taken = [name for name in (NODE, EPOCH) if name in columns.fieldNames()]
-    if taken:
-        raise SchemaError(
-            f"the stream has a column {taken[0]!r} of its own, a name that this source uses for where a row comes from. Set option "
-            "'metadata' to 'false' to read the stream's."
-        )
-    return StructType([*columns.fields, StructField(NODE, StringType()), StructField(EPOCH, LongType())])
 
 
 class HubBatchReader(DataSourceReader):
@@ -381,7 +350,6 @@ class HubBatchReader(DataSourceReader):
         return list(_shares(self._setting, [entry for page in pages for entry in page.epochs], pages[-1].blobs))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's runs."""
         if isinstance(partition, RunShare):
             yield from _rows(self._setting, self._schema, partition)
 
@@ -430,7 +398,6 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _shares(self._setting, entries, planner.blobs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's runs."""
         if not isinstance(partition, RunShare):
             raise TypeError(f"{partition!r} is not a share of a batch")
         yield from _rows(self._setting, self._schema, partition)
@@ -476,33 +443,27 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_planner": None}
 
 
-def reads_of(entries: Iterable[StreamEpoch]) -> list[RunRead]:
+def reads_of(entries: Iterable[StreamEpoch]) -> list[tuple[str, int, RunRef]]:
     """The runs of these epochs that have rows."""
-    return [
-        RunRead(node=entry.node, epoch=entry.epoch, digest=run.digest, size_bytes=run.size_bytes, rows=run.rows)
-        for entry in entries
-        for run in entry.runs
-        if run.rows
-    ]
+    return [(entry.node, entry.epoch, run) for entry in entries for run in entry.runs if run.rows]
 
 
 def _shares(setting: StreamSetting, entries: Sequence[StreamEpoch], blobs: str | None) -> list[RunShare]:
     reads = reads_of(entries)
-    size_bytes = sum(read.size_bytes for read in reads)
+    size_bytes = sum(run.size_bytes for _, _, run in reads)
     tasks = setting.tasks or max(len(os.sched_getaffinity(0)), -(-size_bytes // TASK_BYTES))
-    shares = balance(reads, tasks, lambda read: read.size_bytes)
-    return [RunShare(sorted(share, key=lambda read: (read.node, read.epoch)), blobs) for share in shares]
+    shares = balance(reads, tasks, lambda read: read[2].size_bytes)
+    return [RunShare(sorted(share, key=lambda read: read[:2]), blobs) for share in shares]
 
 
 def _rows(setting: StreamSetting, schema: StructType, share: RunShare) -> Iterator[pa.RecordBatch]:
     reader = setting.reader()
 
     def fetched() -> Iterator[RunRows]:
-        for read in share.reads:
-            where = f"epoch {read.epoch} of node {read.node} in stream {setting.stream}"
-            constants = {NODE: pa.scalar(read.node), EPOCH: pa.scalar(read.epoch)} if setting.metadata else {}
-            ref = RunRef(digest=read.digest, size_bytes=read.size_bytes, rows=read.rows)
-            data = reader.retry(lambda: reader.blob(ref, where, share.blobs))  # noqa: B023 - called at once
+        for node, epoch, run in share.reads:
+            where = f"epoch {epoch} of node {node} in stream {setting.stream}"
+            constants = {NODE: pa.scalar(node), EPOCH: pa.scalar(epoch)} if setting.metadata else {}
+            data = reader.retry(lambda: reader.blob(run, where, share.blobs))  # noqa: B023 - called at once
             yield RunRows(data=data, where=where, constants=constants)
 
     yield from record_batches(fetched(), arrow_columns(schema))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import polars as pl
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -18,7 +17,6 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from fordstone.epochs.manifest import Manifest, StateRuns, decode_manifest
 from fordstone.epochs.run_file import decode_run, encode_run
-from fordstone.epochs.store import Combine
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient, client_of, retry
@@ -29,8 +27,14 @@ from fordstone.plan.plan import Plan, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.split import split
 from fordstone.spark.formats.options import Options, address_of, columns, flag, named
-from fordstone.spark.formats.rows import RunRows, arrow_columns, record_batches, spark_columns, stored_columns
-from fordstone.state.base import RunRef
+from fordstone.spark.formats.rows import (
+    RunRows,
+    arrow_columns,
+    check_metadata,
+    record_batches,
+    spark_columns,
+    stored_columns,
+)
 from fordstone.state.table import DELETED
 
 STATE_FORMAT: Final = "fordstone-state"
@@ -61,7 +65,6 @@ class StateSetting:
 
     @classmethod
     def of(cls, options: Options) -> StateSetting:
-        """Read and check the options."""
         node = options.get("node")
         return cls(
             address=address_of(options),
@@ -82,7 +85,7 @@ class StateShare(InputPartition):
         super().__init__(None)
         self.node = node
         self.epoch = epoch
-        self.runs = msgspec.json.encode(runs)
+        self.runs = runs
         self.tabular = tabular
 
 
@@ -91,7 +94,6 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
         return STATE_FORMAT
 
     def schema(self) -> StructType:
@@ -109,15 +111,10 @@ class StateSource(DataSource):
         found_columns = spark_columns(pa.schema([column for column in stored if column.name != DELETED]))
         if not setting.metadata:
             return found_columns
-        taken = sorted(set(METADATA.fieldNames()) & set(found_columns.fieldNames()))
-        if taken:
-            raise SchemaError(
-                f"the state has a column {taken[0]!r} of its own. Set option 'metadata' to 'false' to read it."
-            )
+        check_metadata(found_columns, METADATA)
         return StructType([*METADATA.fields, *found_columns.fields])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
         return StateReader(StateSetting.of(self.options), schema)
 
 
@@ -148,11 +145,10 @@ class StateReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one subtask."""
         if not isinstance(partition, StateShare):
             return
         client = client_of(self._setting.address)
-        runs = msgspec.json.decode(partition.runs, type=StateRuns)
+        runs = partition.runs
         values = (partition.node, partition.epoch, runs.step, runs.state, runs.subtask)
         constants = {}
         if self._setting.metadata:
@@ -160,7 +156,8 @@ class StateReader(DataSourceReader):
         where = f"state {runs.state} of step {runs.step} of node {partition.node} at epoch {partition.epoch}"
 
         def rows() -> Iterator[RunRows]:
-            for data in self._table(client, runs) if partition.tabular else _stored(client, runs):
+            stored = (retry(lambda run=run: client.read_blob(run)) for run in runs.runs)  # type: ignore[misc]
+            for data in [self._table(list(stored), runs)] if partition.tabular else stored:
                 yield RunRows(data=data, where=where, constants=constants)
 
         yield from record_batches(rows(), arrow_columns(self._schema))
@@ -186,24 +183,19 @@ class StateReader(DataSourceReader):
                 "pipeline.plan().to_json()."
             )
 
-    def _table(self, client: HubClient, runs: StateRuns) -> Iterator[bytes]:
-        frames = [decode_run(_blob(client, run), run) for run in runs.runs]
+    def _table(self, stored: Sequence[bytes], runs: StateRuns) -> bytes:
+        frames = [decode_run(data, run) for data, run in zip(stored, runs.runs, strict=True)]
         # A run has each key once, so a single run needs no merging and no key.
-        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._combine(runs)(frames, oldest=True)
-        yield bytes(encode_run(table, "none")[1])
+        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._merge(frames, runs)
+        return bytes(encode_run(table, "none")[1])
 
-    def _combine(self, runs: StateRuns) -> Combine:
+    def _merge(self, frames: Sequence[pl.DataFrame], runs: StateRuns) -> pl.DataFrame:
         if self._setting.plan is None:
-            key = self._setting.key
-
-            def combine(frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
-                rows = pl.concat(frames).unique(subset=key, keep="last", maintain_order=True)
-                return rows.filter(~pl.col(DELETED)) if oldest else rows
-
-            return combine
+            rows = pl.concat(frames).unique(subset=self._setting.key, keep="last", maintain_order=True)
+            return rows.filter(~pl.col(DELETED))
         plan = edge_plan(self._setting.plan)
         operator = make_operator(plan.step(runs.step), OperatorContext(plan=plan, types=stream_types(plan)))
-        return operator.states()[runs.state].combine
+        return operator.states()[runs.state].combine(frames, oldest=True)
 
 
 def edge_plan(text: str) -> Plan:
@@ -261,12 +253,3 @@ def states(setting: StateSetting, found: Sequence[Manifest]) -> list[tuple[Manif
     shown += "\n  ..." if len(every) > _SHOWN_MAX else ""
     what = "several states fit" if names else "no state fits"
     raise ConfigError(f"{what}: set options 'step' and 'state'. Pipeline {setting.pipeline} has:{shown or ' none'}")
-
-
-def _stored(client: HubClient, runs: StateRuns) -> Iterator[bytes]:
-    for run in runs.runs:
-        yield _blob(client, run)
-
-
-def _blob(client: HubClient, run: RunRef) -> bytes:
-    return retry(lambda: client.read_blob(run))

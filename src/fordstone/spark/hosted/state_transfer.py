@@ -323,6 +323,7 @@ def _tasks(plan: Plan, graph: Graph, cut: Cut, times: Mapping[str, int]) -> tupl
             inputs = {name: partition_watermark_us(one, lateness_us) for name, one in partitions.items()}
             found.append(TaskCut(f"{vertex.name}/0", inputs, sources[vertex.name], cut.ended))
         else:
-            us = times.get(vertex.name, time_of(graph.sources_of(vertex.name), sources, TIME_MIN_US))
+            above = [source.name for source in plan.sources_of(vertex.name)]
+            us = times.get(vertex.name, time_of(above, sources, TIME_MIN_US))
             found.append(TaskCut(f"{vertex.name}/0", {}, us, cut.ended))
     return tuple(found)

@@ -1,3 +1,4 @@
+# ruff: noqa: S101 - a suite of tests: it asserts, and the names of its tests are the sentences
 """The contracts of `state.State`, `SearchBuffer` and `KeyIndex`, to be run on every shape and every backend.
 
 Derive a class whose name begins with `Test`, say how the state is made, changed and looked at, and pytest runs the
@@ -44,7 +45,6 @@ class Shelf:
         return tuple(ref for ref in refs if ref is not None)
 
     def put(self, frame: pl.DataFrame) -> RunRef:
-        """Store rows."""
         file = io.BytesIO()
         frame.write_ipc(file)
         content = file.getvalue()
@@ -53,7 +53,6 @@ class Shelf:
         return RunRef(digest=digest, size_bytes=len(content), rows=frame.height)
 
     def frame(self, ref: RunRef) -> pl.DataFrame:
-        """Read rows back."""
         return pl.read_ipc(io.BytesIO(self._files[ref.digest]))
 
     def pieces(self, refs: Iterable[RunRef]) -> tuple[Piece, ...]:
@@ -90,12 +89,6 @@ def same_rows(left: pl.DataFrame, right: pl.DataFrame) -> None:
     if left.height == right.height == 0:
         return
     assert_frame_equal(left, right, check_row_order=False, check_column_order=False, check_exact=True)
-
-
-def check(condition: object, message: str) -> None:
-    """Raise `AssertionError` unless the condition holds."""
-    if not condition:
-        raise AssertionError(message)
 
 
 class StateContract(ABC):
@@ -138,21 +131,18 @@ class StateContract(ABC):
     # The promises.
 
     def test_an_empty_state_has_no_pieces(self) -> None:
-        """Nothing in, nothing out."""
-        check(self.make().freeze() == (), "a state without rows froze to pieces")
+        assert self.make().freeze() == (), "a state without rows froze to pieces"
         same_rows(self.rows(self.loaded(())), pl.DataFrame())
 
     def test_loading_what_was_frozen_gives_the_same_rows(self) -> None:
-        """Whether it was frozen at once or step by step."""
         shelf = Shelf()
         for freeze in (False, True):
             state = self.changed(STEPS, freeze=freeze)
             again = self.loaded(shelf.pieces(shelf.write(state.freeze())))
-            check(self.rows(state).height, "the changes left no rows: the suite checks nothing")
+            assert self.rows(state).height, "the changes left no rows: the suite checks nothing"
             same_rows(self.rows(again), self.rows(state))
 
     def test_changes_after_loading_are_as_if_nothing_had_happened(self) -> None:
-        """A restore at any point is not seen in the result."""
         shelf = Shelf()
         for cut in range(STEPS):
             state = self.loaded(shelf.pieces(shelf.write(self.changed(cut, freeze=True).freeze())))
@@ -161,7 +151,6 @@ class StateContract(ABC):
             same_rows(self.rows(state), self.rows(self.changed(STEPS)))
 
     def test_a_second_restore_sees_the_changes_since_the_first(self) -> None:
-        """Loaded pieces and new ones together are the state."""
         shelf = Shelf()
         refs: tuple[RunRef, ...] = ()
         for step in range(STEPS):
@@ -171,33 +160,29 @@ class StateContract(ABC):
         same_rows(self.rows(self.loaded(shelf.pieces(refs))), self.rows(self.changed(STEPS)))
 
     def test_freezing_twice_adds_nothing(self) -> None:
-        """Without a change the same pieces come again."""
         state = self.changed(STEPS, freeze=True)
         first = state.freeze()
-        check(state.freeze() == first, "a second freeze gave other pieces")
+        assert state.freeze() == first, "a second freeze gave other pieces"
 
     def test_an_attempt_that_was_given_up_loses_nothing(self) -> None:
-        """Pieces that were never written are given again with the next freeze."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=None)
         again = self.loaded(shelf.pieces(shelf.write(state.freeze())))
         same_rows(self.rows(again), self.rows(state))
 
     def test_written_pieces_are_not_written_again(self) -> None:
-        """A checkpoint costs what is new: at most one run a freeze, also after a restore."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=shelf)
-        check(shelf.writes <= STEPS, f"{STEPS} freezes wrote {shelf.writes} runs")
+        assert shelf.writes <= STEPS, f"{STEPS} freezes wrote {shelf.writes} runs"
         refs = shelf.write(state.freeze())
         again = self.loaded(shelf.pieces(refs))
-        check(
-            tuple(piece.ref for piece in again.freeze()) == refs, "a restored state does not name the runs it came from"
+        assert tuple(piece.ref for piece in again.freeze()) == refs, (
+            "a restored state does not name the runs it came from"
         )
         for piece in state.freeze():
-            check(piece.in_memory is state.keeps_frames, "written rows are kept, or not, against keeps_frames")
+            assert piece.in_memory is state.keeps_frames, "written rows are kept, or not, against keeps_frames"
 
     def test_what_was_frozen_does_not_change(self) -> None:
-        """Not even if it is written only after more changes."""
         shelf = Shelf()
         for cut in range(1, STEPS):
             state = self.changed(cut)
@@ -208,14 +193,12 @@ class StateContract(ABC):
             same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(pieces)))), before)
 
     def test_every_piece_has_the_key_columns(self) -> None:
-        """Else its rows belong to no key group."""
         state = self.changed(STEPS, freeze=True)
-        check(state.key, "this suite is for keyed state")
+        assert state.key, "this suite is for keyed state"
         for piece in state.freeze():
-            check(set(state.key) <= set(piece.frame().columns), "a piece lacks key columns")
+            assert set(state.key) <= set(piece.frame().columns), "a piece lacks key columns"
 
     def test_merging_any_neighbours_keeps_the_rows(self) -> None:
-        """In memory and after a restore, the oldest among them or not."""
         pieces = len(self.changed(STEPS, freeze=True).freeze())
         for start in range(pieces):
             for stop in range(start + 1, pieces + 1):
@@ -223,15 +206,13 @@ class StateContract(ABC):
                 state = self.changed(STEPS, freeze=True, shelf=shelf)
                 shelf.merge(state, state.freeze()[start:stop])
                 merged = state.freeze()
-                check(
-                    len(merged) <= pieces - (stop - start) + 1,
-                    "the merged piece did not take the place of the old ones",
+                assert len(merged) <= pieces - (stop - start) + 1, (
+                    "the merged piece did not take the place of the old ones"
                 )
                 same_rows(self.rows(state), self.rows(self.changed(STEPS)))
                 same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(merged)))), self.rows(state))
 
     def test_merging_while_the_task_goes_on_keeps_the_rows(self) -> None:
-        """Changes and barriers between the choice of pieces and their replacement."""
         for cut in range(2, STEPS):
             shelf = Shelf()
             state = self.changed(cut, freeze=True, shelf=shelf)
@@ -247,7 +228,6 @@ class StateContract(ABC):
             same_rows(self.rows(self.loaded(shelf.pieces(shelf.write(state.freeze())))), self.rows(state))
 
     def test_merging_while_rows_are_closed_keeps_the_rows(self) -> None:
-        """What was closed does not come back with the merged piece."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=shelf)
         marks: list[int] = []
@@ -259,7 +239,6 @@ class StateContract(ABC):
         same_rows(self.rows(self.loaded(shelf.pieces(refs), watermark_us=marks[0])), self.rows(expected))
 
     def test_replacing_pieces_that_have_gone_changes_nothing(self) -> None:
-        """The merger may come late."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=shelf)
         strange = self.changed(STEPS, freeze=True, shelf=shelf).freeze()
@@ -268,11 +247,10 @@ class StateContract(ABC):
             [strange[0].frame() if strange[0].in_memory else shelf.frame(_ref(strange[0]))], oldest=True
         )
         state.merged(strange[:1], Piece(rows, ref=shelf.put(rows), keep=True))
-        check(state.freeze() == before, "pieces that are not in the state were replaced")
+        assert state.freeze() == before, "pieces that are not in the state were replaced"
         same_rows(self.rows(state), self.rows(self.changed(STEPS)))
 
     def test_rows_by_key_group_at_any_parallelism_are_the_same_rows(self) -> None:
-        """Each row with one subtask, none lost."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=shelf)
         refs = shelf.write(state.freeze())
@@ -281,11 +259,10 @@ class StateContract(ABC):
                 self.rows(self.loaded(shelf.owned(refs, state.key, subtask, parallelism)))
                 for subtask in range(parallelism)
             ]
-            check(parallelism == 1 or sum(part.height > 0 for part in parts) > 1, "all rows are in one key group")
+            assert parallelism == 1 or sum(part.height > 0 for part in parts) > 1, "all rows are in one key group"
             same_rows(pl.concat([part for part in parts if part.height]), self.rows(state))
 
     def test_loading_drops_what_had_been_closed(self) -> None:
-        """The watermark says what the pieces do not."""
         shelf = Shelf()
         state = self.changed(STEPS, freeze=True, shelf=shelf)
         watermark_us = self.close(state)
@@ -293,7 +270,6 @@ class StateContract(ABC):
         same_rows(self.rows(again), self.rows(state))
 
     def test_the_merger_keeps_the_pieces_few(self) -> None:
-        """What it asks to merge exists and is contiguous, and in the end there is little left to merge."""
         shelf = Shelf()
         state = self.make()
         most = 0
@@ -304,14 +280,13 @@ class StateContract(ABC):
             old = state.mergeable()
             if old:
                 places = [index for index, piece in enumerate(pieces) if any(piece is one for one in old)]
-                check(
-                    places == list(range(places[0], places[0] + len(old))),
-                    "mergeable gave pieces that are not neighbours",
+                assert places == list(range(places[0], places[0] + len(old))), (
+                    "mergeable gave pieces that are not neighbours"
                 )
                 shelf.merge(state, old)
             most = max(most, len(state.freeze()))
-        check(most <= PIECES_MAX, f"there were {most} pieces")
-        check(state.size_bytes() > 0, "a state with rows takes no memory")
+        assert most <= PIECES_MAX, f"there were {most} pieces"
+        assert state.size_bytes() > 0, "a state with rows takes no memory"
 
 
 class SearchBufferContract(StateContract):
@@ -329,11 +304,9 @@ class SearchBufferContract(StateContract):
         _buffer(state).add(pl.DataFrame(rows, schema=schema, orient="row"))
 
     def rows(self, state: State) -> pl.DataFrame:
-        """All rows."""
         return _buffer(state).scan()
 
     def close(self, state: State) -> int:
-        """Release some."""
         _buffer(state).drop(30)
         return 30
 
@@ -344,12 +317,11 @@ class SearchBufferContract(StateContract):
         if found is None:
             return set()
         pairs = list(zip(found.asked.tolist(), found.rows["n"].to_list(), strict=True))
-        check(len(pairs) == len(set(pairs)), "a pair was found twice")
+        assert len(pairs) == len(set(pairs)), "a pair was found twice"
         alive = set(self.rows(state)["n"])
         return {pair for pair in pairs if pair[1] in alive}
 
     def test_a_search_finds_the_rows_of_equal_key_in_the_range_and_no_others(self) -> None:
-        """Both ends included, null equal to nothing; after freezes, closing and a restore as before."""
         shelf = Shelf()
         asked = pl.DataFrame(
             [(f"key {n % 12}", None if n % 5 == 0 else n % 2, 5 * n % 70, 5 * n % 70 + n % 4 * 6) for n in range(60)],
@@ -361,16 +333,15 @@ class SearchBufferContract(StateContract):
             for closed in (False, True):
                 watermark_us = self.close(state) if closed else TIME_MIN_US
                 pairs = asked.join(self.rows(state), on=["a", "b"]).filter(pl.col("until").is_between("from", "to"))
-                check(pairs.height, "nothing is to be found: the suite checks nothing")
+                assert pairs.height, "nothing is to be found: the suite checks nothing"
                 again = self.loaded(shelf.pieces(shelf.write(state.freeze())), watermark_us=watermark_us)
                 for one in (state, again):
-                    check(self.found(one, asked) == set(pairs.select("asked", "n").rows()), "a search found other rows")
+                    assert self.found(one, asked) == set(pairs.select("asked", "n").rows()), "a search found other rows"
 
     def test_dropping_rows_is_releasing_them_unseen(self) -> None:
-        """What stays is the same."""
         dropped, released = self.changed(STEPS), self.changed(STEPS)
         _buffer(dropped).drop(30)
-        check(_buffer(released).release(30).height, "nothing was released: the suite checks nothing")
+        assert _buffer(released).release(30).height, "nothing was released: the suite checks nothing"
         same_rows(self.rows(dropped), self.rows(released))
 
 
@@ -388,22 +359,21 @@ class KeyIndexContract(ABC):
         """A fresh index."""
 
     def test_equal_keys_have_one_slot_and_others_another(self) -> None:
-        """Null equals null, NaN equals NaN, and the zeros each other; slots are dense, and stay."""
         nan = float("nan")
         keys = pl.DataFrame({"a": ["x", "x", None, "x", None, "y"] * 2, "b": [0.0, -0.0, nan, 1.0, -nan, None] * 2})
         index = self.make(keys.schema)
         for _ in range(2):
             slots, fresh = index.insert(keys)
             first = slots[[0, 2, 3, 5]]
-            check(slots.tolist() == slots[[0, 0, 2, 3, 2, 5] * 2].tolist(), "equal keys have different slots")
-            check(sorted(first.tolist()) == [0, 1, 2, 3], "slots of other keys are not their own")
-            check(len(index) == 4 <= index.capacity, "the index does not count its keys")
-        check(not fresh.size, "known keys have new slots")
+            assert slots.tolist() == slots[[0, 0, 2, 3, 2, 5] * 2].tolist(), "equal keys have different slots"
+            assert sorted(first.tolist()) == [0, 1, 2, 3], "slots of other keys are not their own"
+            assert len(index) == 4 <= index.capacity, "the index does not count its keys"
+        assert not fresh.size, "known keys have new slots"
 
     def test_filling_is_inserting_at_once(self) -> None:
-        """Keys that were filled in are found."""
         keys = pl.DataFrame({"a": range(1000)})
         index = self.make(keys.schema)
         slots = index.fill(keys)
         again, fresh = index.insert(keys)
-        check(slots.tolist() == again.tolist() and not fresh.size, "keys that were filled in are not found")
+        assert slots.tolist() == again.tolist(), "keys that were filled in have other slots"
+        assert not fresh.size, "keys that were filled in are not found"
