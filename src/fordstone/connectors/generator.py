@@ -273,7 +273,6 @@ class GeneratorReader(Reader):
         self._with_positions = with_positions
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        """Make the next rows, as far as the rate allows by now."""
         rows = self._settings.rows
         stop = self._position + max(1, rows_max)
         if until is not None:

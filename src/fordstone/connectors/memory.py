@@ -69,7 +69,6 @@ class MemorySource:
             return len(self._pieces) - 1
 
     def append(self, partition: int, rows: Rows) -> None:
-        """Add rows at the end of a partition."""
         with self._lock:
             if self._ended[partition]:
                 raise ConfigError(f"memory partition {partition} has ended: rows can no longer be appended.")
@@ -82,7 +81,6 @@ class MemorySource:
                 self._ended[number] = True
 
     def partition_count(self) -> int:
-        """How many partitions there are now."""
         with self._lock:
             return len(self._pieces)
 
@@ -103,7 +101,6 @@ class MemorySink:
         """How many releases came for an epoch that was there already."""
 
     def frames(self) -> list[pl.DataFrame]:
-        """Every frame: released ones in epoch order, then written ones."""
         return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
 
     def rows(self) -> pl.DataFrame:

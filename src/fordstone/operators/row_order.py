@@ -139,7 +139,8 @@ class WaitingRows:
         takes several times as long as all the rest.
         """
         at = keyed(rows, self._keys)
-        as_before = same_as_before(self.times(rows).take(at.by_key)) & ~at.begins()
+        as_before = same_as_before(self.times(rows).take(at.by_key))
+        as_before[np.cumsum(at.counts)[:-1]] = False
         if as_before.any():
             rows = self.with_ties_in_order(rows, at.by_key, as_before)
         return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)

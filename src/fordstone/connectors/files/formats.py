@@ -205,7 +205,6 @@ class CsvRows(LineFormat):
         return len(head)
 
     def ends(self, data: bytes) -> Offsets:
-        """The newlines after an even number of quotes."""
         return record_ends(data)
 
     def blank(self, record: bytes) -> bool:

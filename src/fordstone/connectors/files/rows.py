@@ -188,7 +188,6 @@ class SinkRows:
         return frame.select(columns)
 
     def encoded(self, frame: pl.DataFrame, *, header: bool = True) -> bytes:
-        """The bytes of what `columns` gave."""
         return encoded(frame, self.format, header=header, delimiter=self.mark.delimiter, compression=self._compression)
 
     def decoded(self, files: Iterable[tuple[str, bytes]]) -> pl.DataFrame:

@@ -72,7 +72,6 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.format or _ENDINGS.get(plain.suffix.lower())
 
     def delimiter_of(self, path: Path) -> str:
-        """The delimiter of one CSV file."""
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 

@@ -108,7 +108,6 @@ class FileSource(Source):
         return found
 
     def path_of(self, partition: PartitionId) -> Path:
-        """Where the file lies."""
         return self._root / partition
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
@@ -175,7 +174,6 @@ class FileSource(Source):
         return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
 
     def size_bytes(self) -> int:
-        """The bytes of all files there are now."""
         return sum(self._sizes().values())
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:

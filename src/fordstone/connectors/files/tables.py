@@ -54,7 +54,6 @@ class TableReader(Reader):
         return self._rows
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        """Give the next rows; nothing while the file has no footer yet."""
         if self._frame is None and not self._open():
             if until is None or until <= self._position:
                 return None

@@ -87,7 +87,6 @@ class Transitions:
         """Whether threads that stand alike are as good as one, the most preferred."""
 
     def begin(self, row: Row) -> Candidate | None:
-        """What begins with a row; None: nothing."""
         candidate = Candidate(row)
         beaten = 0
         for way in self._automaton.first:

@@ -116,7 +116,6 @@ class SourceContract(ABC):
         """Add rows to the first partition and give them; None if this source cannot grow."""
 
     def source(self, spec: ConnectorSpec, *, bounded: bool = True) -> Source:
-        """Open the source."""
         return open_source(spec, SourceOptions(schema=self.schema, bounded=bounded))
 
     def test_partitions_are_the_same_in_the_same_order_each_time(self, tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ class Shelf:
         return tuple(ref for ref in refs if ref is not None)
 
     def put(self, frame: pl.DataFrame) -> RunRef:
-        """Store rows."""
         file = io.BytesIO()
         frame.write_ipc(file)
         content = file.getvalue()
@@ -54,7 +53,6 @@ class Shelf:
         return RunRef(digest=digest, size_bytes=len(content), rows=frame.height)
 
     def frame(self, ref: RunRef) -> pl.DataFrame:
-        """Read rows back."""
         return pl.read_ipc(io.BytesIO(self._files[ref.digest]))
 
     def pieces(self, refs: Iterable[RunRef]) -> tuple[Piece, ...]:
@@ -306,11 +304,9 @@ class SearchBufferContract(StateContract):
         _buffer(state).add(pl.DataFrame(rows, schema=schema, orient="row"))
 
     def rows(self, state: State) -> pl.DataFrame:
-        """All rows."""
         return _buffer(state).scan()
 
     def close(self, state: State) -> int:
-        """Release some."""
         _buffer(state).drop(30)
         return 30
 
