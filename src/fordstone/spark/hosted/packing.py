@@ -39,7 +39,7 @@ SLICE_BYTES_MAX: Final = 16 * 1024 * 1024
 RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size of the Arrow batches that go to Spark."""
 _NUMBERS: Final = 1 << 13
-"""Among so many, each of 128 shards finds one that Spark puts into its partition."""
+"""Among these, each of 128 shards finds one that Spark puts into its partition."""
 
 
 class What(IntEnum):

@@ -57,7 +57,7 @@ COMFORT: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     # Output for sinks that take no parts comes to the driver; a batch above Spark's usual limit would fail for ever.
     "spark.driver.maxResultSize": "0",
-    # Python and Java wait so long for each other to connect; the usual 15 s are too short on a machine that is busy.
+    # The timeout of connections between Python and Java: the usual 15 s are too short on a busy machine.
     "spark.python.authenticate.socketTimeout": "300s",
 }
 
