@@ -349,7 +349,7 @@ def test_a_pane_knows_its_windows(window, time):
     assert (grid.first(end), grid.last(end)) == (ends[0], ends[-1])
     shared = pl.select(grid.shared(pl.lit(end, dtype=pl.Int64))).item()
     assert (grid.first(shared), grid.last(shared)) == (ends[0], ends[-1])
-    assert len(ends) <= grid.windows_a_pane
+    assert len(ends) <= grid.windows_per_pane
 
 
 def test_windows_without_panes_are_passed_over_however_many_there_are():

@@ -41,7 +41,7 @@ HUB_WAIT_SECONDS: Final = 1.0
 FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OnProgress = Callable[[Progress], None]
 TICK_SECONDS: Final = 0.01
-TICKS_A_CALL: Final = 5
+TICKS_PER_CALL: Final = 5
 """Number of checks whether the run is over per call of `every_tick`."""
 JOIN_SECONDS: Final = 60.0
 
@@ -75,7 +75,7 @@ class ThreadScheduler:
                 if self._failures or until():
                     break
                 self._done.wait(TICK_SECONDS)
-                if every_tick is not None and tick % TICKS_A_CALL == 0:
+                if every_tick is not None and tick % TICKS_PER_CALL == 0:
                     every_tick()
         finally:
             self._stop()

@@ -43,7 +43,7 @@ from fordstone.plan.stream_type import (
 
 SPAN_MAX_US: Final = 2**62
 """Maximum span: the end of a window that begins at any time is still a time."""
-WINDOWS_A_ROW_MAX: Final = 100_000
+WINDOWS_PER_ROW_MAX: Final = 100_000
 """Maximum number of windows that one row counts for: each has a result of its own for every key."""
 
 
@@ -59,10 +59,10 @@ def check_aligned(step: str, window: Tumbling | Sliding) -> None:
                 f"and this is {human_us(span_us)}. "
                 'Write tumbling("1m"), or sliding("1m", every="10s").'
             )
-    if isinstance(window, Sliding) and window.size_us > WINDOWS_A_ROW_MAX * window.slide_us:
+    if isinstance(window, Sliding) and window.size_us > WINDOWS_PER_ROW_MAX * window.slide_us:
         raise PipelineError(
             f"step {step}: a row would count for {-(-window.size_us // window.slide_us):,} windows of {human_us(window.size_us)} "
-            f"every {human_us(window.slide_us)}; {WINDOWS_A_ROW_MAX:,} are the most. Let windows begin less often (every=)."
+            f"every {human_us(window.slide_us)}; {WINDOWS_PER_ROW_MAX:,} are the most. Let windows begin less often (every=)."
         )
 
 

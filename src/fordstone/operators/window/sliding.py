@@ -60,12 +60,12 @@ class PaneGrid:
         return panes(self.window).size_us
 
     @property
-    def panes_a_window(self) -> int:
+    def panes_per_window(self) -> int:
         """How many panes a window has, those in the same windows taken for one (`shared`)."""
-        return self.windows_a_pane * (1 if self.pane_us == self.window.slide_us else 2)
+        return self.windows_per_pane * (1 if self.pane_us == self.window.slide_us else 2)
 
     @property
-    def windows_a_pane(self) -> int:
+    def windows_per_pane(self) -> int:
         """How many windows a pane is in, at most."""
         return -(-self.window.size_us // self.window.slide_us)
 
@@ -125,10 +125,10 @@ class PaneGrid:
         """Partial rows of panes, once for each window they are in that ends in (`after_us`, `until_us`]; END says which."""
         ends = rows.get_column(END)
         first, last = self.first(ends), self.last(ends)
-        if self.windows_a_pane > COPIES_MAX:
+        if self.windows_per_pane > COPIES_MAX:
             return self._spread_by_row(rows, first.to_numpy(), last.to_numpy(), (after_us, until_us))
         copies = []
-        for index in range(self.windows_a_pane):
+        for index in range(self.windows_per_pane):
             end = first + index * self.window.slide_us
             found = (end > after_us) & (end <= until_us) & (end <= last)
             copy = rows.with_columns(end.alias(END))
@@ -393,7 +393,7 @@ class SlidingAggregate(WindowAggregate):
 
     @property
     def _at_once(self) -> bool:
-        return self._grid.panes_a_window <= AT_ONCE_PANES
+        return self._grid.panes_per_window <= AT_ONCE_PANES
 
     def _windows(self, closed: pl.DataFrame, after_us: int, until_us: int) -> Iterator[pl.DataFrame]:
         """Partial rows of the windows that end in (`after_us`, `until_us`], one a key and window, earlier windows first."""
@@ -439,7 +439,7 @@ class SlidingAggregate(WindowAggregate):
         until_us = min(grid.window_at(until_us), int(last.max()))  # type: ignore[arg-type]  # as above
         if due_us == until_us:
             yield self._one_window(panes, until_us)
-        elif panes.height * grid.windows_a_pane > SPREAD_ROWS:
+        elif panes.height * grid.windows_per_pane > SPREAD_ROWS:
             # Between windows in the middle of what there is; or of the time, should that be one pane.
             middle_us = grid.window_at(int(first.median()))  # type: ignore[arg-type]  # as above
             if not due_us <= middle_us < until_us:
