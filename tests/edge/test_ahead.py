@@ -31,8 +31,7 @@ from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position, TaskId
 from fordstone.plan.plan import Guarantee
-from fordstone.runtime.chain import Chain
-from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.chain import Chain, Outlet
 from fordstone.runtime.partition import Partition, Share, limit_us
 from fordstone.runtime.snapshot import Barrier
 from fordstone.testing.memory_disk import MemoryDisk

@@ -103,7 +103,7 @@ def test_another_plan_on_an_old_checkpoint_is_told_which_steps_match(
     place = feed.folder / CHECKPOINT
     assert told[0] == f"the checkpoint location {place} belongs to another query."
     assert told[1:-1] == lines
-    assert told[-1].startswith("Use another state directory to begin from the start.")
+    assert told[-1].startswith("Use another state directory to start from the beginning.")
 
 
 def test_a_plan_that_changed_only_where_it_has_no_state_goes_on(driver: SparkProcess, feed: Feed) -> None:

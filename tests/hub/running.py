@@ -14,7 +14,7 @@ import uvicorn
 from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.server.app import HubApp
+from fordstone.hub.server.serve import HubApp
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore

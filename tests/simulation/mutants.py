@@ -19,7 +19,7 @@ from fordstone.epochs import store as store_module
 from fordstone.plan.ids import Attempt
 from fordstone.protocol.alignment import Alignment
 from fordstone.protocol.retention import Retention, decide_retention
-from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.chain import Outlet
 from fordstone.runtime.snapshot import Barrier, Item, TaskSnapshot
 from fordstone.testing.memory_disk import MemoryDisk
 

@@ -20,8 +20,8 @@ from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.server.app import HubApp
 from fordstone.hub.server.auth import TokenFile, Tokens
+from fordstone.hub.server.serve import HubApp
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore

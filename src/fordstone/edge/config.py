@@ -12,7 +12,7 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
 from fordstone.protocol.retry import RestartPolicy
-from fordstone.runtime.outlet import WAITING_BYTES_MAX
+from fordstone.runtime.chain import WAITING_BYTES_MAX
 
 AUTO: Final = "auto"
 OUTBOX_BYTES_MAX: Final = 10 << 30

@@ -6,18 +6,21 @@ above the partition's limit, too far ahead of the clock to be believed (rule 7):
 Where the far end declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
 
 `Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
+Input that is not a row becomes a dead letter, with its place and the reason, or stops the source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import polars as pl
+from polars import selectors
 
-from fordstone.connectors.base import Chunk, Idleness, Reader
+from fordstone.connectors.base import Chunk, Idleness, Reader, Rejected
 from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
@@ -25,6 +28,11 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
 from fordstone.protocol.partitions import Change, PartitionFacts, decide, joined_floor_us, partition_watermark_us
 
+DEAD_LETTERS: Final = "dead-letters/"
+"""Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
+DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
+TEXT_CHARS_MAX: Final = 4096
+SHOWN_CHARS_MAX: Final = 200
 Stage = Mapping[str, PartitionCut]
 
 TIME_BOUND_US: Final = 2**62
@@ -284,3 +292,40 @@ def _sane(times: pl.Series) -> pl.Series | None:
 def row_ids(source: str, partition: str, positions: pl.Series) -> pl.Expr:
     """The ids of rows at these positions: the same on every replay (rule 13)."""
     return pl.format("{}:{}:{}", pl.lit(source), pl.lit(partition), positions).alias(ROW_ID)
+
+
+class Outward(Protocol):
+    """Takes dead letters out of the task."""
+
+    def take(self, frame: pl.DataFrame) -> None: ...
+
+
+class DeadLetters:
+    """What one source task could not read. Released with the epoch, so each is kept exactly once."""
+
+    def __init__(self, source: p.Source, outlet: Outward) -> None:
+        self.rows = 0
+        self._source = source
+        self._outlet = outlet
+
+    def take(self, partition: str, rejected: Sequence[Rejected]) -> None:
+        """Keep them; raises `SourceError` instead where the source says on_error='fail'."""
+        if not rejected:
+            return
+        if self._source.on_error == "fail":
+            first = rejected[0]
+            raise SourceError(
+                f"source {self._source.name}: {partition} at position {first.position} is not a row: {first.reason}.\n"
+                f"  {first.text[:SHOWN_CHARS_MAX]}\nMend the input, or use on_error='keep' to set such rows aside."
+            )
+        self.rows += len(rejected)
+        rows = [(partition, row.position, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
+        self._outlet.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
+
+    def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
+        """Keep rows whose time is null or absurd. `position` is the end of what was read with them: the nearest place that is known."""
+        reason = f"column {self._source.time} (time=) is null or out of range"
+        # Times as plain numbers: one that is out of range cannot be spelt as a date.
+        plain = frame.drop(ROW_ID, strict=False).with_columns(selectors.datetime().cast(pl.Int64))
+        texts = plain.write_ndjson().splitlines()
+        self.take(partition, [Rejected(position=position, text=text, reason=reason) for text in texts])

@@ -40,10 +40,9 @@ from fordstone.plan.ids import TaskId
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph, steps_with_ids
 from fordstone.runtime.assignment import assign, readers
-from fordstone.runtime.chain import Chain, Link
+from fordstone.runtime.chain import Chain, Link, Outlet
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.dead_letters import DEAD_LETTERS
-from fordstone.runtime.outlet import Outlet
+from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.runtime.snapshot import Batch, Item, Watermark
 from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners

@@ -31,8 +31,7 @@ from fordstone.protocol.pacing import Pace
 from fordstone.protocol.progress import Progress
 from fordstone.runtime.assignment import newcomers
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.dead_letters import DEAD_LETTER_SCHEMA, DEAD_LETTERS
-from fordstone.runtime.partition import has_event_time
+from fordstone.runtime.partition import DEAD_LETTER_SCHEMA, DEAD_LETTERS, has_event_time
 from fordstone.runtime.snapshot import TaskSnapshot
 
 LOOK_EVERY_US: Final = 500_000

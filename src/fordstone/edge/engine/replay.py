@@ -34,8 +34,7 @@ from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
-from fordstone.runtime.dead_letters import DEAD_LETTERS
-from fordstone.runtime.partition import Partition, Stage
+from fordstone.runtime.partition import DEAD_LETTERS, Partition, Stage
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
 from fordstone.storage.disk import FatalStorageError
 

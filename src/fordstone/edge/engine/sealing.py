@@ -25,7 +25,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt
 from fordstone.plan.stream_type import StreamType
 from fordstone.planner.graph import Graph, VertexKind
-from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.runtime.snapshot import Batch, FrozenSource, Item, TaskSnapshot, Watermark
 from fordstone.state.base import Piece, RunRef
 

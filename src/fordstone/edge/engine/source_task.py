@@ -27,9 +27,8 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SourceState, source_state
-from fordstone.runtime.dead_letters import DeadLetters
-from fordstone.runtime.outlet import Outlet
-from fordstone.runtime.partition import Partition, Share, has_event_time, limit_us, row_ids
+from fordstone.runtime.chain import Outlet
+from fordstone.runtime.partition import DeadLetters, Partition, Share, has_event_time, limit_us, row_ids
 from fordstone.runtime.snapshot import Barrier, FrozenSource
 from fordstone.storage.disk import Disk, FatalStorageError
 from fordstone.storage.journal import Journal, seal

@@ -27,7 +27,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.runtime.clock import SystemClock
-from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs

@@ -27,8 +27,7 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
-from fordstone.runtime.dead_letters import DEAD_LETTERS, DeadLetters
-from fordstone.runtime.partition import Partition, row_ids
+from fordstone.runtime.partition import DEAD_LETTERS, DeadLetters, Partition, row_ids
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (

@@ -25,7 +25,7 @@ from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, TaskOutput
-from fordstone.runtime.dead_letters import DEAD_LETTERS
+from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.hosted.packing import Packer
 
 TIMERS_US: Final = 1_000_000

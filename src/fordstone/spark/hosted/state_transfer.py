@@ -28,8 +28,7 @@ from fordstone.plan.plan import Plan, Source, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Graph, VertexKind, build_graph
 from fordstone.protocol.recovery import Resume, decide_recovery
-from fordstone.runtime.dead_letters import DEAD_LETTERS
-from fordstone.runtime.partition import has_event_time
+from fordstone.runtime.partition import DEAD_LETTERS, has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.operator_host import MEMO, SeedPiece, ShardMemo
 from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_keys, sliced, split_state
