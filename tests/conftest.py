@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # Before polars is imported: small frames on many threads only get in each other's way.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
+# Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# For every Spark that a test starts, in whatever process: the launcher reads it.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
+
 # The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
 settings.register_profile("fixed", parent=examples(100), derandomize=True)
 settings.register_profile("random", parent=examples(100))
@@ -181,9 +186,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if _worker(request.config):
         # Fails where a second process of this run starts Spark: then the groups do not work.
         (tmp_path_factory.getbasetemp().parent / "spark-started").touch(exist_ok=False)
-    # Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    started = session(master="local[2]", memory="2g", config={"spark.driver.extraJavaOptions": options})
+    started = session(master="local[2]", memory="2g")
     yield started
     started.stop()
 

@@ -47,6 +47,7 @@ def test_blobs_go_to_the_hub_and_to_its_peer(tmp_path: Path) -> None:
     assert all(one["details"]["mb_per_s"] and one["details"]["files_mb_per_s"] for one in findings)
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_spark_reads_the_same_from_a_hub_as_from_files(tmp_path: Path) -> None:
     findings = found_by("hub.py", tmp_path, "--only", "spark")

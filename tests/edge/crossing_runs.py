@@ -30,7 +30,7 @@ PIPELINE = "crossing"
 def center(plan: p.Plan) -> p.Plan:
     """The plan with its sinks at the center."""
     steps = [
-        msgspec.structs.replace(step, connector=ConnectorSpec("center", {"stream": step.name}))
+        msgspec.structs.replace(step, connector=ConnectorSpec("center", {"stream": step.name}), tier="center")
         if isinstance(step, p.Sink)
         else step
         for step in plan.steps

@@ -107,7 +107,7 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
-DAMAGES = [empty, halve, flip, delete]
+DAMAGES = [pytest.param(empty, marks=pytest.mark.full), pytest.param(halve, marks=pytest.mark.full), flip, delete]
 VICTIMS = [newest_manifest, newest_state, state_of_each, newest_output, cut_log]
 
 

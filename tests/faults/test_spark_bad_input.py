@@ -130,13 +130,18 @@ def test_a_missing_cut_is_told_and_with_it_back_the_query_goes_on(driver: SparkP
 def test_a_damaged_cut_is_told(driver: SparkProcess, feed: Feed) -> None:
     place = newest_cut(feed)
     place.write_bytes(place.read_bytes()[:-20])
-    refused(run(driver, feed), "TaskError", f"{place} is damaged", "Restore the checkpoint location.")
+    refused(
+        run(driver, feed),
+        "TaskError",
+        f"{place} is damaged",
+        "Restore the checkpoint location, or begin with a new one.",
+    )
 
 
 def test_a_damaged_identity_is_told(driver: SparkProcess, feed: Feed) -> None:
     place = feed.folder / CHECKPOINT / "fordstone" / "query.json"
     place.write_bytes(place.read_bytes()[:100])
-    refused(run(driver, feed), "CheckpointError", f"{place} cannot be read", "Restore the checkpoint location")
+    refused(run(driver, feed), "DamagedError", f"{place} is damaged", "Restore the checkpoint location")
 
 
 def test_a_missing_identity_is_told(driver: SparkProcess, feed: Feed) -> None:

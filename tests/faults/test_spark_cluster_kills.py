@@ -22,6 +22,7 @@ BATCHES = 2
 """The number of batches that are committed after each fault, before the next."""
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_exact_results(
     tmp_path: Path, faults: Callable[..., None]
