@@ -42,6 +42,7 @@ SLOW_PLACES = (
     HERE / "cli" / "test_three_processes.py",
     HERE / "cli" / "test_tiers_run.py",
     HERE / "docs" / "test_interrupted.py",
+    HERE / "epochs" / "test_crash.py",
     HERE / "faults",
     HERE / "simulation" / "test_ahead.py",
     HERE / "simulation" / "test_fleet_mutants.py",

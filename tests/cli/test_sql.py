@@ -297,6 +297,7 @@ def test_on_spark_the_same_plan_runs_as_a_batch_job(invoke: Invoke, monkeypatch:
 # As a process
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(place: Path):
     write_rows(place / "in" / "b.jsonl", range(20_000))
     process = start(place, "sql", "SELECT * FROM readings", "-s", SOURCE, "--json", "-q")
@@ -308,6 +309,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(place: Path):
     assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_changes_of_a_running_result_come_as_they_are_while_following(place: Path):
     query = "SELECT device, count(*) AS n FROM readings GROUP BY device HAVING count(*) < 40"
     process = start(place, "sql", query, "-s", SOURCE, "--follow", "--json", "-q")

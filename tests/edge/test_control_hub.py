@@ -85,6 +85,7 @@ class Node:
         return {row["device"]: row["threshold"] for row in rows.sort("n").iter_rows(named=True)}
 
 
+@pytest.mark.slow
 def test_thresholds_reach_the_rows_and_stay_when_the_hub_is_gone(tmp_path):
     node = Node(tmp_path / "state")
     with running_hub(tmp_path / "hub") as address:

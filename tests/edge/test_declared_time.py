@@ -452,6 +452,7 @@ def run_history(hub: FakeHub, nodes: dict[str, list[Epoch]], rng: Random, *, wil
     return out.found(), out.ids("late")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_folded_commits_other_batches_kills_and_epochs_computed_again_give_the_same(seed: int, hub: FakeHub):
     nodes = history(Random(seed))

@@ -345,6 +345,7 @@ def test_a_state_directory_that_never_had_to_do_with_a_hub_joins_with_empty_epoc
         assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 def test_a_full_outbox_holds_the_pipeline_up_and_says_so_until_the_hub_is_back(tmp_path: Path):
     away = nobody()
     stalls: set[str] = set()

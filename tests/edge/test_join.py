@@ -22,6 +22,7 @@ from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "from_s", "to_s"), [("left", -2, 3), ("full", -3, 3)])
 def test_restarts_with_other_numbers_of_subtasks_change_nothing(tmp_path, how, from_s, to_s):
     given = Input.of(3, 80)

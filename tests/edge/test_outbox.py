@@ -327,6 +327,7 @@ def test_whatever_happens_in_whatever_order_no_epoch_is_lost_before_it_is_marked
         assert node.outbox.held() == {digest(epoch) for epoch in range(sent + 1, sealed + 1)}
 
 
+@pytest.mark.slow
 def test_days_without_the_hub_are_opened_in_seconds():
     node, count = Node(), 30_000
     node.store.log.note_delivery(Delivery(acknowledged=0))

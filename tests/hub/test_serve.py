@@ -228,6 +228,7 @@ def test_what_was_committed_is_there_after_a_kill(tmp_path):
         assert commit_one(hub.url).already
 
 
+@pytest.mark.slow
 def test_a_token_made_while_the_hub_runs_closes_it_and_a_revoked_one_no_longer_opens(tmp_path):
     with started(tmp_path / "data") as hub:
         nodes = f"{hub.url}/v1/nodes"

@@ -28,6 +28,7 @@ def test_a_seed_gives_the_same_run_every_time():
     assert tallies[0].crashes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", ["cut_off", "never"])
 def test_what_was_folded_after_days_offline_is_the_same_stream(offline: str, fleet_tally: FleetTally):
     for seed in range(40_000, 40_006):
@@ -40,6 +41,7 @@ def test_what_was_folded_after_days_offline_is_the_same_stream(offline: str, fle
     assert (fleet_tally.cut_off > 0) == (offline == "cut_off")
 
 
+@pytest.mark.slow
 def test_whoever_takes_over_goes_on_exactly_and_the_old_machine_is_shut_out(fleet_tally: FleetTally):
     for seed in range(41_000, 41_010):
         drawn = FleetScenario.of(seed)
