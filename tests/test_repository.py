@@ -271,3 +271,20 @@ def test_every_rule_that_a_source_file_refers_to_is_on_the_architecture_page():
     rules = set(re.findall(r"^(\d+)\. \*\*", page("architecture.md").partition("## The rules")[2], re.MULTILINE))
     used = {rule for file in files_of(".py") for rule in re.findall(r"\brule (\d+)\b", file.read_text())}
     assert used <= rules
+
+
+def test_every_module_that_a_source_file_refers_to_exists():
+    package = ROOT / "src" / "fordstone"
+    # `spark.` begins the names of Spark's settings too, and epochs.jsonl is a file.
+    names = {one.name for one in package.iterdir() if one.is_dir()} - {"spark"} | {"checkpoint", "model", "tiers"}
+    used = {
+        (first, second)
+        for file in package.rglob("*.py")
+        for first, second in re.findall(r"`([a-z_]+)\.([a-z_]+)[.`]", file.read_text())
+        if first in names and second != "jsonl"
+    }
+    assert len(used) > 10
+    places = {pair: package / pair[0] / pair[1] for pair in used}
+    assert [
+        pair for pair, place in places.items() if not place.is_dir() and not place.with_suffix(".py").exists()
+    ] == []

@@ -473,7 +473,7 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
 KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
-"""Where the tiers meet: `tiers.split` makes two plans without them, each for one engine."""
+"""Where the tiers meet: `planner.split` makes two plans without them, each for one engine."""
 Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink | TierStep
 
 

@@ -116,7 +116,7 @@ _BYTES: Final = {
 _LATE_BYTES: Final = 1
 """Rows carry whether they are late."""
 _HLL, _KLL, _ALL = "__hll", "__kll", "__all"
-"""How columns of sketches and of lists of all values begin (`operators.distinct_part`, `quantile_part`, `order_parts`)."""
+"""How columns of sketches and of lists of all values begin (`operators.aggregate.sketches`, `operators.aggregate.part`)."""
 
 
 def column_bytes(kind: DataType) -> int:

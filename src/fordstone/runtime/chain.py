@@ -56,7 +56,7 @@ class Outlet:
     def take(self, frame: pl.DataFrame) -> None:
         self.rows += frame.height
         if self._write_to is not None:
-            # A clone: other tasks may hold this frame, and writing locks it (see `checkpoint.run_file.encode_run`).
+            # A clone: other tasks may hold this frame, and writing locks it (see `epochs.run_file.encode_run`).
             self._write_to.write(frame.clone())
             return
         self._open.append(frame)

@@ -229,7 +229,7 @@ def check_tiers(plan: p.Plan, *, has_hub: bool) -> None:
         )
     if crossing_streams(plan) and not has_hub:
         raise ConfigError(
-            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and nobody said through which hub. "
+            f"pipeline {plan.pipeline} sends rows to the center ({', '.join(crossing_streams(plan))}), and no hub is given. "
             "Give its address (--hub URL)."
         )
 

@@ -119,7 +119,7 @@ def rows_of(step: p.Aggregate, types: Types) -> StreamType:
     if missing:
         raise PipelineError(
             f"step {step.name} merges partial rows, but {step.input} has no column {', '.join(missing)}. "
-            "`tiers.split` makes such steps; they are not written by hand."
+            "`planner.split` makes such steps; they are not written by hand."
         )
     time = None if below.time is None else EventTime(column=below.time, shift_us=below.shift_us)
     return StreamType(schema=Schema.stored(below.schema), time=time, row_wise=False)

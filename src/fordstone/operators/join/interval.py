@@ -8,7 +8,7 @@ Why a pair is never missed: a row that is in time is not below the watermark; a 
 partner below it. Late rows leave on the late port as rows of the result with nothing on the other side.
 
 Invariants: each pair of rows in time is given out once, each unmet row of an outer side once; nothing that is given out
-has a time (`model.joining.pair_time`) below the watermark of that moment.
+has a time (`operators.join.sides.pair_time`) below the watermark of that moment.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Packed:
 def encode(frame: pl.DataFrame) -> bytes:
     """A batch as Arrow bytes, not compressed: Spark compresses what it shuffles and stores."""
     buffer = io.BytesIO()
-    # A clone: see `checkpoint.run_file.encode_run`.
+    # A clone: see `epochs.run_file.encode_run`.
     frame.clone().write_ipc_stream(buffer, compression="uncompressed")
     return buffer.getvalue()
 
