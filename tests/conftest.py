@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 from tests.examples import QUICK, examples
 from tests.guardian import start_guardian
+from tests.java_classes import make_archive, use_archive
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
@@ -22,10 +24,7 @@ if TYPE_CHECKING:
 # Before polars is imported: small frames on many threads only get in each other's way.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
-# Java's quick compiler alone: tests end before the thorough one has paid for itself (half the processor time).
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# For every Spark that a test starts, in whatever process: the launcher reads it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
+use_archive()
 
 # The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
 settings.register_profile("fixed", parent=examples(100), derandomize=True)
@@ -49,8 +48,6 @@ SLOW_PLACES = (
     HERE / "simulation" / "test_mutants.py",
     HERE / "test_demo.py",
 )
-SPARK_FIXTURES = {"spark", "quick_java"}
-"""A test that uses one of them needs Java."""
 SEEDS_QUICK, SEEDS, SEEDS_FULL = 25, 200, 4000
 GUARDIAN = pytest.StashKey[object]()
 MARKERS = {
@@ -100,7 +97,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark, select, and put first what takes longest: users of the run's Spark, then those that start a Spark of their own."""
     for item in items:
-        if item.path.is_relative_to(SPARK_FOLDER) or SPARK_FIXTURES & {*_fixtures(item)}:
+        if item.path.is_relative_to(SPARK_FOLDER) or "spark" in _fixtures(item):
             item.add_marker("spark")
         if any(item.path.is_relative_to(place) for place in SLOW_PLACES):
             item.add_marker("slow")
@@ -149,9 +146,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _groups_file(config: pytest.Config) -> Path:
+    return _run_folder(config) / "groups.json"
+
+
+def _run_folder(config: pytest.Config) -> Path:
+    """Return a folder that all processes of this run share."""
     factory = config._tmp_path_factory  # type: ignore[attr-defined]  # the only way to the run's folder without a test
     base: Path = factory.getbasetemp()
-    return (base.parent if _worker(config) else base) / "groups.json"
+    return base.parent if _worker(config) else base
 
 
 def _worker(config: pytest.Config) -> str | None:
@@ -163,9 +165,8 @@ def _group(item: pytest.Item) -> str | None:
     """Return what the test shares with others: a fixture of the session or of its module."""
     if not isinstance(item, pytest.Function):
         return None
-    shared = SPARK_FIXTURES & {*_fixtures(item)}
-    if shared:
-        return "spark" if "spark" in shared else shared.pop()
+    if "spark" in _fixtures(item):
+        return "spark"
     definitions = item._fixtureinfo.name2fixturedefs
     costly = any(found[-1].scope == "module" for found in definitions.values())
     return item.nodeid.partition("::")[0] if costly else None
@@ -179,14 +180,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped:
 # What they share.
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test with Spark of a run, have the archive of its classes made, beside the tests."""
+    if item.get_closest_marker("spark") is not None:
+        with suppress(FileExistsError):
+            _run_folder(item.config).joinpath("spark-tested").touch(exist_ok=False)
+            make_archive()
+
+
 @pytest.fixture(scope="session")
-def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The one Spark of a test run. Tests that set something in it use `prepared(spark)` or `spark.newSession()`."""
     from fordstone.spark import session
 
     if _worker(request.config):
         # Fails where a second process of this run starts Spark: then the groups do not work.
-        (tmp_path_factory.getbasetemp().parent / "spark-started").touch(exist_ok=False)
+        _run_folder(request.config).joinpath("spark-started").touch(exist_ok=False)
     started = session(master="local[2]", memory="2g")
     yield started
     started.stop()

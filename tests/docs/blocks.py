@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.guardian import VARIABLE
+from tests.java_classes import LAUNCHER, OPTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
@@ -199,7 +200,7 @@ def _environment(directory: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ours = {"PATH": path, "HOME": str(directory), "COLUMNS": "100", "LANG": "C.UTF-8", "TERM": "dumb", "NO_COLOR": "1"}
     # By this tag the guardian of the run finds what an interrupted run has left.
-    return ours | {VARIABLE: os.environ[VARIABLE]}
+    return ours | {VARIABLE: os.environ[VARIABLE], LAUNCHER: OPTIONS}
 
 
 def _stand_in(command: str) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import SparkSession
 from tests.faults.process import ROOT
-from tests.faults.spark_job import JAVA, SparkChild, SparkJob, build
+from tests.faults.spark_job import SparkChild, SparkJob, build
+from tests.java_classes import OPTIONS
 
 from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError
@@ -38,8 +39,8 @@ def main() -> int:
     temporary.mkdir(exist_ok=True)
     os.environ["TMPDIR"] = str(temporary)  # who is killed leaves things lying about
     settings = {
-        "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={temporary} {child.java}",
-        "spark.executor.extraJavaOptions": JAVA,
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary}",
+        "spark.executor.extraJavaOptions": OPTIONS,
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.local.dir": str(temporary),
     }

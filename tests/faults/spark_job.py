@@ -22,8 +22,6 @@ from fordstone.connectors import delta, files
 ALPHA = 0.25
 HELD_SECONDS_MAX = 600.0
 POLL_SECONDS = 0.01
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-"""Processes that are killed after some seconds have no use for the thorough compiler."""
 
 
 class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +46,6 @@ class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
 
     master: str = "local[2,2]"
     """Two tasks at once; one that fails is tried again once."""
-    java: str = ""
-    """Options of the driver's Java."""
     settings: dict[str, str] = {}
     """Of Spark."""
     jobs: tuple[SparkJob, ...] = ()

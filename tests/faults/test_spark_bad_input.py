@@ -30,9 +30,9 @@ _STACK = re.compile(r"\tat |\bat org\.apache|JVM stacktrace|Traceback|SQLSTATE|p
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory, quick_java: str) -> Iterator[SparkProcess]:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkProcess]:
     """One Spark for all of these."""
-    with spark_started(tmp_path_factory.mktemp("driver"), SparkChild(java=quick_java)) as process:
+    with spark_started(tmp_path_factory.mktemp("driver"), SparkChild()) as process:
         process.until(lambda: process.java() is not None, "Java")
         yield process
 

@@ -51,12 +51,12 @@ MOMENTS = (*STARTING, *STARTING, *PROGRESS, *PROGRESS, "released", "cut")
 
 @pytest.mark.full
 def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(
-    quick_java: str, tmp_path: Path, faults: Callable[..., None]
+    tmp_path: Path, faults: Callable[..., None]
 ) -> None:
     rng = Random(20)
     feed = Feed(folder=tmp_path, seed=20)
     feed.write(FIRST_ROWS)
-    child = SparkChild(java=quick_java, jobs=(SparkJob(options=LIVE),))
+    child = SparkChild(jobs=(SparkJob(options=LIVE),))
     chosen = [
         (moment, rng.choice(("group", "python") if moment in STARTING else ("group", "python", "java")))
         for moment in rng.sample(MOMENTS, len(MOMENTS))
@@ -114,7 +114,7 @@ def kill(process: SparkProcess, victim: str) -> None:
 def finish(feed: Feed, child: SparkChild) -> None:
     """Read what is left, and judge what came out."""
     feed.close()
-    ended = run_spark(feed.folder, SparkChild(java=child.java, jobs=(SparkJob(options=FINISH),)))
+    ended = run_spark(feed.folder, SparkChild(jobs=(SparkJob(options=FINISH),)))
     assert ended.code == 0, ended.errors
     assert ended.report["progress"]["restarts"] == 0, ended.errors
     judge_spark(feed.folder, feed.written)
@@ -142,11 +142,11 @@ def test_the_chain_has_every_failpoint() -> None:
     "places", [pytest.param(BASE_PLACES, id="base"), pytest.param(PLACES, id="each", marks=pytest.mark.full)]
 )
 def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_nothing(
-    places: tuple[tuple[str, int], ...], quick_java: str, tmp_path: Path, faults: Callable[..., None]
+    places: tuple[tuple[str, int], ...], tmp_path: Path, faults: Callable[..., None]
 ) -> None:
     feed = Feed(folder=tmp_path, seed=21)
     feed.write(FIRST_ROWS)
-    child = SparkChild(java=quick_java, jobs=(SparkJob(options=LIVE),))
+    child = SparkChild(jobs=(SparkJob(options=LIVE),))
     for number, (name, count) in enumerate(places):
         hits = tmp_path / f"hits-{number}"
         with spark_started(tmp_path, child, failpoint=f"{name}:{count}@{hits}") as process:
@@ -166,13 +166,13 @@ def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_nothing(
 
 
 def test_a_python_worker_killed_where_tasks_are_tried_once_is_a_failure_that_the_runner_mends(
-    quick_java: str, tmp_path: Path, faults: Callable[..., None]
+    tmp_path: Path, faults: Callable[..., None]
 ) -> None:
     feed = Feed(folder=tmp_path, seed=22)
     feed.write(FEED_ROWS)
     # The second job runs in the same Spark, once the first was asked to stop.
     jobs = tuple(SparkJob(function="holds", options=options) for options in (LIVE, FINISH))
-    with spark_started(tmp_path, SparkChild(master="local[2,1]", java=quick_java, jobs=jobs)) as process:
+    with spark_started(tmp_path, SparkChild(master="local[2,1]", jobs=jobs)) as process:
         process.until(lambda: committed(tmp_path) > 0, "a batch")
         worker = held(process, feed)
         assert worker in process.family()

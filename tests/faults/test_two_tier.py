@@ -21,7 +21,6 @@ from tests.faults.oracle import EPOCH, expect
 from tests.faults.process import Process
 from tests.faults.proxy import Trouble, proxied
 from tests.faults.small_disk import SmallDisk, small_disk
-from tests.faults.spark_job import JAVA
 from tests.faults.spark_process import SparkProcess, born
 from tests.faults.two_tier import AWAY, FILE, Fleet, Part
 from tests.faults.two_tier_child import Command
@@ -511,7 +510,7 @@ class SparkCenter(SparkProcess):
         folder = fleet.folder / "center"
         folder.mkdir(exist_ok=True)
         settings = {
-            "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={folder}",
+            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}",
             "spark.local.dir": str(folder),
             "spark.python.daemon.module": "tests.faults.spark_daemon",
         }

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from tests.java_classes import OPTIONS
 from tests.waiting import until
 
 from fordstone.spark.session import java
@@ -27,7 +28,6 @@ END_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.05
 DAEMON_MEMORY = "256m"
 # Java's quick compiler alone: a test ends before the thorough one has paid for itself.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: (\S+)")
@@ -49,7 +49,7 @@ class Daemon:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": memory,
-            "SPARK_DAEMON_JAVA_OPTS": QUICK,
+            "SPARK_DAEMON_JAVA_OPTS": OPTIONS,
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "PYSPARK_PYTHON": sys.executable,

@@ -31,9 +31,9 @@ from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted import source as source_module
 from fordstone.spark.hosted.commit import BatchOutcome, Committer
-from fordstone.spark.hosted.operator_host import HostProcessor
 from fordstone.spark.hosted.packing import spark_hashes
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
+from fordstone.spark.hosted.sent import HostProcessor
 
 Batches = list[pa.RecordBatch]
 Partitions = list[Batches]
@@ -110,7 +110,7 @@ class Frame:
         return pa.Table.from_batches(batches, schema=_packed([]).schema)
 
 
-_SHARES = pa.schema([("place", pa.int32()), ("share", pa.binary())])
+_SHARES = pa.schema([("place", pa.int64()), ("share", pa.binary())])
 
 
 class _Grouped:
@@ -352,10 +352,8 @@ class MicroSpark:
     def readStream(self) -> Any:  # noqa: N802 - Spark's name
         return SimpleNamespace(format=lambda name: SimpleNamespace(load=lambda: StreamFrame(self, self._sources[name])))
 
-    def createDataFrame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Frame:  # noqa: N802 - Spark's name
-        names = [column.split()[0] for column in schema.split(", ")]
-        batch = pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=_SHARES)
-        return Frame(self, lambda: [[batch]])
+    def createDataFrame(self, table: pa.Table) -> Frame:  # noqa: N802 - Spark's name
+        return Frame(self, lambda: [table.to_batches()])
 
     @property
     def read(self) -> Any:

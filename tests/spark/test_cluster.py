@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.java_classes import OPTIONS
 from tests.spark.cluster import connect_server, standalone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,6 @@ def stateful(spark, folder):
     assert query.exception() is None, query.exception()
     return sorted(row.total for row in spark.read.parquet(folder + "/out").collect())
 
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 def tell(*words):
     print(*words, flush=True)
@@ -93,7 +93,7 @@ def driver(folder: Path, code: str, *arguments: str) -> Iterator[Driver]:
     errors = folder / "driver-errors"
     with errors.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER + code, *arguments, str(folder)],
+            [sys.executable, "-c", f"{DRIVER}\nOPTIONS = {OPTIONS!r}\n{code}", *arguments, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=out,
@@ -111,7 +111,7 @@ def driver(folder: Path, code: str, *arguments: str) -> Iterator[Driver]:
 
 ON_CLUSTER = """
 spark = session(master=sys.argv[1], cores=2, memory="512m", config={
-    "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK, "spark.executor.extraJavaOptions": QUICK})
+    "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": OPTIONS, "spark.executor.extraJavaOptions": OPTIONS})
 ready = prepared(spark)
 tell(is_connect(spark), parallelism(spark), ready.conf.get("spark.sql.shuffle.partitions"))
 tell(*stateful(ready, sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Keyed functions hosted on Spark: timers by the clock, and functions that cannot be imported. Results: tests/cases."""
+"""Keyed functions hosted on Spark: timers by the clock. Results: tests/cases."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.serializers import CloudPickleSerializer
 from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record
 from tests.edge.runs import LATENESS_S
 from tests.spark.micro import MicroSpark
-from tests.spark.micro_state import Fate, Handle
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.spark.hosted import source as source_module
-from fordstone.spark.hosted.operator_host import HostProcessor
-from fordstone.spark.hosted.stages import SentFunctions
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -62,23 +58,3 @@ def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_noth
     # At the first tick what is known of the keys is too old as well; so they are told of once more, and that is all.
     assert told_in == [[("a", 1), ("b", 1)], [("a", None), ("b", None)], [], []]
     assert query.run() == 0
-
-
-def test_local_classes_are_sent_as_functions_are():
-    class Local(Visits):
-        """Lives in a test."""
-
-    wire = CloudPickleSerializer()
-    sent = wire.loads(wire.dumps(SentFunctions({"<local>:Local:0": Local})))
-    assert sent["<local>:Local:0"]().process.__qualname__ == "Visits.process"
-
-
-def test_where_states_are_opened_the_class_is_not_needed(tmp_path):
-    class Local(Visits):
-        """Cannot be imported."""
-
-    pipeline, _, _ = visits(write(tmp_path / "in", [[("a", 1, 1)]]), Local)
-    processor = HostProcessor(MicroSpark(1).query(pipeline.plan(), {}, state=tmp_path / "state").setting, 1)
-    handle = Handle(Fate())
-    processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
-    assert {"process_k:state_n", "process_k:timers", "process_k:waiting"} <= set(processor._states)

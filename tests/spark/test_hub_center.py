@@ -44,7 +44,7 @@ FAR_US = 10**12
 
 
 def source_of(query: MicroQuery) -> HubSource:
-    source = query.reader._planned()._sources["s"]
+    source = query.reader._reader.get()._planned()._sources["s"]
     assert isinstance(source, HubSource)
     return source
 
@@ -129,7 +129,7 @@ def test_a_silent_node_holds_time_back_and_one_that_is_away_does_not(hub: FakeHu
     query = started(MicroSpark(), center_plan(out), tmp_path)
     hub.add("a", epoch(3, ("x", 1.0, 1)))
     hub.add("b", epoch(3, ("x", 2.0, 2)))
-    query.reader._planned()._clock_us = lambda: now_us
+    query.reader._reader.get()._planned()._clock_us = lambda: now_us
     heard(query, hub)
     query.run()
     hub.add("a", epoch(50))

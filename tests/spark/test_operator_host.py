@@ -28,14 +28,13 @@ from fordstone.plan import plan as p
 from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import operator_host as host_module
 from fordstone.spark.hosted.operator_host import (
-    MEMO,
     SeedPiece,
     ShardHost,
     ShardMemo,
-    _SparkStore,
 )
 from fordstone.spark.hosted.packing import Packed, What, decode, encode
 from fordstone.spark.hosted.plan_batches import Clock, SourceClock, TaskFacts, read_clock
+from fordstone.spark.hosted.sent import MEMO, SparkStore
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.state.table import DELETED
 
@@ -316,7 +315,7 @@ def test_a_piece_that_spark_does_not_have_is_told_of() -> None:
     query, store = setting(running=True), CountingStore()
     run(query, store, for_step(query, "totals", frame([(1, 0, 0)])))
     memo = SimpleNamespace(get=lambda: (store.memo,))
-    without = _SparkStore(memo, {"totals:totals": SimpleNamespace(getValue=lambda key: None)})
+    without = SparkStore(memo, {"totals:totals": SimpleNamespace(getValue=lambda key: None)})
     with pytest.raises(CheckpointError, match="piece 0 of totals:totals is missing"):
         list(ShardHost(query, 1, 0, without).run([for_step(query, "totals", frame([(1, 0, 0)]))]))
 

@@ -27,8 +27,9 @@ from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.spark.hosted.checkpoint import QueryFiles, SealedEpoch
-from fordstone.spark.hosted.packing import PACKED, Packed, What, decode, freeze_gc, record_batch
+from fordstone.spark.hosted.packing import Packed, What, decode, freeze_gc, int_array, record_batch
 from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
+from fordstone.spark.hosted.sent import PACKED
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class PartTask:
                     yield self._part(tag, held.pop(tag))
                     sizes[tag] = 0
             if kept:
-                yield batch.take(pa.array(kept, pa.int32()))
+                yield batch.take(int_array(kept))
         for tag, frames in held.items():
             yield self._part(tag, frames)
         freeze_gc()

@@ -1,7 +1,7 @@
 """Run keyed steps for one shard through one micro-batch: our operators, with their state in Spark's store.
 
-`ShardHost` is free of Spark: rows come in and go out packed, and state goes through `PieceStore`. `HostProcessor` is the stateful
-processor that Spark calls in a stream, `batch_host` the function that it calls in a batch job. A state is a list of pieces as on
+`ShardHost` is free of Spark: rows come in and go out packed, and state goes through `PieceStore`. Spark calls it in a stream through
+`sent.HostProcessor`, and in a batch job through `batch_host`. A state is a list of pieces as on
 the edge; each piece is one or more values in the store, so a batch writes what changed, and pieces of like size are merged.
 
 Invariants: all rows of a batch are taken before its time moves; a shard's time never goes back; what is stored after a
@@ -11,20 +11,17 @@ batch is the whole of what the next one needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Never, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import msgspec
 import polars as pl
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.operators.base import Moment
-from fordstone.plan import plan as p
 from fordstone.runtime.chain import Chain
 from fordstone.spark.hosted.packing import (
     Packed,
@@ -33,18 +30,16 @@ from fordstone.spark.hosted.packing import (
     batches,
     decode,
     encode,
-    freeze_gc,
     shard_keys,
     shards_of,
 )
 from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
+from fordstone.spark.hosted.sent import MEMO
 from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
 from fordstone.state.base import Piece, RunRef, State
 
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """A value in the store is no larger: Spark has several copies of it on the way."""
-MEMO: Final = "memo"
-"""The name under which a shard's `ShardMemo` is stored."""
 MERGES_MAX: Final = 16
 """Maximum number of merges of one state in one batch."""
 
@@ -282,70 +277,25 @@ def _memo_of(piece: Piece) -> PieceMemo:
     return PieceMemo(int(number), ref.rows, ref.size_bytes, piece.span_us, int(count))
 
 
-# Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
-_JSON: Final = StructType([StructField("json", BinaryType())])
-_NUMBER: Final = StructType([StructField("number", LongType())])
-_DATA: Final = StructType([StructField("data", BinaryType())])
+def state_names(setting: QuerySetting, depth: int) -> list[str]:
+    """The names in the store of all states of a stage."""
+    stages = setting.stages
+    chains = [make_chain(stages, host, setting.operators, Packer(1)) for host in stages.at(depth)]
+    return [name for chain in chains for name in states_of(chain)]
 
 
-class HostProcessor(StatefulProcessor):
-    """Hosts one stage. Spark makes one a task and calls it for every shard of every batch."""
+def stream_host(setting: QuerySetting, depth: int) -> Callable[[int, Iterator[Any], PieceStore], Iterator[Row]]:
+    """What keyed tasks of a stream do with the rows of one shard in one batch."""
+    keys = shard_keys(setting.shards)
+    shards = shards_of(keys)
 
-    def __init__(self, setting: QuerySetting, depth: int) -> None:
-        self._setting = setting
-        self._depth = depth
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        stages = self._setting.stages
-        # Only states are asked for here, and functions have none: where Spark plans, they may not be found (see `stages.SentFunctions`).
-        functions = {step.path: _not_called for step in stages.plan.steps if isinstance(step, p.Function | p.Process)}
-        operators = replace(self._setting.operators, functions=functions)
-        self._keys = shard_keys(self._setting.shards)
-        self._shards = shards_of(self._keys)
-        self._memo = handle.getValueState(MEMO, _JSON)
-        self._states = {
-            name: handle.getMapState(name, _NUMBER, _DATA)
-            for host in stages.at(self._depth)
-            for name in states_of(make_chain(stages, host, operators, Packer(1)))
-        }
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803 - Spark's names
-        shard = self._shards[key[0]]
+    def host(key: int, rows: Iterator[Any], store: PieceStore) -> Iterator[Row]:
+        shard = shards[key]
         packed = (Packed(shard, What(row.what), row.tag, bytes(row.data)) for row in rows)
-        host = ShardHost(self._setting, self._depth, shard, _SparkStore(self._memo, self._states))
-        for out in host.run(packed):
-            yield Row(shard=self._keys[out.shard], what=int(out.what), tag=out.tag, data=out.data)
+        for out in ShardHost(setting, depth, shard, store).run(packed):
+            yield Row(shard=keys[out.shard], what=int(out.what), tag=out.tag, data=out.data)
 
-    def close(self) -> None:
-        """Nothing is held. Called at the end of every task."""
-        freeze_gc()
-
-
-def _not_called(*_: object) -> Never:
-    raise AssertionError("a function stands in for the user's where states are opened, and is not called")
-
-
-class _SparkStore:
-    """A `PieceStore` on Spark's state of the current shard."""
-
-    def __init__(self, memo: Any, states: dict[str, Any]) -> None:
-        self._memo = memo
-        self._states = states
-
-    def get(self, at: tuple[str, int], /) -> bytes | None:
-        name, number = at
-        found = self._memo.get() if name == MEMO else self._states[name].getValue((number,))
-        return None if found is None else bytes(found[0])
-
-    def __setitem__(self, at: tuple[str, int], data: bytes, /) -> None:
-        name, number = at
-        if name == MEMO:
-            self._memo.update((data,))
-        else:
-            self._states[name].updateValue((number,), (data,))
-
-    def __delitem__(self, at: tuple[str, int], /) -> None:
-        self._states[at[0]].removeKey((at[1],))
+    return host
 
 
 def batch_host(setting: QuerySetting, depth: int) -> Callable[..., Any]:

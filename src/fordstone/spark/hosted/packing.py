@@ -29,8 +29,6 @@ from fordstone.state.key_group import split_by_owner
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PACKED: Final = "shard int, what int, tag int, data binary"
-"""The columns of a packed row, as Spark spells them."""
 PACK_BYTES: Final = 512 * 1024
 """Approximate number of bytes that are gathered before they are packed. Larger ones take longer by the byte, at each of the
 dozen places where they are copied: they leave the processor's cache, and Java puts them aside as large objects."""
@@ -222,13 +220,22 @@ def record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - explaining a plan needs neither pyarrow nor pyspark
 
     schema = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])
+    ends = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int32)
+    data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(row.data for row in rows))]
     columns = [
-        pa.array([keys[row.shard] for row in rows], pa.int32()),
-        pa.array([int(row.what) for row in rows], pa.int32()),
-        pa.array([row.tag for row in rows], pa.int32()),
-        pa.array([row.data for row in rows], pa.binary()),
+        int_array([keys[row.shard] for row in rows]),
+        int_array([int(row.what) for row in rows]),
+        int_array([row.tag for row in rows]),
+        pa.Array.from_buffers(pa.binary(), len(rows), data),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def int_array(numbers: Sequence[int]) -> pa.Array:
+    """Numbers as Arrow. `pyarrow.array` would do it too, but imports pandas first: over a second in every worker."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(np.array(numbers, dtype=np.int32))])
 
 
 _REUSED: Final = "SPARK_REUSE_WORKER"

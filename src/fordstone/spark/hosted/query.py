@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 
 from fordstone.connectors import files
 from fordstone.connectors.base import SinkStream, SourceOptions
@@ -31,11 +32,12 @@ from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
-from fordstone.spark.hosted.operator_host import HostProcessor, batch_host
-from fordstone.spark.hosted.packing import PACKED
+from fordstone.spark.hosted.lazy import Lazy
+from fordstone.spark.hosted.operator_host import batch_host, state_names
 from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner
-from fordstone.spark.hosted.source import SOURCE_NAME, batch_feed, opened, pipeline_source, shares_of
-from fordstone.spark.hosted.stages import QuerySetting, SentFunctions, Stages, build_stages
+from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, source_class
+from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
+from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.session.session import is_connect, parallelism, prepared
 from fordstone.storage.failpoint import parse_failpoints
@@ -47,8 +49,12 @@ if TYPE_CHECKING:
     from fordstone.operators.base import Functions
 
 
-ARROW_BYTES_MAX: Final = ("spark.sql.execution.arrow.maxBytesPerBatch", str(4 * 1024 * 1024))
-"""So much goes to a Python worker at a time. Spark's own bound is by rows, and ours are long: it would gather all of them."""
+SESSION_SETTINGS: Final = {
+    # The size of a batch that goes to a Python worker. Spark's own bound is by rows, and ours are long: it would gather all of them.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(4 * 1024 * 1024),
+    # With it, readers and stateful steps could not use the same Python workers; `session.worker_trace` finds what is to be shown.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+}
 _DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
 
@@ -73,13 +79,15 @@ class HostedQuery:
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
         setting = self.setting
-        source = pipeline_source(setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks)
-        self.spark.conf.set(*ARROW_BYTES_MAX)
-        self.spark.dataSource.register(source)
+        reader = PipelineReader(setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks)
+        self.spark.dataSource.register(source_class(reader))
         rows = self.spark.readStream.format(SOURCE_NAME).load()
         for depth in range(1, self.stages.depth + 1):
             rows = rows.groupBy("shard").transformWithState(
-                HostProcessor(setting, depth), PACKED, outputMode="Append", timeMode="None"
+                HostProcessor(setting, depth, state_names(setting, depth)),
+                PACKED,
+                outputMode="Append",
+                timeMode="None",
             )
         writer = (
             rows.writeStream.foreachBatch(committer)
@@ -112,9 +120,11 @@ class HostedQuery:
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
-        self.spark.conf.set(*ARROW_BYTES_MAX)
-        shares = [(place, msgspec.json.encode(share)) for place, share in enumerate(shares_of(work, self.tasks))]
-        given = self.spark.createDataFrame(shares, "place int, share binary").repartitionByRange(len(shares), "place")
+        shares = [msgspec.json.encode(share) for share in shares_of(work, self.tasks)]
+        # As Arrow: for rows Spark would start Python workers of another kind, which nothing else needs.
+        given = self.spark.createDataFrame(pa.table({"place": range(len(shares)), "share": shares})).repartitionByRange(
+            len(shares), "place"
+        )
         rows = given.mapInArrow(batch_feed(self.setting, self.seed), PACKED)
         for depth in range(1, self.stages.depth + 1):
             rows = rows.groupBy("shard").applyInArrow(batch_host(self.setting, depth), PACKED)
@@ -194,11 +204,12 @@ def hosted_query(
             "Restore the checkpoint location as a whole, or begin with a new one."
         )
     own = prepared(spark)
-    own.conf.set("spark.sql.shuffle.partitions", str(identity.shards))
+    for name, value in {**SESSION_SETTINGS, "spark.sql.shuffle.partitions": str(identity.shards)}.items():
+        own.conf.set(name, value)
     setting = QuerySetting(
         plan_json=plan.to_json(),
         shards=identity.shards,
-        functions=SentFunctions(functions),
+        functions=Lazy(functions),
         batch_rows=config.batch_rows,
         bounded=config.bounded or batch,
     )

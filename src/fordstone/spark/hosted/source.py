@@ -1,21 +1,18 @@
 """Read a share of the sources' partitions, run the rows through the fused steps, and pack what comes out.
 
-`PipelineReader` is Spark's data source for streams: it plans batches beside the driver and reads them in tasks; `batch_feed` does
-the reading of a batch job. Readers, the judging of late rows, dead letters and chains are those of the edge engine.
+`PipelineReader` plans the batches of a stream beside the driver and reads them in tasks; `batch_feed` does the reading of a batch
+job. Readers, the judging of late rows, dead letters and chains are those of the edge engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from fordstone.connectors.base import Chunk, Source, SourceOptions, system_clock_us
 from fordstone.connectors.registry import open_source
@@ -29,7 +26,7 @@ from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.partition import DEAD_LETTERS, DeadLetters, Partition, row_ids
 from fordstone.spark.hosted.checkpoint import QueryFiles
-from fordstone.spark.hosted.packing import PACKED, Packed, Packer, What, batches, freeze_gc, shard_keys
+from fordstone.spark.hosted.packing import Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (
     Clock,
     PartitionFact,
@@ -164,9 +161,6 @@ class Feed:
         return self._chains[source]
 
 
-SOURCE_NAME: Final = "fordstone-pipeline"
-
-
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What one task of a batch does."""
 
@@ -193,8 +187,8 @@ def run_share(setting: QuerySetting, seed: Seed | None, share: Share) -> Iterato
     freeze_gc()
 
 
-class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches, and reads them in tasks."""
+class PipelineReader:
+    """Plans the batches of a stream, and reads them in tasks. Spark calls it through `sent.SentReader`."""
 
     def __init__(
         self, setting: QuerySetting, files: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
@@ -206,14 +200,14 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tasks = tasks
         self._planner: Planner | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def first_offset(self) -> dict[str, Any]:
         return first_offset(self._seed.epoch if self._seed is not None else 0)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def stop_at_what_is_there(self) -> None:
         if not self._setting.bounded:
             self._planned().stop_at_what_is_there()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802 - Spark's
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         """The work of the next batch; `start` itself: nothing to do."""
         if self._files.stop_requested():
             return start
@@ -224,11 +218,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return start if work is None else offset_of(work)
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002 - the end says all
-        return [InputPartition(share) for share in shares_of(read_work(end), self._tasks)]
+    def shares(self, end: dict[str, Any]) -> list[Share]:
+        return shares_of(read_work(end), self._tasks)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return run_share(self._setting, self._seed, partition.value)
+    def read(self, share: Share) -> Iterator[pa.RecordBatch]:
+        return run_share(self._setting, self._seed, share)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge everything up to `end` to sources that keep rows for us."""
@@ -259,25 +253,6 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begins:
             return None if self._seed is None else self._seed.cut
         return self._files.cut(epoch)
-
-
-def pipeline_source(
-    setting: QuerySetting, files: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
-) -> type[DataSource]:
-    """A data source class for one query. Spark sends the class itself to its workers, with what it holds."""
-
-    class PipelineSource(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return SOURCE_NAME
-
-        def schema(self) -> str:
-            return PACKED
-
-        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-            return PipelineReader(setting, files, seed, rows_max=rows_max, tasks=tasks)
-
-    return PipelineSource
 
 
 def batch_feed(

@@ -8,7 +8,7 @@ the whole pipeline is one query with one commit per micro-batch. Needs neither p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final
@@ -18,7 +18,7 @@ import polars as pl
 
 from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import PipelineError
-from fordstone.operators.base import MAIN, OperatorContext
+from fordstone.operators.base import MAIN, Functions, OperatorContext
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
@@ -26,6 +26,7 @@ from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, TaskOutput
 from fordstone.runtime.partition import DEAD_LETTERS
+from fordstone.spark.hosted.lazy import Lazy
 from fordstone.spark.hosted.packing import Packer
 
 TIMERS_US: Final = 1_000_000
@@ -180,7 +181,7 @@ class QuerySetting:
 
     plan_json: bytes
     shards: int
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    functions: Lazy[Functions] = field(default_factory=lambda: Lazy({}))
     batch_rows: int = 65_536
     bounded: bool = False
 
@@ -198,45 +199,7 @@ class QuerySetting:
         return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
-            functions=self.functions,
+            functions=self.functions.get(),
             read_table=read_table,
             with_ids=steps_with_ids(plan),
         )
-
-
-class SentFunctions(Mapping[str, Callable[..., Any]]):
-    """The user's functions by path, pickled as Spark's own are, and unpickled when one is first asked for.
-
-    Spark also sends a query's parts to the processes in which it plans a streaming source and a stateful step. Those need no
-    function, and in Spark 4.3 they do not find modules that were sent along (`--py-files`, `addPyFile`): unpickling there would fail.
-    """
-
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
-        self._functions: dict[str, Callable[..., Any]] | None = dict(functions)
-        self._packed = b""
-
-    def __getitem__(self, path: str) -> Callable[..., Any]:
-        return self._unpacked()[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._unpacked())
-
-    def __len__(self) -> int:
-        return len(self._unpacked())
-
-    def __getstate__(self) -> bytes:
-        return self._packed or bytes(_serializer().dumps(self._functions))
-
-    def __setstate__(self, packed: bytes) -> None:
-        self._functions, self._packed = None, packed
-
-    def _unpacked(self) -> dict[str, Callable[..., Any]]:
-        if self._functions is None:
-            self._functions = dict(_serializer().loads(self._packed))
-        return self._functions
-
-
-def _serializer() -> Any:
-    from pyspark.serializers import CloudPickleSerializer  # noqa: PLC0415 - explaining a plan needs no pyspark
-
-    return CloudPickleSerializer()  # type: ignore[no-untyped-call]  # not typed there

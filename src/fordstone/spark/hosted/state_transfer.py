@@ -30,9 +30,10 @@ from fordstone.planner.graph import Graph, VertexKind, build_graph
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.runtime.partition import DEAD_LETTERS, has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
-from fordstone.spark.hosted.operator_host import MEMO, SeedPiece, ShardMemo
+from fordstone.spark.hosted.operator_host import SeedPiece, ShardMemo
 from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_keys, sliced, split_state
 from fordstone.spark.hosted.plan_batches import partition_watermark_us, time_of
+from fordstone.spark.hosted.sent import MEMO
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.remote import open_remote
