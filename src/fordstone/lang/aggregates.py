@@ -11,13 +11,14 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from sqlglot import exp
 
 from fordstone.errors import ExpressionError
 from fordstone.lang.dialect import offset_of, quoted_name
-from fordstone.lang.expression import Checker, Expression, checked, expression_of, parse, split_alias
+from fordstone.lang.expression import PARSED_MAX, Checker, Expression, checked, expression_of, parse, split_alias
 from fordstone.lang.schema import BIGINT, DECIMAL_DIGITS_MAX, DOUBLE, NULL, ClashError, DataType, Schema
 from fordstone.lang.term import Call, Column, Literal, Term, render
 
@@ -306,7 +307,15 @@ def parse_aggregate(
     Raises:
         ExpressionError: with the text and the place of what is wrong.
     """
+    if isinstance(source, str):
+        return _parse_text(source, schema, name)
     return checked(source, text, lambda tree, text: _parse_tree(tree, schema, name, text))
+
+
+# As `expression.parse` does.
+@lru_cache(maxsize=PARSED_MAX)
+def _parse_text(source: str, schema: Schema, name: str | None) -> Aggregate:
+    return checked(source, None, lambda tree, text: _parse_tree(tree, schema, name, text))
 
 
 def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> Aggregate:

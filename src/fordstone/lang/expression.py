@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from sqlglot import exp
@@ -26,6 +27,8 @@ from fordstone.lang.term import Call, Column, Literal, Term, columns_of, render
 T = TypeVar("T")
 ALL = "*"
 """In `expand`: every column of the schema."""
+PARSED_MAX: Final = 1024
+"""Number of checked expressions that are kept for those who ask for the same again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,15 @@ def parse(source: str | exp.Expr, schema: Schema, *, text: str | None = None) ->
     Raises:
         ExpressionError: with the text and the place of what is wrong.
     """
+    if isinstance(source, str):
+        return _parse_text(source, schema)
     return checked(source, text, lambda tree, text: _parse_tree(tree, schema, text))
+
+
+# Every task makes its operators from the plan, on Spark in every batch: without this, most of that would be parsing.
+@lru_cache(maxsize=PARSED_MAX)
+def _parse_text(source: str, schema: Schema) -> Expression:
+    return checked(source, None, lambda tree, text: _parse_tree(tree, schema, text))
 
 
 def checked(source: str | exp.Expr, text: str | None, check: Callable[[exp.Expr, str], T]) -> T:
