@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from tests.examples import QUICK, examples
+from tests.examples import SHARE, SHARES, examples
 from tests.guardian import start_guardian
 from tests.java_classes import make_archive, use_archive
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 use_archive()
-
-# The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
-settings.register_profile("fixed", parent=examples(100), derandomize=True)
-settings.register_profile("random", parent=examples(100))
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Before it is imported: pytest explains its failed assertions as it does those of a test.
 pytest.register_assert_rewrite("tests.operators.subtasks")
@@ -48,7 +43,7 @@ SLOW_PLACES = (
     HERE / "simulation" / "test_mutants.py",
     HERE / "test_demo.py",
 )
-SEEDS_QUICK, SEEDS, SEEDS_FULL = 25, 200, 4000
+SEEDS = {"quick": 25, "usual": 100, "full": 4000}
 GUARDIAN = pytest.StashKey[object]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
@@ -62,19 +57,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="run all fault matrices, and ten times as many simulation seeds"
     )
-    parser.addoption("--seeds", type=int, default=None, help=f"number of simulation seeds ({SEEDS})")
+    parser.addoption("--seeds", type=int, default=None, help=f"number of simulation seeds ({SEEDS['usual']})")
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of these seeds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    scope = "quick" if config.option.quick else "full" if config.option.full else "usual"
     if config.option.seeds is None:
-        config.option.seeds = SEEDS_QUICK if config.option.quick else SEEDS_FULL if config.option.full else SEEDS
+        config.option.seeds = SEEDS[scope]
+    os.environ[SHARE] = str(SHARES[scope])
+    # The same examples in every run, so that a run fails only for what was changed; HYPOTHESIS_PROFILE=random looks for others.
+    settings.register_profile("fixed", parent=examples(100), derandomize=True)
+    settings.register_profile("random", parent=examples(100))
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
     if config.option.quick:
-        os.environ[QUICK] = "1"
-        settings.register_profile("quick", parent=examples(100), derandomize=True)
-        settings.load_profile("quick")
         sys.addaudithook(_no_java)
     if not config.option.collectonly:
         config.stash[GUARDIAN] = start_guardian()

@@ -1,21 +1,33 @@
-"""How many examples Hypothesis tries."""
+"""How many examples of something a run tries: it depends on `--quick` and `--full`."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-QUICK = "FORDSTONE_TEST_QUICK"
-"""Set by `--quick`."""
-QUICK_SHARE = 8
-QUICK_LEAST = 3
+SHARE = "FORDSTONE_TEST_EXAMPLES"
+"""Set by the options of a run: one in this number of examples is tried."""
+SHARES = {"quick": 8, "usual": 2, "full": 1}
+LEAST = 3
+
+
+def share_of(count: int, least: int = 1) -> int:
+    """Return how many of this number a run tries: all under `--full`, half as a rule, an eighth under `--quick`."""
+    return max(count // int(os.environ.get(SHARE, SHARES["usual"])), least)
+
+
+def rest(*values: object) -> list[object]:
+    """Return cases of a matrix that only `--full` runs, for `pytest.mark.parametrize`."""
+    return [pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
 def examples(count: int, *allowed: HealthCheck) -> settings:
-    """Decorate a property that is tried with this number of examples, or with an eighth of it under `--quick`.
+    """Decorate a property that Hypothesis tries with `share_of` this number of examples.
 
     There is no deadline, and slow examples are no failure: the machine may be busy.
     """
-    count = max(count // QUICK_SHARE, QUICK_LEAST) if QUICK in os.environ else count
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow, *allowed])
+    return settings(
+        max_examples=share_of(count, LEAST), deadline=None, suppress_health_check=[HealthCheck.too_slow, *allowed]
+    )

@@ -135,6 +135,7 @@ def test_axes_end_at_round_numbers_above_what_they_show(script, most, axis):
     assert script("demo_report")._scale(most) == pytest.approx(axis)
 
 
+@pytest.mark.full  # the README runs it with Spark
 def test_a_short_demo_without_spark_kills_cuts_and_finds_nothing_lost_or_doubled(tmp_path):
     command = [sys.executable, str(SCRIPTS / "demo.py"), "--seed", "3", "--seconds", "30", "--devices", "20"]
     command += ["--center", "local", "--out", str(tmp_path / "demo")]

@@ -54,6 +54,7 @@ def test_spark_reads_the_same_from_a_hub_as_from_files(tmp_path: Path) -> None:
     assert [one["target"]["bound"] for one in findings if one["target"] is not None] == [0.45, 1.0]
 
 
+@pytest.mark.full
 def test_both_ways_over_two_tiers_give_the_same_windows(tmp_path: Path) -> None:
     speed, sent, _ = found_by("two_tier.py", tmp_path, "--only", "local")
     assert speed["details"]["rows"] == 4_000

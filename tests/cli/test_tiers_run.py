@@ -18,6 +18,7 @@ import pytest
 from tests import waiting
 from tests.cli.place import SECONDS_MAX, finish, start
 from tests.edge.test_supervisor import gone
+from tests.examples import rest
 
 from fordstone.connectors import latest, rows
 
@@ -141,7 +142,7 @@ def test_the_loop_closes_thresholds_of_the_center_make_alarms_at_the_edge(chain:
     assert finish(process)[0] == 0
 
 
-@pytest.mark.parametrize("word", ["hub", "edge", "center"])
+@pytest.mark.parametrize("word", ["hub", *rest("edge", "center")])
 def test_a_part_that_is_killed_comes_back_and_the_results_are_the_same(chain: Path, run: Run, word: str):
     process = run()
     until(lambda: same(chain), process, "all rows were at the center")

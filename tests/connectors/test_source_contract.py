@@ -42,7 +42,7 @@ def _mixed(lines: list[bytes], bad: tuple[bytes, ...], newline: bytes) -> bytes:
 class FilesContract(SourceContract):
     format: FileFormat = "jsonl"
     ending = "jsonl"
-    sizes = (120, 0, 35)
+    sizes = (50, 0, 15)
 
     def content(self, frame: pl.DataFrame, *, header: bool = True) -> bytes:
         return encoded(frame, self.format, header=header)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.examples import rest
 from tests.faults.job import BOUNDED, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import opened_store, released, run_to_end, sealed, started, store_of
@@ -200,7 +201,7 @@ def test_output_that_was_taken_away_does_not_come_back_when_its_epoch_is_compute
     judge(feed.folder, feed.written)
 
 
-@pytest.mark.parametrize("failpoint", ["run.synced", "manifest.renamed", "sink.released"])
+@pytest.mark.parametrize("failpoint", ["manifest.renamed", *rest("run.synced", "sink.released")])
 @pytest.mark.parametrize(("mode", "victim"), [("aligned", state_of_each), ("unaligned", newest_manifest)])
 def test_a_kill_while_epochs_are_computed_again_changes_nothing(
     mode: Mode,

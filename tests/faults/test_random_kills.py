@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.examples import rest
 from tests.faults.job import BOUNDED, LIVE, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import Process, opened_store, released, run_to_end, sealed, started
@@ -34,7 +35,7 @@ def feed_until(process: Process, feed: Feed, rng: Random) -> None:
         process.until(lambda before=before: sealed(feed.folder) > before, "another epoch")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("mode", ["aligned", "unaligned", "blocking"])
+@pytest.mark.parametrize("mode", ["unaligned", *rest("aligned", "blocking")])
 def test_a_pipeline_killed_again_and_again_is_exact(mode: Mode, tmp_path: Path, faults: Callable[..., None]) -> None:
     rng = Random(f"{mode} 1")
     feed = Feed(folder=tmp_path, seed=7)

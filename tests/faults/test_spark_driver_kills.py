@@ -165,6 +165,7 @@ def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_nothing(
     finish(feed, child)
 
 
+@pytest.mark.full
 def test_a_python_worker_killed_where_tasks_are_tried_once_is_a_failure_that_the_runner_mends(
     tmp_path: Path, faults: Callable[..., None]
 ) -> None:

@@ -456,7 +456,7 @@ def faults_of_two_tiers() -> list[Fault]:
             ),
         ),
         LostResponse(name="no response to a commit", seed=8, rows=60, share=0.0),
-        LostResponse(name="nearly all of a response to a commit", seed=8, rows=60, share=0.99),
+        LostResponse(name="nearly all of a response to a commit", seed=8, rows=60, full=True, share=0.99),
         FullHub(name="a hub with a full disk that is killed", seed=43, killed=True),
         FullHub(name="a hub with a full disk", seed=43, full=True, killed=False),
         BadToken(name="no token", seed=42, rows=60, full=True, token="missing"),
@@ -624,6 +624,7 @@ BEGIN_S = 3 * 3600
 SILENT_EPOCHS = 5
 
 
+@pytest.mark.full
 def test_a_clock_a_year_ahead_closes_no_windows_of_other_nodes(tmp_path: Path, faults: Counted) -> None:
     now_s = int((datetime.now(UTC) - EPOCH).total_seconds())
     begins = {"north": now_s - BEGIN_S, "future": now_s - BEGIN_S + YEAR_S}

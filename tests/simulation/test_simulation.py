@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.examples import share_of
 from tests.simulation import simulator
 from tests.simulation.scenario import SHAPES, Scenario
 from tests.simulation.simulator import Tally, simulate
@@ -45,7 +46,7 @@ def test_every_seed_keeps_the_invariants(seed_block: range, simulation_tally: Ta
 )
 def test_each_mode_and_shape_is_exact_whatever_crashes(mode, shape, simulation_tally: Tally):
     before = simulation_tally.checkpoints
-    for seed in range(20_000, 20_012):
+    for seed in range(20_000, 20_000 + share_of(12)):
         simulation_tally.add(simulate(Scenario.of(seed, guarantee="exactly_once", mode=mode, shape=shape)))
     assert simulation_tally.checkpoints > before
 
@@ -54,7 +55,7 @@ def test_each_mode_and_shape_is_exact_whatever_crashes(mode, shape, simulation_t
 @pytest.mark.parametrize("mode", ["aligned", "unaligned", "blocking"])
 def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulation_tally: Tally):
     rebuilt = 0
-    for seed in range(25_000, 25_015 if mode == "unaligned" else 25_030):
+    for seed in range(25_000, 25_015 if mode == "unaligned" else 25_000 + share_of(30)):
         if mode == "unaligned":
             # Live input cannot be replayed there (`Scenario.cannot_repeat`), and damage needs two checkpoints before a crash.
             scenario = Scenario.of(seed, guarantee="exactly_once", mode=mode, shape=SHAPES[seed % 2])
@@ -72,7 +73,7 @@ def test_a_damaged_checkpoint_is_computed_again_whatever_crashes(mode, simulatio
 def test_several_damaged_checkpoints_are_computed_again(monkeypatch, simulation_tally: Tally):
     monkeypatch.setattr(simulator, "KEEP", 5)
     monkeypatch.setattr(simulator, "DAMAGED", 3)
-    for seed in range(26_000, 26_040):
+    for seed in range(26_000, 26_000 + share_of(40)):
         scenario = Scenario.of(seed, guarantee="exactly_once", mode="aligned")
         hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.005, interval_us=2_000, rescales=False)
         simulation_tally.add(simulate(hard))

@@ -52,6 +52,7 @@ rows.group_by("device").agg(n="count(*)", top="max(temp)").sink("totals", files(
 """
 
 
+@pytest.mark.full  # as the README and the examples do
 def test_word_count_prints_the_same_counts_on_both_engines(tmp_path: Path):
     examples = REPOSITORY / "examples"
     printed = {}
@@ -154,6 +155,7 @@ def write_numbers(file: Path, numbers: range) -> None:
     file.write_text("".join(json.dumps({"device": f"d{n % 3}", "temp": n / 2}) + "\n" for n in numbers))
 
 
+@pytest.mark.full  # as the page about it does
 def test_a_pipeline_moves_from_spark_to_the_edge_and_back(invoke: Invoke, place: Path, spark: SparkSession):
     (place / "in" / "a.jsonl").unlink()
     (place / "totals_both_ways.py").write_text(TOTALS)

@@ -123,6 +123,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.full  # `test_cli` runs a pipeline on such a cluster
 def test_a_session_on_a_standalone_cluster_runs_our_python_on_its_executors_and_survives_the_loss_of_one(tmp_path):
     with standalone(tmp_path) as cluster:
         with driver(tmp_path, ON_CLUSTER, cluster.master) as child:
