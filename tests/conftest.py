@@ -21,8 +21,9 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Before polars is imported: small frames on many threads only get in each other's way.
+# Before polars and numpy are imported: small frames on many threads only get in each other's way.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 use_archive()
 

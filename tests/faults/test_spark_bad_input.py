@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.examples import rest
 from tests.faults.oracle import Feed
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
@@ -94,7 +95,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["another window", *rest("a step less", "a step more")])
 def test_another_plan_on_an_old_checkpoint_is_told_which_steps_match(
     change: str, driver: SparkProcess, feed: Feed
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_second_driver_is_refused_and_told_who_was_first(driver: SparkProcess,
         refused(run(driver, feed), "StoreLockedError", f"belongs to process {os.getpid()}, which is still running")
 
 
+@pytest.mark.full
 def test_a_file_that_shrank_after_its_batch_was_planned_is_told(driver: SparkProcess, feed: Feed) -> None:
     # The batch is in Spark's log, and was not done.
     assert run(driver, feed, function="raises")["error"] == "TaskError"
@@ -207,6 +209,7 @@ def test_a_function_written_in_place_runs_in_workers(driver: SparkProcess, tmp_p
     finish(driver, feed, function="in_place")
 
 
+@pytest.mark.full
 def test_a_function_that_raises_is_tried_as_often_as_the_policy_says_and_named(
     driver: SparkProcess, feed: Feed
 ) -> None:

@@ -531,13 +531,8 @@ def spark_center(fleet: Fleet, *words: str, failpoint: str = "") -> Iterator[Spa
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param((("sink.released", 3),), id="before Spark commits"),
-        pytest.param((("batch.sealed", 1), ("sink.released", 3)), id="twice", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [(("batch.sealed", 1), ("sink.released", 3))], ids=["twice"])
 def test_a_spark_driver_killed_on_its_way_to_a_commit_loses_and_doubles_nothing(
     kills: Kills, tmp_path: Path, faults: Counted
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from tests.cli.place import start
 from tests.cli.test_tiers_run import EXAMPLES, devices, found, oracle, same
 
 SECONDS_MAX = 300
 
 
+@pytest.mark.full  # as the page about it does
 def test_a_bounded_run_on_spark_gives_what_one_query_over_all_rows_gives(tmp_path: Path):
     shutil.copy(EXAMPLES / "cold_chain.py", tmp_path / "chain.py")
     devices(tmp_path, 60)
