@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.faults.forked import IMPORTED, Forked, nursery
 from tests.faults.job import NODE, PIPELINE, Job
 from tests.waiting import until
 
@@ -69,18 +70,24 @@ class Process:
         """
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
-        command = [*inside, sys.executable, "-m", module, msgspec.json.encode(job).decode()]
+        argument = msgspec.json.encode(job).decode()
+        self._process: subprocess.Popen[bytes] | Forked
         self._out, self._err = folder / "stdout", folder / "stderr"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.PIPE if asked else subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=apart,
-            )
+        with self._out.open("wb") as out, self._err.open("wb") as err, Path(os.devnull).open("rb") as nothing:
+            if module in IMPORTED and not inside and not apart and not asked:
+                self._process = nursery().start(
+                    module, argument, folder=folder, environment=environment, files=(nothing, out, err)
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [*inside, sys.executable, "-m", module, argument],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.PIPE if asked else nothing,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=apart,
+                )
         self.pid = self._process.pid
 
     @property
