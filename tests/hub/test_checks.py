@@ -7,7 +7,7 @@ from tests.hub.sending import commit_of
 
 from fordstone.hub.messages import NAMES_MAX, Commit, EpochEntry, Rejection, StreamSegment
 from fordstone.hub.server.handlers import SEGMENTS_PER_COMMIT_MAX, check_commit
-from fordstone.protocol.sending import COMMIT_RUNS_MAX
+from fordstone.protocol.delivery import COMMIT_RUNS_MAX
 
 
 def commit_with(segments: int) -> Commit:

@@ -12,9 +12,8 @@ from tests.edge.process_functions import Visits
 from tests.spark.micro import MicroSpark
 from tests.spark.test_hosted_process import visits, write
 
-from fordstone.spark.hosted.lazy import Lazy
 from fordstone.spark.hosted.operator_host import state_names
-from fordstone.spark.hosted.sent import HostProcessor, source_class
+from fordstone.spark.hosted.sent import HostProcessor, Lazy, source_class
 from fordstone.spark.hosted.source import PipelineReader
 
 WIRE = CloudPickleSerializer()

@@ -23,7 +23,7 @@ from fordstone.epochs.manifest import Cut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import ENDED_US, EpochEntry, StreamSegment
-from fordstone.protocol.sending import Weight
+from fordstone.protocol.delivery import Weight
 
 log = logging.getLogger(__name__)
 

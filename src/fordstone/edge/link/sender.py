@@ -2,7 +2,7 @@
 
 Each step makes at most one call. First the sender takes the lease, then it compares its epochs with the hub's; then, for
 each range of epochs, it sends the blobs that the hub lacks, commits, and marks the epochs as sent in the outbox.
-`protocol.sending` decides what to send and what a rejection means. After a commit without a response, the sender
+`protocol.delivery` decides what to send and what a rejection means. After a commit without a response, the sender
 compares again; it never guesses.
 
 Invariants: nothing is committed before all its blobs are at the hub; nothing leaves the outbox that the hub has not
@@ -43,7 +43,7 @@ from fordstone.hub.messages import (
     LeaseRequest,
     Refusal,
 )
-from fordstone.protocol.sending import (
+from fordstone.protocol.delivery import (
     SEND_BACKOFF,
     ContentDiffers,
     HubIsOlder,

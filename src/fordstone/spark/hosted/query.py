@@ -32,10 +32,9 @@ from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
-from fordstone.spark.hosted.lazy import Lazy
 from fordstone.spark.hosted.operator_host import batch_host, state_names
 from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner
-from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, source_class
+from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy, source_class
 from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch

@@ -8,14 +8,13 @@ is imported by the process that first calls it. That saves two seconds in each o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
-
-from fordstone.spark.hosted.lazy import Lazy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,10 +29,35 @@ PACKED: Final = "shard int, what int, tag int, data binary"
 MEMO: Final = "memo"
 """The name under which a shard's `ShardMemo` is stored."""
 
+T = TypeVar("T")
+_SERIALIZER: Final[Any] = CloudPickleSerializer()  # type: ignore[no-untyped-call]  # not typed there
 # Not as text: in every task Spark's worker would ask the JVM twice to read it, state by state.
 _JSON: Final = StructType([StructField("json", BinaryType())])
 _NUMBER: Final = StructType([StructField("number", LongType())])
 _DATA: Final = StructType([StructField("data", BinaryType())])
+
+
+class Lazy(Generic[T]):
+    """A value that is pickled as Spark's functions are, and unpickled where it is first asked for.
+
+    This does not only save time: the processes in which Spark 4.3 plans do not find modules that were sent along (`--py-files`,
+    `addPyFile`), so unpickling a user's function there would fail.
+    """
+
+    def __init__(self, value: T) -> None:
+        self._value: T | None = value
+        self._pickled = b""
+
+    def get(self) -> T:
+        if self._value is None:
+            self._value = _SERIALIZER.loads(self._pickled)
+        return self._value
+
+    def __getstate__(self) -> bytes:
+        return self._pickled or bytes(_SERIALIZER.dumps(self._value))
+
+    def __setstate__(self, pickled: bytes) -> None:
+        self._value, self._pickled = None, pickled
 
 
 class SentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import polars as pl
@@ -26,8 +26,10 @@ from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, TaskOutput
 from fordstone.runtime.partition import DEAD_LETTERS
-from fordstone.spark.hosted.lazy import Lazy
 from fordstone.spark.hosted.packing import Packer
+
+if TYPE_CHECKING:
+    from fordstone.spark.hosted.sent import Lazy
 
 TIMERS_US: Final = 1_000_000
 """Interval at which timers by the clock are looked at although there are no rows."""
@@ -181,7 +183,7 @@ class QuerySetting:
 
     plan_json: bytes
     shards: int
-    functions: Lazy[Functions] = field(default_factory=lambda: Lazy({}))
+    functions: Lazy[Functions] | None = None
     batch_rows: int = 65_536
     bounded: bool = False
 
@@ -199,7 +201,7 @@ class QuerySetting:
         return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
-            functions=self.functions.get(),
+            functions={} if self.functions is None else self.functions.get(),
             read_table=read_table,
             with_ids=steps_with_ids(plan),
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fordstone.hub.messages import Refusal
-from fordstone.protocol.sending import (
+from fordstone.protocol.delivery import (
     COMMIT_BODY_BYTES_MAX,
     COMMIT_BYTES_MAX,
     COMMIT_RUNS_MAX,
