@@ -56,7 +56,9 @@ MARKERS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out tests that need Java or take long")
     parser.addoption(
-        "--full", action="store_true", help="run all fault matrices, and ten times as many simulation seeds"
+        "--full",
+        action="store_true",
+        help="run all fault matrices and examples, and forty times as many simulation seeds",
     )
     parser.addoption("--seeds", type=int, default=None, help=f"number of simulation seeds ({SEEDS['usual']})")
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of these seeds")
