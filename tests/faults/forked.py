@@ -66,19 +66,10 @@ class Forked:
 class Nursery:
     """The process that forks, as seen from the tests."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.forked", str(theirs.fileno())],
-                cwd=Path(__file__).resolve().parents[2],
-                env=os.environ | {"POLARS_MAX_THREADS": "2"},
-                pass_fds=[theirs.fileno()],
-            )
-        self._process.returncode = 0  # It is not waited for: it ends when this process does.
 
     def start(
         self, module: str, argument: str, *, folder: Path, environment: Mapping[str, str], files: Sequence[IO[bytes]]
@@ -89,6 +80,8 @@ class Nursery:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [file.fileno() for file in files])
             while "pid" not in (told := self._told(None)):
                 pass
+            # The system uses numbers again: this is the end of an earlier child.
+            self._codes.pop(told["pid"], None)
             return Forked(self, told["pid"])
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
@@ -114,7 +107,16 @@ class Nursery:
 @cache
 def nursery() -> Nursery:
     """The one of this process."""
-    return Nursery()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.forked", str(theirs.fileno())],
+            cwd=Path(__file__).resolve().parents[2],
+            env=os.environ | {"POLARS_MAX_THREADS": "2"},
+            pass_fds=[theirs.fileno()],
+        )
+    process.returncode = 0  # It is not waited for: it ends when this process does.
+    return Nursery(ours)
 
 
 def serve(requests: socket.socket) -> None:

@@ -17,6 +17,7 @@ from fordstone.spark.hosted.packing import (
     What,
     decode,
     encode,
+    record_batch,
     shard_keys,
     shards_of,
     spark_hashes,
@@ -219,3 +220,13 @@ def test_what_is_for_all_goes_to_every_shard() -> None:
     packer = Packer(3)
     packer.to_all(What.CLOCK, 0, b"x")
     assert packed(packer) == [Packed(shard, What.CLOCK, 0, b"x") for shard in range(3)]
+
+
+def test_more_bytes_than_arrow_can_count_are_an_error_and_no_wrong_rows() -> None:
+    class Long(bytes):
+        def __len__(self) -> int:
+            return 1 << 30
+
+    rows = [Packed(0, What.ROWS, 0, Long())] * 2
+    with pytest.raises(OverflowError):
+        record_batch(rows, [0])

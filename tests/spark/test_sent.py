@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_a_function_whose_module_is_missing_hurts_only_who_asks_for_it(monkeypat
 
 
 PLANS = """
+import json
 import sys
 from types import SimpleNamespace
 from pyspark.serializers import CloudPickleSerializer
@@ -59,8 +61,7 @@ reader = source({}).streamReader(source({}).schema())
 CloudPickleSerializer().dumps(reader.read)
 opened = []
 processor.init(SimpleNamespace(getValueState=lambda name, _: opened.append(name), getMapState=lambda name, *_: opened.append(name)))
-print(sorted(opened))
-print([name for name in ("polars", "sqlglot", "fordstone.plan", "pandas") if name in sys.modules])
+print(json.dumps([opened, [name for name in ("polars", "sqlglot", "fordstone.plan", "pandas") if name in sys.modules]]))
 """
 
 
@@ -75,6 +76,7 @@ def test_where_spark_plans_little_is_imported_and_no_function_of_the_user(tmp_pa
     done = subprocess.run(
         [sys.executable, "-c", PLANS], input=WIRE.dumps((source, processor)), capture_output=True, check=False
     )
-    states, heavy = done.stdout.decode().splitlines() or (done.stderr.decode(), "")
-    assert {"memo", "process_k:state_n", "process_k:timers", "process_k:waiting"} <= set(eval(states))
-    assert heavy == "[]"
+    assert done.returncode == 0, done.stderr.decode()
+    states, heavy = json.loads(done.stdout)
+    assert {"memo", "process_k:state_n", "process_k:timers", "process_k:waiting"} <= set(states)
+    assert heavy == []

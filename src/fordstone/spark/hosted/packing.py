@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -220,7 +221,8 @@ def record_batch(rows: Sequence[Packed], keys: Sequence[int]) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - explaining a plan needs neither pyarrow nor pyspark
 
     schema = pa.schema([("shard", pa.int32()), ("what", pa.int32()), ("tag", pa.int32()), ("data", pa.binary())])
-    ends = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int32)
+    # Made of Python's numbers, so that more than Arrow can count is an error.
+    ends = np.array([0, *accumulate(len(row.data) for row in rows)], dtype=np.int32)
     data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(row.data for row in rows))]
     columns = [
         int_array([keys[row.shard] for row in rows]),

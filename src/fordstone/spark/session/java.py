@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -255,8 +254,6 @@ def start_java(conf: SparkConf) -> None:
     # A daemon: it ends with the Java process, which ends after this one.
     thread = threading.Thread(target=_pass_on, args=(reading, last), name="spark-stderr", daemon=True)
     thread.start()
-    # While Java starts: PySpark imports it, and with it pandas, at its first call of Java.
-    threading.Thread(target=import_module, args=("pyspark.testing",), daemon=True).start()
     try:
         gateway = launch_gateway(conf, popen_kwargs={"stderr": writing})  # type: ignore[no-untyped-call]  # not typed there
     except PySparkRuntimeError as error:
