@@ -31,8 +31,8 @@ READY_SECONDS_MAX = 600.0
 CATCH_UP_SECONDS_MAX = 600.0
 FEED_SECONDS = 0.1
 LOOK_SECONDS = 0.5
-DEAD_SECONDS = 4.0
-CUT_SECONDS = 8.0
+DEAD_SECONDS, CUT_SECONDS = 4.0, 8.0
+"""How long a fault lasts, at most as long as devices write."""
 KILL_GATEWAY, KILL_HUB, CUT_NETWORK = 0.40, 0.55, 0.70
 """When each fault happens, as a share of the time that devices write."""
 
@@ -113,7 +113,7 @@ class Demo:
         gateway.command.kill()
         self.view.show(f"[bold red]kill -9[/] {gateway.name}, with all its processes")
         begins = self.watch.seconds
-        self.pause(DEAD_SECONDS)
+        self.pause(min(DEAD_SECONDS, self._seconds))
         gateway.command.start()
         self.faults.append(Fault(name=f"{gateway.name} killed", begins=begins, ends=self.watch.seconds))
         self.view.show(f"{gateway.name} is started again")
@@ -122,7 +122,7 @@ class Demo:
         self.fleet.hub.kill()
         self.view.show("[bold red]kill -9[/] the hub")
         begins = self.watch.seconds
-        self.pause(DEAD_SECONDS)
+        self.pause(min(DEAD_SECONDS, self._seconds))
         self.fleet.hub.start()
         self.until(self.hub_answers, READY_SECONDS_MAX, "the hub answers again")
         self.faults.append(Fault(name="hub killed", begins=begins, ends=self.watch.seconds))
@@ -133,7 +133,7 @@ class Demo:
         gateway.network.cut()
         self.view.show(f"[bold red]the network of {gateway.name} is cut[/]")
         begins = self.watch.seconds
-        self.pause(CUT_SECONDS)
+        self.pause(min(CUT_SECONDS, self._seconds))
         gateway.network.restore()
         self.faults.append(Fault(name=f"{gateway.name} cut off", begins=begins, ends=self.watch.seconds))
         self.view.show(f"the network of {gateway.name} is back")

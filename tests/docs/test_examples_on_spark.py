@@ -13,7 +13,7 @@ import msgspec
 import polars as pl
 import pytest
 from tests.docs.blocks import REPOSITORY, Page, blocks_of
-from tests.docs.test_docs import PAGES, named
+from tests.docs.test_docs import PAGES, named, needs_spark
 from tests.spark.oracle import same
 
 from fordstone import Pipeline
@@ -38,15 +38,15 @@ EXAMPLES = sorted(path for path in (REPOSITORY / "examples").glob("*.py") if "Pi
 PIPELINE_PAGES = [
     page
     for page in PAGES
-    # Pages about Spark run there by themselves.
-    if "spark" not in page.name
+    # Pages with Spark of their own are run by test_pages_on_spark.
+    if not needs_spark(page)
     and any(block.kind == "python" and _RUNS.search(block.body) for block in blocks_of(page.read_text()))
 ]
 
 
 def in_base(page: Path) -> bool:
-    """Whether the page is compared in every run: the first pages that people read. Operators are compared by tests/spark."""
-    return page.name in {"README.md", "tutorial.md"}
+    """Whether the page is compared in every run: the first page that people read. Operators are compared by tests/cases."""
+    return page.name == "tutorial.md"
 
 
 def _into(plan: p.Plan, folder: Path) -> p.Plan:
@@ -105,6 +105,15 @@ def check_on_both(plan: p.Plan, functions: Mapping[str, Any], spark: SparkSessio
         assert same(found, wanted[name]) is None, f"{plan.pipeline}: sink {name}: {same(found, wanted[name])}"
 
 
+def check_saved(page: str, directory: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run the pipelines that a page has saved for the command line on both engines; return their names."""
+    saved = [_SAVED.match(block.body) for block in blocks_of(page) if "Pipeline(" in block.body]
+    names = list(dict.fromkeys(found[1] for found in saved if found is not None))
+    for name in names:
+        _check_file(directory / name, spark, directory.parent / f"both-{name}", directory, monkeypatch)
+    return names
+
+
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=() if in_base(page) else pytest.mark.full) for page in PIPELINE_PAGES],
@@ -125,14 +134,10 @@ def test_every_pipeline_of_the_page_gives_the_same_on_spark(
         return really_run(pipeline, *args, **options)
 
     monkeypatch.setattr(Pipeline, "run", run)
-    blocks = blocks_of(page.read_text())
     with Page(name=named(page), directory=directory) as runner:
         runner.run_all(page.read_text())
-    # Pipelines that the page saves for the command line; by now their input is there too.
-    saved = [_SAVED.match(block.body) for block in blocks if block.kind == "python" and "Pipeline(" in block.body]
-    for name in dict.fromkeys(found[1] for found in saved if found is not None):
-        checked.append(name)
-        _check_file(directory / name, spark, tmp_path / f"file{len(checked)}", directory, monkeypatch)
+    # Their input is there by now.
+    checked += check_saved(page.read_text(), directory, spark, monkeypatch)
     assert checked
 
 

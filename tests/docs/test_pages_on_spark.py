@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.docs.blocks import REPOSITORY, Page
 from tests.docs.test_docs import PAGES, named, needs_spark
+from tests.docs.test_examples_on_spark import check_saved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,9 +17,15 @@ SPARK_PAGES = [page for page in PAGES if needs_spark(page)]
 
 
 @pytest.mark.parametrize("page", SPARK_PAGES, ids=named)
-def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path, spark: SparkSession):
-    with Page(name=named(page), directory=tmp_path) as runner:
+def test_every_code_block_of_the_page_runs(
+    page: Path, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "page"
+    directory.mkdir()
+    with Page(name=named(page), directory=directory) as runner:
         runner.run_all(page.read_text())
+    if page.name == "README.md":
+        assert check_saved(page.read_text(), directory, spark, monkeypatch)
 
 
 def test_pages_about_spark_are_among_them():

@@ -1,7 +1,7 @@
 """The driver that the faults happen to: runs jobs on Spark, through the public API.
 
-Prints a line of JSON for each job: its report, or the error, which is text alone unless it is a bug. With the jobs in its
-arguments it ends with the last one, and with code 1 at the first that fails.
+Prints a line of JSON for each job: its report, or the error, which is text alone unless it is a bug. It ends with the last
+job, and with code 1 at the first that fails.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -51,31 +51,26 @@ def main() -> int:
 
 
 def run_all(child: SparkChild, spark: SparkSession) -> int:
-    for job in jobs(child):
-        try:
-            os.chdir(job.folder)
-            pipeline = build(job)
-            config, restart = SparkConfig(**job.options), RestartPolicy(**job.restart)
-            report = run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, restart=restart)
-        except FordstoneError as error:
-            print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
-            if child.jobs:
-                return 1
-        except Exception:  # noqa: BLE001 - the test reports it
-            print(json.dumps({"error": "bug", "text": traceback.format_exc()}), flush=True)
-            if child.jobs:
-                return 2
-        else:
-            print(msgspec.json.encode(report).decode(), flush=True)
+    for job in child.jobs:
+        told = answer(job, spark)
+        print(json.dumps(told), flush=True)
+        if "error" in told:
+            return 2 if told["error"] == "bug" else 1
     return 0
 
 
-def jobs(child: SparkChild) -> Iterator[SparkJob]:
-    if child.jobs:
-        yield from child.jobs
-        return
-    for line in sys.stdin:
-        yield msgspec.json.decode(line, type=SparkJob)
+def answer(job: SparkJob, spark: SparkSession) -> dict[str, Any]:
+    """Run a job in the working directory, and return its report, or the error."""
+    try:
+        pipeline = build(job)
+        config, restart = SparkConfig(**job.options), RestartPolicy(**job.restart)
+        report = run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, restart=restart)
+    except FordstoneError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    except Exception:  # noqa: BLE001 - the test reports it
+        return {"error": "bug", "text": traceback.format_exc()}
+    told: dict[str, Any] = msgspec.to_builtins(report)
+    return told
 
 
 if __name__ == "__main__":

@@ -62,19 +62,15 @@ class Process:
         inside: tuple[str, ...] = (),
         module: str = "tests.faults.child_pipeline",
         apart: bool = False,
-        asked: bool = False,
     ) -> None:
-        """`inside` is a command that runs the one that follows it. `apart`: it leads a process group of its own.
-
-        `asked`: it hears on standard input what to do.
-        """
+        """`inside` is a command that runs the one that follows it. `apart`: it leads a process group of its own."""
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "POLARS_MAX_THREADS": "2", FAILPOINT_VARIABLE: failpoint}
         argument = msgspec.json.encode(job).decode()
         self._process: subprocess.Popen[bytes] | Forked
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err, Path(os.devnull).open("rb") as nothing:
-            if module in IMPORTED and not inside and not apart and not asked:
+            if module in IMPORTED and not inside and not apart:
                 self._process = nursery().start(
                     module, argument, folder=folder, environment=environment, files=(nothing, out, err)
                 )
@@ -83,7 +79,7 @@ class Process:
                     [*inside, sys.executable, "-m", module, argument],
                     cwd=folder,
                     env=environment,
-                    stdin=subprocess.PIPE if asked else nothing,
+                    stdin=nothing,
                     stdout=out,
                     stderr=err,
                     start_new_session=apart,

@@ -27,7 +27,6 @@ POLL_SECONDS = 0.01
 class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run it."""
 
-    folder: str = "."
     window: str = f"{WINDOW_S}s"
     per_key: bool = True
     """Whether the running aggregate is there."""
@@ -42,13 +41,13 @@ class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process does: these jobs, or those that come on standard input."""
+    """What one process does."""
 
     master: str = "local[2,2]"
     """Two tasks at once; one that fails is tried again once."""
     settings: dict[str, str] = {}
     """Of Spark."""
-    jobs: tuple[SparkJob, ...] = ()
+    jobs: tuple[SparkJob, ...]
 
 
 def build(job: SparkJob) -> Pipeline:

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from tests.faults.job import PIPELINE
 from tests.faults.oracle import Feed
 from tests.faults.process import Ended, Process
-from tests.faults.spark_job import SparkChild, SparkJob
+from tests.faults.spark_job import SparkChild
 
 GONE_SECONDS_MAX = 600.0
 HELD_ROWS = 60
@@ -33,18 +31,9 @@ class SparkProcess(Process):
 
     def __init__(self, folder: Path, child: SparkChild, *, failpoint: str = "") -> None:
         module = "tests.faults.child_spark"
-        super().__init__(folder, child, failpoint=failpoint, module=module, apart=True, asked=not child.jobs)
+        super().__init__(folder, child, failpoint=failpoint, module=module, apart=True)
         self._seen: set[tuple[int, str]] = {(self.pid, born(self.pid))}
         """With when each was started: the system gives the id of one that has ended to another, of somebody else."""
-
-    def ask(self, job: SparkJob) -> dict[str, Any]:
-        """Let it run a job, and give the report, or the error."""
-        before = len(self.lines())
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-        self._process.stdin.flush()
-        self.until(lambda: len(self.lines()) > before, "an answer")
-        return self.lines()[-1]
 
     def errors(self) -> str:
         """What it has written to standard error so far."""
@@ -86,8 +75,6 @@ class SparkProcess(Process):
         """Wait until nothing of it is left that was ever seen."""
         if self.running:
             self.family()
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # nothing more is asked
         until = time.monotonic() + GONE_SECONDS_MAX
         while left := [pid for pid, when in self._seen if when and born(pid) == when]:
             for pid in left if by_force else ():
@@ -110,15 +97,6 @@ def spark_started(folder: Path, child: SparkChild, *, failpoint: str = "") -> It
     finally:
         if process.running or not whole:
             process.until_gone(by_force=True)
-
-
-def run_spark(folder: Path, child: SparkChild) -> Ended:
-    """Start it and wait, until nothing of it is left."""
-    with spark_started(folder, child) as process:
-        process.until(lambda: process.java() is not None, "Java")
-        ended = process.ended()
-        process.until_gone()
-        return ended
 
 
 def held(process: SparkProcess, feed: Feed) -> int:

@@ -147,6 +147,7 @@ def test_a_session_on_a_standalone_cluster_runs_our_python_on_its_executors_and_
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
+@pytest.mark.full
 def test_a_cluster_ends_with_the_test_that_failed_in_it(tmp_path):
     pids: list[int] = []
 
