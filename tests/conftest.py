@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import settings
 from tests.examples import SHARE, SHARES, examples
 from tests.guardian import start_guardian
-from tests.java_classes import make_archive, use_archive
+from tests.java_options import LAUNCHER, OPTIONS
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-use_archive()
+os.environ.setdefault(LAUNCHER, OPTIONS)
 
 # Before it is imported: pytest explains its failed assertions as it does those of a test.
 pytest.register_assert_rewrite("tests.operators.subtasks")
@@ -179,14 +178,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped:
 
 
 # What they share.
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the first test with Spark of a run, have the archive of its classes made, beside the tests."""
-    if item.get_closest_marker("spark") is not None:
-        with suppress(FileExistsError):
-            _run_folder(item.config).joinpath("spark-tested").touch(exist_ok=False)
-            make_archive()
 
 
 @pytest.fixture(scope="session")

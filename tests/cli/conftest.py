@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-from tests.cli.place import PIPELINE, Invoke, write_rows
-
-from fordstone.cli.main import cli
+from tests.cli.place import PIPELINE, Invoke, commands, write_rows
 
 
 @pytest.fixture
@@ -27,22 +22,5 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def invoke(place: Path) -> Iterator[Invoke]:
     """Run a command line in this process."""
-    path = list(sys.path)
-    logger = logging.getLogger("fordstone")
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
-
-    def forget() -> None:
-        # What a command loaded from the working directory would be taken for the file of the next.
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", None) or "").startswith(str(place)):
-                del sys.modules[name]
-        sys.path[:] = path
-
-    def run(*args: str) -> Result:
-        forget()
-        return CliRunner().invoke(cli, list(args), prog_name="fordstone")
-
-    yield run
-    forget()
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    with commands(place) as run:
+        yield run

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from click.testing import Result
+from click.testing import CliRunner, Result
+
+from fordstone.cli.main import cli
 
 Invoke = Callable[..., Result]
 SECONDS_MAX = 600
@@ -55,6 +59,32 @@ def read_rows(directory: Path) -> list[dict[str, object]]:
     return [
         json.loads(line) for file in sorted(directory.glob("[!._]*.jsonl")) for line in file.read_text().splitlines()
     ]
+
+
+@contextmanager
+def commands(place: Path) -> Iterator[Invoke]:
+    """Run command lines in this process; what they change in it is put back."""
+    path = list(sys.path)
+    logger = logging.getLogger("fordstone")
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+
+    def forget() -> None:
+        # What a command loaded from the working directory would be taken for the file of the next.
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(str(place)):
+                del sys.modules[name]
+        sys.path[:] = path
+
+    def run(*args: str) -> Result:
+        forget()
+        return CliRunner().invoke(cli, list(args), prog_name="fordstone")
+
+    try:
+        yield run
+    finally:
+        forget()
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def start(place: Path, *args: str, **more: str) -> subprocess.Popen[str]:

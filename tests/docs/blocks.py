@@ -17,6 +17,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,13 +26,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tests.cli.place import commands as commands_in
 from tests.guardian import VARIABLE
-from tests.java_classes import LAUNCHER, OPTIONS
+from tests.java_options import LAUNCHER, OPTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_ON_SPARK = re.compile(r"fordstone (?:run [\w.]+ --on spark|checkpoints import-spark) [\w. -]+")
+"""A command that needs Spark and no shell."""
 _SAVED = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
 
 
@@ -113,6 +117,8 @@ class Page:
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
     groups: list[int] = field(default_factory=list)
     """The process groups of its commands."""
+    spark: bool = False
+    """Whether this process has a Spark: commands that need one are then run here, instead of starting another."""
 
     def __enter__(self) -> Self:
         return self
@@ -147,26 +153,38 @@ class Page:
         commands = commands_of(block.body)
         for command in commands:
             wanted = block.ends_with if command is commands[-1] else 0
-            done = subprocess.Popen(
-                ["bash", "-c", _stand_in(command.text)],
-                cwd=self.directory,
-                env=_environment(self.directory),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self.groups.append(done.pid)
-            try:
-                printed = done.communicate(timeout=COMMAND_SECONDS_MAX)[0].decode()
-            except subprocess.TimeoutExpired:
-                _end_group(done.pid)
-                raise
-            place = f"{self.name}:{block.line}: `{command.text}`"
-            # A shell that became the command dies of its signal; people see what a shell makes of that.
-            code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-            assert code == wanted, f"{place} ended with {code}:\n{printed}"
+            code, printed = self._here(command.text) if self._is_for_here(command.text) else self._process(command.text)
+            assert code == wanted, f"{self.name}:{block.line}: `{command.text}` ended with {code}:\n{printed}"
             self._compare(block, command.shown, printed)
+
+    def _is_for_here(self, command: str) -> bool:
+        return self.spark and _ON_SPARK.fullmatch(command) is not None
+
+    def _here(self, command: str) -> tuple[int, str]:
+        """Run a command line in this process; return its exit code and what it printed."""
+        with _working_in(self.directory), commands_in(self.directory) as run:
+            result = run(*shlex.split(command)[1:])
+        return result.exit_code, result.output
+
+    def _process(self, command: str) -> tuple[int, str]:
+        """Run a command in a shell; return its exit code and what it printed."""
+        done = subprocess.Popen(
+            ["bash", "-c", _stand_in(command)],
+            cwd=self.directory,
+            env=_environment(self.directory),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.groups.append(done.pid)
+        try:
+            printed = done.communicate(timeout=COMMAND_SECONDS_MAX)[0].decode()
+        except subprocess.TimeoutExpired:
+            _end_group(done.pid)
+            raise
+        # A shell that became the command dies of its signal; people see what a shell makes of that.
+        return done.returncode if done.returncode >= 0 else 128 - done.returncode, printed
 
     def _compare(self, block: Block, shown: str | None, printed: str) -> None:
         if shown is not None:

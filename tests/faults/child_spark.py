@@ -19,7 +19,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from tests.faults.process import ROOT
 from tests.faults.spark_job import SparkChild, SparkJob, build
-from tests.java_classes import OPTIONS
+from tests.java_options import OPTIONS
 
 from fordstone.cli.logs import configure_logging
 from fordstone.errors import FordstoneError

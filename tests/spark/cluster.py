@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from tests.java_classes import OPTIONS
+from tests.java_options import OPTIONS
 from tests.waiting import until
 
 from fordstone.spark.session import java
@@ -27,7 +27,6 @@ WAIT_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.05
 DAEMON_MEMORY = "256m"
-# Java's quick compiler alone: a test ends before the thorough one has paid for itself.
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: (\S+)")

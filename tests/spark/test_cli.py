@@ -15,7 +15,9 @@ import pytest
 from tests.cli.conftest import invoke, place  # noqa: F401 - fixtures
 from tests.cli.place import Invoke, read_rows
 from tests.docs.blocks import REPOSITORY
+from tests.faults.spark_process import descendants
 from tests.spark.cluster import standalone
+from tests.spark.test_java import without_java
 
 from fordstone.connectors import latest
 
@@ -83,8 +85,8 @@ def live(tmp_path: Path) -> Path:
     return code / "live_on_spark.py"
 
 
-def test_ctrl_c_finishes_the_epoch_and_leaves_state_that_can_be_imported(
-    live: Path, invoke: Invoke, place: Path, spark: SparkSession
+def test_on_a_machine_without_java_ctrl_c_finishes_the_epoch_and_leaves_state_that_can_be_imported(
+    live: Path, invoke: Invoke, place: Path, spark: SparkSession, tmp_path: Path
 ):
     given = [
         "run",
@@ -102,6 +104,7 @@ def test_ctrl_c_finishes_the_epoch_and_leaves_state_that_can_be_imported(
     process = subprocess.Popen(
         [*COMMAND, *given],
         cwd=place,
+        env=without_java(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,6 +117,8 @@ def test_ctrl_c_finishes_the_epoch_and_leaves_state_that_can_be_imported(
             assert event["event"] == "progress", f"{event}\n{process.stderr.read() if process.stderr else ''}"
             if event["rows_out"] > 0:
                 break
+        programs = [Path(f"/proc/{pid}/exe").resolve() for pid in descendants(process.pid)]
+        assert any(path.name == "java" and path.is_relative_to(sys.prefix) for path in programs), programs
         # A terminal tells the whole group: Spark's own processes must not end of it.
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=SECONDS_MAX)

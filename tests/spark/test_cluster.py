@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.java_classes import OPTIONS
+from tests.java_options import OPTIONS
 from tests.spark.cluster import connect_server, standalone
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pyspark import SparkConf, SparkContext
+from tests.java_options import LAUNCHER, OPTIONS
 
 from fordstone.errors import FordstoneError, StorageError
 from fordstone.spark.session import java
@@ -171,7 +172,7 @@ from fordstone.spark.session import java
 if sys.argv[1] == "without":
     java._packaged = lambda: None
 try:
-    spark = session(master="local[1]", memory="512m", config={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    spark = session(master="local[1]", memory="512m")
     system = spark.sparkContext._jvm.java.lang.System
     print(system.getProperty("java.home"), spark.range(7).mapInArrow(lambda batches: batches, "id long").count())
     spark.stop()
@@ -183,21 +184,24 @@ except FordstoneError as error:
 """
 
 
-def run_without_java(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
-    """A Python on whose PATH there is everything but Java."""
-    programs = tmp_path / "programs"
+def without_java(folder: Path) -> dict[str, str]:
+    """Return an environment on whose PATH there is everything but Java."""
+    programs = folder / "programs"
     programs.mkdir()
-    for folder in os.environ["PATH"].split(os.pathsep):
-        for file in Path(folder).iterdir() if Path(folder).is_dir() else ():
+    for listed in os.environ["PATH"].split(os.pathsep):
+        for file in Path(listed).iterdir() if Path(listed).is_dir() else ():
             if not file.name.startswith("java") and not (programs / file.name).exists():
                 (programs / file.name).symlink_to(file)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
     }
-    environment |= {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return environment | {"PATH": str(programs), "XDG_CACHE_HOME": str(folder / "cache"), LAUNCHER: OPTIONS}
+
+
+def run_without_java(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", CHILD, how],
-        env=environment,
+        env=without_java(tmp_path),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -206,6 +210,7 @@ def run_without_java(tmp_path: Path, how: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.full  # `test_cli` runs a pipeline on such a machine
 def test_spark_starts_on_a_machine_without_java_and_says_nothing_about_it(tmp_path):
     done = run_without_java(tmp_path, "with")
     home, rows, rows_again = done.stdout.rsplit(maxsplit=2)
