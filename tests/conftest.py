@@ -188,7 +188,9 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     if _worker(request.config):
         # Fails where a second process of this run starts Spark: then the groups do not work.
         _run_folder(request.config).joinpath("spark-started").touch(exist_ok=False)
-    started = session(master="local[2]", memory="2g")
+    # Where it serves Spark Connect, while a test lets it.
+    connect = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
+    started = session(master="local[2]", memory="2g", config=connect)
     yield started
     started.stop()
 

@@ -62,7 +62,7 @@ def read_rows(directory: Path) -> list[dict[str, object]]:
 
 
 @contextmanager
-def commands(place: Path) -> Iterator[Invoke]:
+def commands(place: Path, **environment: str) -> Iterator[Invoke]:
     """Run command lines in this process; what they change in it is put back."""
     path = list(sys.path)
     logger = logging.getLogger("fordstone")
@@ -77,7 +77,7 @@ def commands(place: Path) -> Iterator[Invoke]:
 
     def run(*args: str) -> Result:
         forget()
-        return CliRunner().invoke(cli, list(args), prog_name="fordstone")
+        return CliRunner(env=environment).invoke(cli, list(args), prog_name="fordstone")
 
     try:
         yield run

@@ -34,8 +34,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_ON_SPARK = re.compile(r"fordstone (?:run [\w.]+ --on spark|checkpoints import-spark) [\w. -]+")
-"""A command that needs Spark and no shell."""
+_PLAIN = re.compile(r"fordstone (?!.*--help)[^|&;<>$*\\()`{}~\n]+")
+"""A command that needs no shell, nor the width of the terminal, which click's runner does not tell."""
 _SAVED = re.compile(r"# (?P<name>[\w./-]+\.py)\n")
 
 
@@ -117,8 +117,6 @@ class Page:
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
     groups: list[int] = field(default_factory=list)
     """The process groups of its commands."""
-    spark: bool = False
-    """Whether this process has a Spark: commands that need one are then run here, instead of starting another."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,17 +151,16 @@ class Page:
         commands = commands_of(block.body)
         for command in commands:
             wanted = block.ends_with if command is commands[-1] else 0
-            code, printed = self._here(command.text) if self._is_for_here(command.text) else self._process(command.text)
+            done = self._here if _PLAIN.fullmatch(command.text) else self._process
+            code, printed = done(command.text)
             assert code == wanted, f"{self.name}:{block.line}: `{command.text}` ended with {code}:\n{printed}"
             self._compare(block, command.shown, printed)
 
-    def _is_for_here(self, command: str) -> bool:
-        return self.spark and _ON_SPARK.fullmatch(command) is not None
-
     def _here(self, command: str) -> tuple[int, str]:
-        """Run a command line in this process; return its exit code and what it printed."""
-        with _working_in(self.directory), commands_in(self.directory) as run:
-            result = run(*shlex.split(command)[1:])
+        """Run a command line in this process, with its Spark if it has one; return its exit code and what it printed."""
+        words = shlex.split(_stand_in(command))
+        with _working_in(self.directory), commands_in(self.directory, **_environment(self.directory)) as run:
+            result = run(*words[1:])
         return result.exit_code, result.output
 
     def _process(self, command: str) -> tuple[int, str]:

@@ -22,7 +22,7 @@ def test_every_code_block_of_the_page_runs(
 ):
     directory = tmp_path / "page"
     directory.mkdir()
-    with Page(name=named(page), directory=directory, spark=True) as runner:
+    with Page(name=named(page), directory=directory) as runner:
         runner.run_all(page.read_text())
     if page.name == "README.md":
         assert check_saved(page.read_text(), directory, spark, monkeypatch)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
+from tests.epochs.conftest import commit_epoch, open_store
 
 from fordstone.epochs.copies import Uploader
 from fordstone.epochs.store import merge_checkpoint
 from fordstone.protocol.recovery import CannotResume, StartEmpty, decide_recovery
 from fordstone.storage.disk import OsDisk
-from fordstone.storage.failpoint import parse_failpoints
+from fordstone.storage.failpoint import failpoints_of_process
 
-spec = importlib.util.spec_from_file_location("builders", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-builders = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(builders)
+
+class Commits(msgspec.Struct, frozen=True, kw_only=True):
+    """Where, and up to which epoch."""
+
+    root: str
+    epochs: int
 
 
 def fold(frames: Any, *, oldest: Any) -> Any:
@@ -27,24 +28,22 @@ def fold(frames: Any, *, oldest: Any) -> Any:
     return pl.concat(frames)
 
 
-def main(root: str, failpoint: str, epochs: int) -> None:
-    disk = OsDisk(root)
+def main() -> int:
+    job = msgspec.json.decode(sys.argv[1], type=Commits)
+    disk = OsDisk(job.root)
     disk.lock()
-    store = builders.open_store(disk, failpoints=parse_failpoints(failpoint), keep=2)
-    uploader = Uploader(store, f"file://{root}-remote", keep=2)
+    store = open_store(disk, failpoints=failpoints_of_process(), keep=2)
+    uploader = Uploader(store, f"file://{job.root}-remote", keep=2)
     survey = store.survey(deep=True)
     decision = decide_recovery(survey.checkpoints, survey.cuts)
     assert not isinstance(decision, CannotResume)
     first = 1 if isinstance(decision, StartEmpty) else decision.next_epoch
-    for epoch in range(first, epochs + 1):
-        builders.commit_epoch(store, epoch)
+    for epoch in range(first, job.epochs + 1):
+        commit_epoch(store, epoch)
         print(epoch, flush=True)
         merge_checkpoint(store, lambda _step, _state: fold)
         store.collect()
         uploader.offer(epoch)
         while uploader.step():
             pass
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    return 0

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.epochs.child_commits import Commits
+from tests.faults.process import Ended, Process
 
 from fordstone.errors import ConfigError
 from fordstone.protocol.recovery import Resume, StartEmpty, decide_recovery
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import FAILPOINTS, KillAt, NoFailpoints, parse_failpoints
 
-CHILD = Path(__file__).with_name("child_commits.py")
 IN_THE_STORE = [name for name in FAILPOINTS if not name.startswith("sink.")]
 EPOCHS = 6
 
 
-def run_child(root: Any, failpoint: Any) -> Any:
-    command = [sys.executable, str(CHILD), str(root), failpoint, str(EPOCHS)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+def run_child(root: Path, failpoint: str) -> Ended:
+    job = Commits(root=str(root), epochs=EPOCHS)
+    return Process(root.parent, job, failpoint=failpoint, module="tests.epochs.child_commits").ended()
 
 
 @pytest.mark.slow
@@ -31,9 +29,9 @@ def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path: 
     hits = tmp_path / "hits"
     root = tmp_path / "state"
     killed = run_child(root, f"{name}:2@{hits}")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.killed, killed.errors
     assert hits.read_text().splitlines() == [name, name]
-    sealed = [int(line) for line in killed.stdout.split()]
+    sealed: list[Any] = killed.lines
     store = build.open(OsDisk(root), keep=2)
     survey = store.survey(deep=True)
     decision = decide_recovery(survey.checkpoints, survey.cuts)
@@ -45,7 +43,7 @@ def test_a_process_killed_there_leaves_every_sealed_epoch_and_goes_on(tmp_path: 
         assert decision == StartEmpty()
         assert newest == 0
     again = run_child(root, "")
-    assert again.returncode == 0, again.stderr
+    assert again.code == 0, again.errors
     assert build.open(OsDisk(root), keep=2).verify().whole
     assert build.open(OsDisk(root), keep=2).epochs()[-1] == EPOCHS
 

@@ -7,7 +7,6 @@ standard error and exit code 1, as on the command line.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 
@@ -15,7 +14,6 @@ import msgspec
 from tests.faults.job import NODE, PIPELINE, Job, build
 
 from fordstone.cli.logs import configure_logging
-from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.epochs.store import CheckpointStore, Combine, merge_checkpoint
 from fordstone.errors import FordstoneError
 from fordstone.operators.base import OperatorContext
@@ -24,7 +22,7 @@ from fordstone.planner.check import stream_types
 from fordstone.protocol.progress import Progress
 from fordstone.protocol.retry import RestartPolicy
 from fordstone.storage.disk import OsDisk
-from fordstone.storage.failpoint import parse_failpoints
+from fordstone.storage.failpoint import failpoints_of_process
 
 
 def main() -> int:
@@ -73,7 +71,7 @@ def merge(job: Job) -> None:
 
     with closing(OsDisk("state")) as disk:
         disk.lock()
-        failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+        failpoints = failpoints_of_process()
         store = CheckpointStore(disk, pipeline=PIPELINE, node=NODE, failpoints=failpoints)
         merged = merge_checkpoint(store, combine_of)
         store.collect()

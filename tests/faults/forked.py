@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 IMPORTED = (
+    "tests.epochs.child_commits",
     "tests.faults.child_pipeline",
     "tests.faults.two_tier_child",
     "fordstone.cli.edge",

@@ -18,9 +18,9 @@ from tests.faults.forked import IMPORTED, Forked, nursery
 from tests.faults.job import NODE, PIPELINE, Job
 from tests.waiting import until
 
-from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.epochs.store import CheckpointStore
 from fordstone.storage.disk import OsDisk
+from fordstone.storage.failpoint import FAILPOINT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS_MAX = 600.0

@@ -150,6 +150,14 @@ def command(pid: int) -> str:
         return ""
 
 
+def program(pid: int) -> Path:
+    """The file that it runs; an empty path if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return Path()
+
+
 def born(pid: int) -> str:
     """When it was started, as the system counts; nothing if it is gone, or only waits to be reaped."""
     try:

@@ -200,6 +200,7 @@ def test_a_sink_directory_of_another_stream_is_told_before_anything_runs(spark: 
     assert cut(feed.folder) == before
 
 
+@pytest.mark.full  # as `test_a_plan_that_changed_only_where_it_has_no_state_goes_on` does
 def test_a_function_written_in_place_runs_in_workers(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(folder=tmp_path / "job", seed=41)
     feed.write(ROWS)

@@ -35,7 +35,7 @@ def running_hub(
     url = blobs or f"file://{data / 'blobs'}"
     log = HubLog(SqliteStore(data / "log.sqlite"), clock_us=clock_us, failpoints=options.get("failpoints"))
     try:
-        store = open_blobs(url, failpoints=options.get("failpoints"))
+        store = open_blobs(url, beside=data / "incoming", failpoints=options.get("failpoints"))
         app = HubApp(log, store, direct_url=url if direct else None, **options)
         with serving(app, port=port) as base:
             yield HubAddress(url=base)

@@ -21,7 +21,7 @@ LARGE = b"many rows " * (SMALL_BYTES // 4)
 @pytest.fixture(params=["file", "path", "memory"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     urls = {"file": f"file://{tmp_path}/b%20s", "path": str(tmp_path / "plain"), "memory": f"memory://{uuid4()}"}
-    return open_blobs(urls[request.param])
+    return open_blobs(urls[request.param], beside=tmp_path / "incoming")
 
 
 def stored(blobs: BlobStore, data: bytes, digest: str | None = None) -> bool:
@@ -112,8 +112,10 @@ def test_a_disk_that_refuses_is_told_and_no_part_file_stays(
     assert everything(blobs) == [], "what is not durable has no name"
 
 
-def test_a_store_that_takes_only_a_part_is_refused_and_the_part_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    blobs: Any = open_blobs(f"memory://{uuid4()}")
+def test_a_store_that_takes_only_a_part_is_refused_and_the_part_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blobs: Any = open_blobs(f"memory://{uuid4()}", beside=tmp_path)
     whole = blobs._fs.pipe_file
     monkeypatch.setattr(blobs._fs, "pipe_file", lambda path, data: whole(path, data[:3]))
     with pytest.raises(Rejection, match="3 of 10 bytes") as raised:
@@ -161,9 +163,9 @@ def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_t
     assert steps[-3:] == ["sync file", "rename", "sync dir"]
 
 
-def test_an_unknown_kind_of_store_is_an_error_that_says_what_to_install() -> None:
+def test_an_unknown_kind_of_store_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be opened"):
-        open_blobs("nosuchkind://bucket/x")
+        open_blobs("nosuchkind://bucket/x", beside=tmp_path)
 
 
 def test_what_arrives_is_not_removed_and_what_is_removed_arrives_after() -> None:

@@ -1,4 +1,4 @@
-"""A real Spark cluster on this machine, or a Spark Connect server: processes of their own, through pip's PySpark.
+"""A real Spark cluster on this machine, of processes of its own, through pip's PySpark; and Spark Connect.
 
 Loopback only, ports that the system gives, a folder for what they write. They end with the `with` block, by their own
 ids, and should the test process be killed, with it.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 from tests.java_options import OPTIONS
@@ -23,13 +24,15 @@ from tests.waiting import until
 
 from fordstone.spark.session import java
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 WAIT_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.05
 DAEMON_MEMORY = "256m"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
-_CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: (\S+)")
 _PORTS = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 _REGISTERED = "Successfully registered with master"
 _PR_SET_PDEATHSIG = 1
@@ -161,26 +164,16 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
 
 
 @contextmanager
-def connect_server(folder: Path, *, cores: int = 2, memory: str = "1g") -> Iterator[str]:
-    """A Spark Connect server that runs everything in itself; gives its address, `sc://...`."""
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-    }
-    server = Daemon(
-        folder / "connect",
-        "org.apache.spark.deploy.SparkSubmit",
-        *("--master", f"local[{cores}]"),
-        *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
-        memory=memory,
-    )
+def connect_server(spark: SparkSession) -> Iterator[str]:
+    """Let a Spark serve Spark Connect, too; gives the address, `sc://...`."""
+    services: Any = spark.sparkContext._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]  # py4j's
+    service = getattr(getattr(services, "SparkConnectService$"), "MODULE$")  # how Java names an object of Scala
+    service.start(spark.sparkContext._jsc.sc())
+    nothing = spark.sparkContext._jvm.scala.Option.empty()  # type: ignore[union-attr]  # as above
     try:
-        yield f"sc://{server.said(_CONNECT_ADDRESS)}"
+        yield f"sc://127.0.0.1:{service.localPort()}"
     finally:
-        server.end()
+        service.stop(nothing, nothing)
 
 
 def _die_with_parent() -> None:

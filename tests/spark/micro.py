@@ -307,7 +307,7 @@ class MicroSpark:
         """Start a process with a query."""
         self.fate.log.clear()
         query = self.query(plan, functions, **options)
-        with mock.patch.object(query_module, "parse_failpoints", return_value=SimpleNamespace(hit=self.fate.step)):
+        with mock.patch.object(query_module, "failpoints_of_process", return_value=SimpleNamespace(hit=self.fate.step)):
             started = query.start(on_batch)
         assert isinstance(started, MicroQuery)
         return started

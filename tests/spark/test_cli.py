@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import invoke, place  # noqa: F401 - fixtures
 from tests.cli.place import Invoke, read_rows
 from tests.docs.blocks import REPOSITORY
-from tests.faults.spark_process import descendants
+from tests.faults.spark_process import descendants, program
 from tests.spark.cluster import standalone
 from tests.spark.test_java import without_java
 
@@ -117,13 +117,14 @@ def test_on_a_machine_without_java_ctrl_c_finishes_the_epoch_and_leaves_state_th
             assert event["event"] == "progress", f"{event}\n{process.stderr.read() if process.stderr else ''}"
             if event["rows_out"] > 0:
                 break
-        programs = [Path(f"/proc/{pid}/exe").resolve() for pid in descendants(process.pid)]
+        programs = [program(pid) for pid in descendants(process.pid)]
         assert any(path.name == "java" and path.is_relative_to(sys.prefix) for path in programs), programs
         # A terminal tells the whole group: Spark's own processes must not end of it.
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=SECONDS_MAX)
     finally:
         process.kill()
+        process.communicate()
     assert (process.returncode, err) == (0, "")
     report = json.loads(out.splitlines()[-1])
     assert (report["event"], report["outcome"], report["progress"]["stopping"]) == ("report", "stopped", True)

@@ -9,10 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.java_options import OPTIONS
 from tests.spark.cluster import connect_server, standalone
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD_SECONDS_MAX = 180
@@ -171,8 +175,10 @@ tell(*stateful(ready, sys.argv[2]))
 """
 
 
-def test_a_session_through_spark_connect_runs_the_same_and_its_process_ends_by_itself(tmp_path):
-    with connect_server(tmp_path) as address, driver(tmp_path, THROUGH_CONNECT, address) as child:
+def test_a_session_through_spark_connect_runs_the_same_and_its_process_ends_by_itself(
+    tmp_path: Path, spark: SparkSession
+):
+    with connect_server(spark) as address, driver(tmp_path, THROUGH_CONNECT, address) as child:
         assert child.heard() == "True 2 2"
         assert child.heard() == "True"
         assert child.heard() == "2 4"

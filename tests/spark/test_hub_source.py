@@ -231,7 +231,7 @@ def guarded_hub(data: Path) -> Iterator[tuple[HubAddress, str]]:
 
     with contextlib.closing(HubLog(SqliteStore(data / "log.sqlite"), clock_us=now_us)) as log:
         tokens = Tokens(file, clock_s=time.monotonic, clock_us=now_us)
-        app = HubApp(log, open_blobs(f"file://{data / 'blobs'}"), tokens=tokens)
+        app = HubApp(log, open_blobs(f"file://{data / 'blobs'}", beside=data), tokens=tokens)
         with serving(app) as url:
             yield HubAddress(url=url, token=node), center
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -33,12 +32,11 @@ from fordstone.protocol.retry import RestartAfter, Stop, decide_restart
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.signals import Signals
 from fordstone.storage.disk import OsDisk
-from fordstone.storage.failpoint import parse_failpoints
+from fordstone.storage.failpoint import failpoints_of_process
 
 log = logging.getLogger(__name__)
 
 HUB_WAIT_SECONDS: Final = 1.0
-FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OnProgress = Callable[[Progress], None]
 TICK_SECONDS: Final = 0.01
 TICKS_PER_CALL: Final = 5
@@ -118,7 +116,7 @@ def run(
     config = config or RunConfig(**options)
     disk = OsDisk(config.state)
     clock = SystemClock()
-    failpoints = parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+    failpoints = failpoints_of_process()
     disk.lock()
     with closing(disk), Signals() as signals:
         environment = Environment(clock=clock, disk=disk, failpoints=failpoints, wait=signals.wait)

@@ -17,6 +17,8 @@ from typing import Final, Protocol
 
 from fordstone.errors import ConfigError
 
+FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
+"""The environment variable with the failpoint of a process."""
 FAILPOINTS: Final[tuple[str, ...]] = (
     "run.created",
     "run.synced",
@@ -119,3 +121,8 @@ def parse_failpoints(value: str) -> Failpoints:
     if colon and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise ConfigError(f"failpoint {value!r}: the count after ':' must be a whole number from 1 on.")
     return KillAt(name, int(count) if colon else 1, hits=Path(hits) if hits else None)
+
+
+def failpoints_of_process() -> Failpoints:
+    """Return the failpoint that the environment names, or none."""
+    return parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import ipaddress
 import logging
-import os
 import resource
 import signal
 import socket
@@ -46,7 +45,7 @@ from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.atomic import write_file
 from fordstone.storage.disk import OsDisk
-from fordstone.storage.failpoint import Failpoints, NoFailpoints, parse_failpoints
+from fordstone.storage.failpoint import Failpoints, NoFailpoints, failpoints_of_process
 
 READERS: Final = 4
 BLOB_THREADS: Final = 16
@@ -60,7 +59,6 @@ LOG_NAME: Final = "log.sqlite"
 BLOBS_NAME: Final = "blobs"
 INCOMING_NAME: Final = "incoming"
 """Uploads on their way to a remote blob store."""
-FAILPOINT_VARIABLE: Final = "FORDSTONE_FAILPOINT"
 OVERHEAD_BYTES_MAX: Final = 512 << 10
 """Maximum of what is not body: the head, the marks between chunks, trailers. It is more than one read of the socket returns."""
 HEAD_SECONDS_MAX: Final = 20.0
@@ -205,7 +203,7 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
 @contextlib.contextmanager
 def _open(options: HubOptions, tokens: Tokens) -> Iterator[HubApp]:
     """Open the data directory, which is locked, with the app over it."""
-    data, failpoints = options.data, parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+    data, failpoints = options.data, failpoints_of_process()
     url = options.blobs or str(data / BLOBS_NAME)
     if "://" not in url:
         url = Path(url).resolve().as_uri()

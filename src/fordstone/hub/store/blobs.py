@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import secrets
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -299,16 +298,14 @@ class Gate:
                 self._changed.notify_all()
 
 
-def open_blobs(url: str | Path, *, beside: Path | None = None, failpoints: Failpoints | None = None) -> BlobStore:
-    """The store that a URL or path names. `beside`: the directory for uploads to a remote store; None: a temporary one."""
+def open_blobs(url: str | Path, *, beside: Path, failpoints: Failpoints | None = None) -> BlobStore:
+    """The store that a URL or path names. `beside`: the directory for uploads to a remote store."""
     text = str(url)
     local = local_path(text)
     if local is not None:
         return DiskBlobs(Path(unquote(local) if "://" in text else local), failpoints=failpoints)
     filesystem, root = open_filesystem(text, kind="blob store")
-    return FsspecBlobs(
-        filesystem, root, beside or Path(tempfile.mkdtemp(prefix="fordstone-hub-")), failpoints=failpoints
-    )
+    return FsspecBlobs(filesystem, root, beside, failpoints=failpoints)
 
 
 def claim(url: str, data: Path) -> None:

@@ -6,7 +6,6 @@ rows in this process's memory are written to files (bounded runs only), one file
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ import pyarrow as pa
 from fordstone.connectors import files
 from fordstone.connectors.base import SinkStream, SourceOptions
 from fordstone.connectors.registry import open_source
-from fordstone.edge.run import FAILPOINT_VARIABLE
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
@@ -39,7 +37,7 @@ from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, sh
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.session.session import is_connect, parallelism, prepared
-from fordstone.storage.failpoint import parse_failpoints
+from fordstone.storage.failpoint import failpoints_of_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +137,7 @@ class HostedQuery:
             seed_cut=None if self.seed is None else self.seed.cut,
             lateness_us={step.name: step.lateness_us for step in self.stages.sources},
             on_batch=on_batch,
-            failpoints=parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, "")),
+            failpoints=failpoints_of_process(),
         )
         if self.seed is not None:
             committer.release_seed(self.seed.epoch, self.seed.segments())
