@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, settings
 
 SHARE = "FORDSTONE_TEST_EXAMPLES"
 """Set by the options of a run: one in this number of examples is tried."""
-SHARES = {"quick": 8, "usual": 2, "full": 1}
+SHARES = {"quick": 8, "usual": 3, "full": 1}
 LEAST = 3
 
 
 def share_of(count: int, least: int = 1) -> int:
-    """Return how many of this number a run tries: all under `--full`, half as a rule, an eighth under `--quick`."""
+    """Return how many of this number a run tries: all under `--full`, a third as a rule, an eighth under `--quick`."""
     return max(count // int(os.environ.get(SHARE, SHARES["usual"])), least)
 
 
