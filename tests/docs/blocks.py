@@ -6,7 +6,8 @@ A page is run from top to bottom in an empty directory, and whatever it has left
   the block is also saved under that name.
 - `text` right below a `python` block is what that block prints.
 - `console` holds commands after `$ ` (continued after `> `) and what they print; a command without output below it
-  only has to end with 0. With `console ends 137` the last command must end with that code instead.
+  only has to end with 0. With `console ends 137` the last command must end with that code instead. A command of Fordstone
+  that needs no shell runs in this process, and with its Spark, if it has one.
 
 In expected output a line `...` stands for any lines, and `…` for any characters within a line.
 """
@@ -21,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,11 +159,13 @@ class Page:
             self._compare(block, command.shown, printed)
 
     def _here(self, command: str) -> tuple[int, str]:
-        """Run a command line in this process, with its Spark if it has one; return its exit code and what it printed."""
+        """Run a command line in this process; return its exit code and what it printed."""
         words = shlex.split(_stand_in(command))
         with _working_in(self.directory), commands_in(self.directory, **_environment(self.directory)) as run:
             result = run(*words[1:])
-        return result.exit_code, result.output
+        # A command ends by SystemExit; anything else is a bug of it.
+        bug = result.exception if not isinstance(result.exception, SystemExit) else None
+        return result.exit_code, result.output + "".join(traceback.format_exception(bug) if bug else ())
 
     def _process(self, command: str) -> tuple[int, str]:
         """Run a command in a shell; return its exit code and what it printed."""

@@ -53,6 +53,15 @@ def test_a_command_that_should_end_with_a_code_but_does_not_fails_the_page(tmp_p
         run("```console ends 3\n$ exit 2\n```\n", tmp_path)
 
 
+def test_a_command_of_fordstone_does_the_same_in_this_process_as_in_a_shell(tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    shown = "fordstone explain broken.py{}\nerror: …broken.py raised an exception while it was loaded.\n...\n"
+    run(f"```console ends 1\n$ {shown.format('')}```\n", tmp_path)
+    run(f"```console ends 1\n$ {shown.format('; exit $?')}```\n", tmp_path)
+    with pytest.raises(AssertionError, match="ended with 1:\nerror: "):
+        run("```console\n$ fordstone explain broken.py\n```\n", tmp_path)
+
+
 def test_commands_may_go_over_several_lines():
     first, second = commands_of("$ cat <<EOF\n> one\n> EOF\none\n$ true\n")
     assert (first.text, first.shown) == ("cat <<EOF\none\nEOF", "one")
