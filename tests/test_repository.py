@@ -35,6 +35,7 @@ EXAMPLE_SECONDS_MAX = 600
 SHELL = ["scripts/bootstrap", "scripts/demo", "scripts/test", ".ci/run"]
 FOLDERS = ["src", "tests", "bench", "docs", "examples", "scripts", ".ci"]
 _OURS_ALONE = re.compile("|".join(["/" + "work/", "/" + "farm/", "/" + "root/", "/" + "tmp/brief"]))
+_CONNECTOR_NAME = re.compile(r"(?:connector|spec)\.kind (?:==|!=|in|not in) ")
 _PICKLES = re.compile(r"^\s*(?:import|from)\s+(?:c?pickle|cloudpickle|dill|marshal|shelve)\b", re.MULTILINE)
 
 
@@ -60,6 +61,14 @@ def page(name: str) -> str:
 
 def test_nothing_is_pickled():
     assert [named(file) for file in files_of(".py") if _PICKLES.search(file.read_text())] == []
+
+
+def test_no_engine_compares_the_names_of_connectors():
+    engines = [
+        file for file in files_of(".py") if re.match(r"src/fordstone/(edge|planner|runtime|spark)/", named(file))
+    ]
+    assert len(engines) > 50
+    assert [named(file) for file in engines if _CONNECTOR_NAME.search(file.read_text())] == []
 
 
 def test_no_path_of_one_machine_stands_in_the_tree():

@@ -287,6 +287,10 @@ class Capability(StrEnum):
     """As a source: each chunk says how far its event time has come, and which rows are late."""
     PRINTS = "prints"
     """As a sink: it writes to the terminal that the command runs in."""
+    IN_PROCESS = "in_process"
+    """Its rows are in the memory of the process that builds the pipeline: no other process can read or write them."""
+    OWNS_PATH = "owns_path"
+    """As a sink: the directory in its option `path` is its own. No other sink may write there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +342,11 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         `EXACTLY_ONCE` if releasing an epoch a second time changes nothing.
         """
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
+
+    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
+        """Return why a source cannot be read up to what is there now (`--available-now`); None: it can."""
+        del spec
+        return None
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Make the live source, on the node that runs it, once per start."""

@@ -182,6 +182,14 @@ class GeneratorKind(ConnectorKind):
         options_of(spec, GeneratorOptions)
         return Delivery.EXACTLY_ONCE
 
+    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
+        settings = options_of(spec, GeneratorOptions)
+        if settings.rows is None or settings.rate is not None:
+            return (
+                "a generator needs rows=, and no rate=: else it has no end, or nothing is there yet when it is asked."
+            )
+        return None
+
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         settings = options_of(spec, GeneratorOptions)
         if options.bounded and settings.rows is None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.base import (
+    Capability,
     Chunk,
     ConnectorKind,
     ConnectorSpec,
@@ -113,6 +114,8 @@ class MemorySink:
 
 class MemoryKind(ConnectorKind):
     """The kind `memory`."""
+
+    capabilities = frozenset({Capability.IN_PROCESS})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         del spec

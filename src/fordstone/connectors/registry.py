@@ -61,6 +61,11 @@ def capabilities(spec: ConnectorSpec) -> frozenset[Capability]:
     return _kind(spec).capabilities
 
 
+def why_never_all_there(spec: ConnectorSpec) -> str | None:
+    """Why the source cannot be read up to what is there now; None: it can. Touches no system."""
+    return _kind(spec).why_never_all_there(spec)
+
+
 def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _NO_CONTEXT) -> Source:
     """Make the live source."""
     return _kind(spec).open_source(spec, options, context)

@@ -1,1 +1,1 @@
-"""The public test kit: simulator, fault injection, oracles, contract suites."""
+"""The public test kit: contract suites for connectors and state, and a disk in memory."""

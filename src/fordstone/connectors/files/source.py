@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fordstone.connectors.base import (
+    Capability,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
@@ -45,6 +46,8 @@ class FilesKind(ConnectorKind):
     the same path: on a shared file system, or as copies that are the same. A path that is not absolute is taken from
     the working directory of the process that opens the source.
     """
+
+    capabilities = frozenset({Capability.OWNS_PATH})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         options_of(spec, FileSettings)

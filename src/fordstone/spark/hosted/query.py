@@ -17,8 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.connectors import files
-from fordstone.connectors.base import SinkStream, SourceOptions
-from fordstone.connectors.registry import open_source
+from fordstone.connectors.base import Capability, SinkStream, SourceOptions
+from fordstone.connectors.registry import capabilities, open_source, why_never_all_there
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
@@ -229,16 +229,13 @@ def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
     for step in plan.steps:
         if not isinstance(step, p.Sink):
             continue
-        place = step.connector.options.get("path")
-        if (
-            step.connector.kind == "files"
-            and isinstance(place, str)
-            and places.setdefault(place, step.name) != step.name
-        ):
+        can = capabilities(step.connector)
+        place = str(step.connector.options.get("path"))
+        if Capability.OWNS_PATH in can and places.setdefault(place, step.name) != step.name:
             raise ConfigError(
                 f"sinks {places[place]} and {step.name} both write to {place}. Give each a directory of its own."
             )
-        if step.connector.kind == KIND and streaming and is_connect(spark):
+        if Capability.IN_PROCESS in can and streaming and is_connect(spark):
             raise ConfigError(
                 f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is released where the "
                 "server runs. Use files(...) or delta(...)."
@@ -263,13 +260,8 @@ def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
 def _check_end(plan: p.Plan) -> None:
     """Refuse sources of which never or always everything is there now."""
     for step in plan.steps:
-        if isinstance(step, p.Source) and step.connector.kind == "generator":
-            options = step.connector.options
-            if options.get("rows") is None or options.get("rate") is not None:
-                raise ConfigError(
-                    f"source {step.name}: with --available-now a generator needs rows=, and no rate=: else it has no end, or nothing "
-                    "is there yet when it is asked."
-                )
+        if isinstance(step, p.Source) and (why := why_never_all_there(step.connector)) is not None:
+            raise ConfigError(f"source {step.name}: with --available-now {why}")
 
 
 def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:
@@ -323,13 +315,16 @@ def _spelt(connector: p.ConnectorSpec) -> p.ConnectorSpec:
     return msgspec.structs.replace(connector, options={**connector.options, "path": whole})
 
 
-KIND: Final = "memory"
 _ROWS_AT_ONCE: Final = 1 << 17
 
 
 def sources_in_memory(plan: p.Plan) -> tuple[p.Source, ...]:
     """The sources whose rows only this process has."""
-    return tuple(step for step in plan.steps if isinstance(step, p.Source) and step.connector.kind == KIND)
+    return tuple(
+        step
+        for step in plan.steps
+        if isinstance(step, p.Source) and Capability.IN_PROCESS in capabilities(step.connector)
+    )
 
 
 def written_out(plan: p.Plan, folder: Path) -> p.Plan:
