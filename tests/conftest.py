@@ -43,8 +43,9 @@ SLOW_PLACES = (
     HERE / "simulation" / "test_mutants.py",
     HERE / "test_demo.py",
 )
-SEEDS = {"quick": 25, "usual": 100, "full": 4000}
+SEEDS = {"quick": 25, "usual": 50, "full": 4000}
 GUARDIAN = pytest.StashKey[object]()
+FILES_BEFORE = pytest.StashKey[set[str]]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
     "slow": "takes over a second of processor time without Spark: kills, several processes; not in --quick",
@@ -57,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="run all fault matrices and examples, and forty times as many simulation seeds",
+        help="run all fault matrices and examples, and eighty times as many simulation seeds",
     )
     parser.addoption("--seeds", type=int, default=None, help=f"number of simulation seeds ({SEEDS['usual']})")
     parser.addoption("--first-seed", type=int, default=100_000, help="the first of these seeds")
@@ -76,8 +77,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
     if config.option.quick:
         sys.addaudithook(_no_java)
+    config.stash[FILES_BEFORE] = _files()
     if not config.option.collectonly:
         config.stash[GUARDIAN] = start_guardian()
+
+
+def _files() -> set[str]:
+    """Return what lies in the repository's folder, but for caches."""
+    return {path.name for path in HERE.parent.iterdir() if not path.name.startswith(".")}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which a test wrote to the working directory: tests in other processes would get in its way."""
+    left = sorted(_files() - session.config.stash[FILES_BEFORE])
+    if left and not _worker(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nFAILED: tests left {', '.join(left)} in {HERE.parent}")
 
 
 def _no_java(event: str, arguments: tuple[object, ...]) -> None:

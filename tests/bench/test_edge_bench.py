@@ -44,6 +44,7 @@ def bench_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("section", SECTIONS)
 def test_each_section_measures_something_and_prints_it(run: tuple[dict[str, Any], str], section: str) -> None:
     found, printed = run
@@ -53,6 +54,7 @@ def test_each_section_measures_something_and_prints_it(run: tuple[dict[str, Any]
     assert all(one["case"] in printed for one in findings)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("section", WITH_TARGET)
 def test_a_target_is_judged_by_the_number_beside_it(run: tuple[dict[str, Any], str], section: str) -> None:
     judged = [one for one in run[0]["findings"] if one["section"] == section and one["target"] is not None]
@@ -62,6 +64,7 @@ def test_a_target_is_judged_by_the_number_beside_it(run: tuple[dict[str, Any], s
         assert one["reached"] == (measured >= bound if one["target"]["at_least"] else measured <= bound)
 
 
+@pytest.mark.full
 def test_the_json_says_what_machine_it_was(run: tuple[dict[str, Any], str]) -> None:
     machine = run[0]["machine"]
     assert machine["cores"] >= 1

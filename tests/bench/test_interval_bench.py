@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "bench"
 SECONDS_MAX = 300
 FAST = """
@@ -25,6 +27,7 @@ def measured(home: Path, *words: str, rows: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, cwd=home, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
 
 
+@pytest.mark.full
 def test_a_pipeline_is_measured_with_and_without_checkpoints(tmp_path: Path) -> None:
     done = measured(tmp_path, "--seconds", "1.2", "--recovery-goal", "10s", "--json", "found.json")
     assert done.returncode == 0, done.stderr

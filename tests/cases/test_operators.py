@@ -16,7 +16,7 @@ RUNS = [
     pytest.param({"mode": "aligned", "parallelism": 1, "batch_rows": 1000}, id="aligned-1-1000"),
     pytest.param({"mode": "aligned", "parallelism": 3, "batch_rows": 7}, id="aligned-3-7", marks=SMALL_BATCHES),
     pytest.param({"mode": "unaligned", "parallelism": 2, "batch_rows": 3}, id="unaligned-2-3", marks=SMALL_BATCHES),
-    pytest.param({"mode": "blocking", "parallelism": 2, "batch_rows": 20}, id="blocking-2-20", marks=SMALL_BATCHES),
+    pytest.param({"mode": "blocking", "parallelism": 2, "batch_rows": 20}, id="blocking-2-20", marks=pytest.mark.full),
 ]
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ from fordstone.planner.explain import explain
 from fordstone.testing.memory_disk import MemoryDisk
 
 STEPS_MAX = 50_000
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead letters go to the state directory, below the working one."""
+    monkeypatch.chdir(tmp_path)
 
 
 def rows_of(sink: MemorySink) -> Counter[Any]:

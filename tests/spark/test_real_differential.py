@@ -30,7 +30,7 @@ def _ignore(_outcome: Any) -> None:
     pass
 
 
-@pytest.mark.parametrize("seed", [*SEEDS[:3], *rest(*SEEDS[3:])])
+@pytest.mark.parametrize("seed", [*SEEDS[:2], *rest(*SEEDS[2:])])
 def test_edge_stream_and_batch_give_what_the_oracle_gives(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     trial = Trial(seed, tmp_path)
     trial.fill()
