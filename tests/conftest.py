@@ -89,7 +89,8 @@ def _files() -> set[str]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in which a test wrote to the working directory: tests in other processes would get in its way."""
-    left = sorted(_files() - session.config.stash[FILES_BEFORE])
+    before = session.config.stash[FILES_BEFORE]
+    left = sorted(_files() - before)
     if left and not _worker(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print(f"\nFAILED: tests left {', '.join(left)} in {HERE.parent}")
