@@ -230,10 +230,10 @@ def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
         if not isinstance(step, p.Sink):
             continue
         can = capabilities(step.connector)
-        place = str(step.connector.options.get("path"))
-        if Capability.OWNS_PATH in can and places.setdefault(place, step.name) != step.name:
+        place = step.connector.options.get("path")
+        if Capability.OWNS_PATH in can and place and places.setdefault(str(place), step.name) != step.name:
             raise ConfigError(
-                f"sinks {places[place]} and {step.name} both write to {place}. Give each a directory of its own."
+                f"sinks {places[str(place)]} and {step.name} both write to {place}. Give each a directory of its own."
             )
         if Capability.IN_PROCESS in can and streaming and is_connect(spark):
             raise ConfigError(
