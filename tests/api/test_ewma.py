@@ -41,7 +41,7 @@ def test_the_stream_is_append_keeps_its_time_and_has_no_ids(pipeline, grouped):
     stream, late = types[p.Input("ewma_device")], types[p.Input("ewma_device", "late")]
     assert (stream.time, stream.upsert_key, stream.row_wise) == (EventTime(column="ts"), None, False)
     assert (late.time, late.schema.to_dict()) == (None, SCHEMA)
-    with pytest.raises(PipelineError, match=r"ewma have no ids.*release='commit'"):
+    with pytest.raises(PipelineError, match=r"have no ids.*release='commit'"):
         smooth.sink("now", files("now", format="jsonl"), release="at_once")
 
 

@@ -171,8 +171,8 @@ def test_without_cuts_a_damaged_manifest_stops_the_pipeline_and_nothing_is_writt
         assert "nothing was overwritten" in ended.errors
     else:
         assert "CheckpointError: pipeline faults cannot be resumed: " in ended.errors
-        assert f"but epoch {newest} is sealed and its output may be out already" in ended.errors
-        assert "Bring back the files from a copy" in ended.errors
+        assert f"but epoch {newest} is sealed and its output may already have been released" in ended.errors
+        assert "Restore the files from a copy" in ended.errors
     assert output(feed.folder) == before
 
 

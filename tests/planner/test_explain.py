@@ -138,10 +138,10 @@ task agg: 3 steps fused
            releases  when the epoch is sealed
 
 guarantees
-  first → counts   at_least_once  sink counts (stdout) cannot tell what it has already shown
-  second → counts  at_least_once  sink counts (stdout) cannot tell what it has already shown
-  first → totals   at_least_once  sink totals (stdout) cannot tell what it has already shown
-  second → totals  at_least_once  sink totals (stdout) cannot tell what it has already shown
+  first → counts   at_least_once  sink counts (stdout) keeps no record of emitted epochs
+  second → counts  at_least_once  sink counts (stdout) keeps no record of emitted epochs
+  first → totals   at_least_once  sink totals (stdout) keeps no record of emitted epochs
+  second → totals  at_least_once  sink totals (stdout) keeps no record of emitted epochs
 """
 
 MERMAID = """\
@@ -196,7 +196,7 @@ def test_functions_are_named_and_local_ones_called_so():
     rows = p.source("rows", memory(MemorySource()), schema={"k": "string"})
     rows.map(lambda row: row).flat_map("split(k, ' ') AS word").select("word").sink("out", stdout())
     text = p.explain()
-    assert "map: map <lambda> (written in place: runs in this process only)" in text
+    assert "map: map <lambda> (defined in place: cannot be found from another program)" in text
     assert "flat_map: a row for each element of split(k, ' ') AS word" in text
     assert "select: select word" in text
 

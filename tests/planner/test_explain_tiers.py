@@ -24,10 +24,10 @@ CROSSES = """\
      crosses      device string, __end bigint, __rows_5d88c63a bigint, __n0 bigint, __s0 double,
                   __hi0 double
      pushed down  the partial aggregates of agg_device
-     why no more  agg_device is over the rows of all nodes, so its results, and what is made of
-                  them, are the center's
+     why no more  agg_device aggregates the rows of all nodes, so it and the steps after it run at
+                  the center
      saves        a row is about 33 bytes, a partial row about 56
-                  fewer bytes from 2 rows a key, window and epoch on; with 100 of them, 98 % less
+                  fewer bytes from 2 rows per key, window and epoch on; with 100 of them, 98 % less
 
   bytes are estimated from the types of columns, before compression, text as 16 bytes
 """

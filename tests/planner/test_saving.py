@@ -48,15 +48,15 @@ def test_partial_rows_pay_from_the_first_number_of_rows_that_is_wider(row, cross
 
 def test_windows_share_by_window_and_running_aggregates_by_key_alone():
     running = words(lambda stream: sunk(stream.group_by("device").agg(n="count(*)")))
-    assert running[1] == "always fewer bytes; with 100 rows a key and epoch, 99 % less"
+    assert running[1] == "always fewer bytes; with 100 rows per key and epoch, 99 % less"
     for window in (tumbling("1s"), sliding("4s", every="1s")):
         found = words(lambda stream, window=window: sunk(stream.group_by("device").window(window).agg(n="count(*)")))
-        assert "rows a key, window and epoch" in found[1]
+        assert "rows per key, window and epoch" in found[1]
 
 
 def test_a_sketch_that_is_not_full_pays_earlier():
     found = words(lambda stream: sunk(stream.group_by("device").agg(d="count_distinct(n)")))
-    assert found[1].startswith("fewer bytes from 23 rows a key and epoch on at the latest; with 100 of them, ")
+    assert found[1].startswith("fewer bytes from 23 rows per key and epoch on at the latest; with 100 of them, ")
 
 
 def test_where_rows_are_made_of_rows_no_number_is_given():

@@ -47,7 +47,7 @@ class _Declared:
 
 
 class ValueState(_Declared):
-    """One value a key: `last = ValueState("double", ttl="1h")`. Types are those of columns."""
+    """One value per key: `last = ValueState("double", ttl="1h")`. Types are those of columns."""
 
     def __init__(self, type: str, *, ttl: str | timedelta | None = None) -> None:  # noqa: A002 - the word users expect
         super().__init__("value", type, None, ttl)

@@ -61,7 +61,7 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     """Run pipelines on a gateway, and keep them running.
 
     Each FILE runs in its own process: `fordstone run FILE --part edge`. A process that fails is restarted after a wait that grows to a
-    minute, unless its command was wrong or another node has taken its pipeline over. While the hub is away the pipelines keep
+    minute, unless its command was wrong or another process with this node's name has taken its pipeline over. While the hub is away the pipelines keep
     running; their epochs wait on the disk.
 
     Log lines are JSON, on stderr. SIGTERM and SIGINT finish the epochs and end with code 0 when all processes have ended.

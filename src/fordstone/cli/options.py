@@ -148,15 +148,16 @@ _allow_new_state = click.option(
 )
 _batch_rows = click.option("--batch-rows", metavar="N", type=int, default=65_536, help="Rows read at a time.")
 
+state_option = click.option("--state", metavar="DIR", default="state", help="Directory for checkpoints.")
+
+
+def node_option(more: str = "") -> _Decorator[Any]:
+    """`--node`, with more help."""
+    about = f"Name of the edge machine in the state directory.{more}"
+    return click.option("--node", metavar="ID", default="node", help=about)
+
+
 shared_options = options_of(
-    click.option("--state", metavar="DIR", default="state", help="Directory for checkpoints."),
-    click.option(
-        "--node",
-        metavar="ID",
-        default="node",
-        help="Name of the edge machine in the state directory. With --part edge also its name at the hub, by default "
-        "this machine's name.",
-    ),
     _interval,
     _allow_new_state,
     _batch_rows,

@@ -31,12 +31,14 @@ from fordstone.cli.options import (
     engine_options,
     is_given,
     node_of,
+    node_option,
     outbox_of,
     outbox_options,
     reject_engine_options,
     reject_tier_options,
     shared_options,
     spark_options,
+    state_option,
     tier_hub_options,
 )
 from fordstone.cli.view.view import make_view, run_shown
@@ -72,6 +74,8 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
 @click.argument("file", metavar="FILE[:NAME]")
 @engine_option("The engine: this process, or Spark. The results are the same.", default="edge")
 @bounded_option
+@state_option
+@node_option(" With --part edge also its name at the hub, by default this machine's name.")
 @shared_options
 @edge_options
 @spark_options
@@ -138,6 +142,8 @@ def run(context: click.Context, /, file: str, *, engine: str, part: Part | None,
 @engine_option(
     "The engine: Spark, or the edge engine in this process, without a JVM. The results are the same.", default="spark"
 )
+@state_option
+@node_option()
 @shared_options
 @spark_options
 @edge_options

@@ -294,7 +294,7 @@ def function_text(path: str) -> str:
     """A user's function by its path."""
     if not path.startswith(p.LOCAL_FUNCTION):
         return path
-    return f"{path.split(':')[1]} (written in place: runs in this process only)"
+    return f"{path.split(':')[1]} (defined in place: cannot be found from another program)"
 
 
 def connector_text(spec: p.ConnectorSpec) -> str:

@@ -186,8 +186,8 @@ def _check_at_once(step: p.Sink, plan: p.Plan, stream: StreamType) -> None:
         wrong = "running results have no ids that a replay gives again. Use release='commit'."
     elif not (stream.row_wise or stream.windowed):
         wrong = (
-            "rows after map_batches and ewma have no ids that a replay gives again. "
-            "Use release='commit', or map instead of map_batches."
+            "these rows have no ids that a replay gives again: only rows of windows and of steps that look at each row alone have "
+            "them. Use release='commit', or map instead of map_batches."
         )
     if wrong is not None:
         raise PipelineError(f"sink {step.name}: {wrong}")

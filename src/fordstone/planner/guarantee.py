@@ -41,7 +41,7 @@ def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
     ]
     with_ids = plan.guarantee == "exactly_once" and sink.release == "at_once"
     if not with_ids:
-        shown = f"sink {sink.name} ({sink.connector.kind}) cannot tell what it has already shown"
+        shown = f"sink {sink.name} ({sink.connector.kind}) keeps no record of emitted epochs"
         parts.append((sink_delivery(sink.connector), shown))
     gives, why = min(parts, key=lambda part: _STRENGTH[part[0]])
     if gives == Delivery.EXACTLY_ONCE:

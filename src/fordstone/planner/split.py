@@ -70,7 +70,7 @@ def push_down(plan: p.Plan, types: Types, cut: p.ToCenter) -> PushDown:
                 passed.append((step, moves))
                 at = step.name
             case Combines(schema=schema, step=aggregate):
-                done = f"{step.name} is over the rows of all nodes, so its results, and what is made of them, are the center's"
+                done = f"{step.name} aggregates the rows of all nodes, so it and the steps after it run at the center"
                 return PushDown(
                     steps=tuple(step for step, _ in passed), aggregate=aggregate, partial=schema, reason=done
                 )
@@ -141,7 +141,7 @@ class Saving:
     row: int
     crosses: int
     partial: bool
-    """One for all rows of an epoch that share a key and window; else one a row."""
+    """One for all rows of an epoch that share a key and window; else one per row."""
     collects: bool
     """Every value is in the partial rows all the same."""
 
@@ -179,10 +179,10 @@ def saving_words(found: Saving, crosses: Schema, *, filters: bool, explodes: boo
         each = "key, window and epoch" if END in crosses else "key and epoch"
         less = _percent(found.share(SHARING_ROWS))
         if found.pays_from == 1:
-            yield f"always fewer bytes; with {SHARING_ROWS} rows a {each}, {less}"
+            yield f"always fewer bytes; with {SHARING_ROWS} rows per {each}, {less}"
         else:
             latest = " at the latest" if sketches else ""
-            yield f"fewer bytes from {found.pays_from:,} rows a {each} on{latest}; with {SHARING_ROWS} of them, {less}"
+            yield f"fewer bytes from {found.pays_from:,} rows per {each} on{latest}; with {SHARING_ROWS} of them, {less}"
         return
     left_out = "the rows that filters below the cut leave out: how many is not known here"
     if found.crosses < found.row:

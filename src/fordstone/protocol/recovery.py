@@ -114,10 +114,10 @@ def _why_not(
         f"  checkpoint {fact.epoch} ({fact.where}): {fact.problem}" for fact in damaged if fact.epoch > newest_whole
     ]
     head = (
-        f"{base}, but epoch {newest_sealed} is sealed and its output may be out already. "
-        f"To compute it again, the cuts of epochs {', '.join(spans)} are needed and cannot be read."
+        f"{base}, but epoch {newest_sealed} is sealed and its output may already have been released. "
+        f"To replay it, the cuts of epochs {', '.join(spans)} are needed, but they cannot be read."
     )
-    advice = "Bring back the files from a copy, or start over with an empty state directory and new sinks."
+    advice = "Restore the files from a copy, or start over with an empty state directory and new sinks."
     return "\n".join([head, *faults, advice])
 
 

@@ -1,7 +1,7 @@
 """The table in memory: one row per key, changed in place.
 
 Key columns lie in the index, value columns beside it by the same slots. The table knows which slots changed since the
-last barrier; freezing copies these rows and no others. A piece holds changed rows, at most one a key, and tombstones
+last barrier; freezing copies these rows and no others. A piece holds changed rows, at most one per key, and tombstones
 for the keys that went.
 
 Invariants: of the rows of one key, the one in the newest piece counts; a tombstone is written for every key that went

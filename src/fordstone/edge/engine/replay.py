@@ -403,7 +403,7 @@ def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFr
     if cut.overtaking and rows_sealed:
         raise RebuildError(
             f"epoch {cut.epoch} is sealed and unaligned, and its output for sink {sink} is damaged as well as its checkpoint: what it "
-            "released cannot be known. Bring back the files from a copy, or start over with an empty state directory and new sinks."
+            "released cannot be known. Restore the files from a copy, or start over with an empty state directory and new sinks."
         )
     if cut.overtaking:
         return [again] if again.height else []

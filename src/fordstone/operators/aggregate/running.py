@@ -46,7 +46,7 @@ class Combine(Stateless):
         self._skip = 0
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Partial rows, one a key and window; or one a row, where few rows share a key."""
+        """Partial rows, one per key and window; or one per row, where few rows share a key."""
         if late and self._drops_late:
             return [Emit(frame, port=LATE)]
         timeless = self._partials.timeless(frame)
@@ -67,7 +67,7 @@ class Combine(Stateless):
         return [Emit(out)]
 
     def _partial_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """One a key and window. Of rows of two windows, grouping by the key alone, twice, takes two thirds of the time."""
+        """One per key and window. Of rows of two windows, grouping by the key alone, twice, takes two thirds of the time."""
         if not self._drops_late or frame.height < SPLIT_ROWS:
             return self._partials.of_rows(frame)
         ends = self._partials.ends(frame)

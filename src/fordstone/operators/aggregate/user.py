@@ -44,8 +44,8 @@ class AggregatorCall:
 class Aggregator(ABC):
     """A mergeable aggregate, written by a user. The class is named by import path in the plan and made without arguments.
 
-    `add`, `merge` and `finish` are called once or a few times a batch, on any thread, with Polars expressions, and give
-    Polars expressions: those of `add` and `merge` are evaluated within groups and must give one value a group. What
+    `add`, `merge` and `finish` are called once or a few times per batch, on any thread, with Polars expressions, and give
+    Polars expressions: those of `add` and `merge` are evaluated within groups and must give one value per group. What
     they give must be a function of the rows of a group as a multiset: parts made of any of the rows, merged in any
     order, must mean the same. That is what makes results the same on every batch size, parallelism, restart and engine;
     it is not checked.

@@ -248,7 +248,7 @@ def column_of(name: str, values: list[Any], kind: DataType) -> pl.Series:
 
 
 def numbered(measures: Sequence[Measure]) -> bool:
-    """Whether matches are numbered, so that a number a key is kept."""
+    """Whether matches are numbered, so that a number per key is kept."""
     return any(NUMBER in columns_of(measure.term) for measure in measures)
 
 

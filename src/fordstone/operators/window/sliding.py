@@ -151,7 +151,7 @@ class PaneStore:
     """Merged partial rows by pane, oldest first."""
 
     def __init__(self, grid: PaneGrid, rows: pl.DataFrame) -> None:
-        """`rows`: one a key and pane; perhaps without columns, if there are none."""
+        """`rows`: one per key and pane; perhaps without columns, if there are none."""
         self._grid = grid
         self._ends: list[int] = []
         self._frames: dict[int, pl.DataFrame] = {}
@@ -204,7 +204,7 @@ class Slider(ABC):
 
     @abstractmethod
     def window(self, store: PaneStore, end_us: int, *, until_us: int | None) -> pl.DataFrame:
-        """One partial row a key that has rows in the window, `end_us` as their END.
+        """One partial row per key that has rows in the window, `end_us` as their END.
 
         Called with growing ends. Windows left out in between hold no pane. `until_us`: no window after this one will be
         asked for; None: it may. The store has all panes of this window and of the one before.
@@ -396,7 +396,7 @@ class SlidingAggregate(WindowAggregate):
         return self._grid.panes_per_window <= AT_ONCE_PANES
 
     def _windows(self, closed: pl.DataFrame, after_us: int, until_us: int) -> Iterator[pl.DataFrame]:
-        """Partial rows of the windows that end in (`after_us`, `until_us`], one a key and window, earlier windows first."""
+        """Partial rows of the windows that end in (`after_us`, `until_us`], one per key and window, earlier windows first."""
         if self._at_once:
             panes = self._together(self._final.scan(), closed)
             if panes.height and until_us == self._grid.window_at(after_us) + self._grid.window.slide_us:

@@ -74,7 +74,7 @@ class WindowAggregate(Operator):
         """Partial rows have been closed that came since the last early results."""
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Results of partial rows, one a key and window."""
+        """Results of partial rows, one per key and window."""
         return self._partials.finish(rows)
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:

@@ -18,7 +18,7 @@ from fordstone.spark.session.settings import SPARK_MIN, too_old
 def register(spark: SparkSession) -> None:
     """Make the formats `fordstone`, `fordstone-control` and `fordstone-state` known in this session. Repeating it is harmless.
 
-    `fordstone.spark.session.session()` and `prepared()` do it themselves. A session made from this one by `newSession` does not have them.
+    `fordstone.spark.session()` and `prepared()` do it themselves. A session made from this one by `newSession` does not have them.
 
     Raises:
         ConfigError: This Spark is too old for them.

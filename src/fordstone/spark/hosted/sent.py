@@ -104,7 +104,7 @@ def source_class(reader: PipelineReader) -> type[DataSource]:
 
 
 class HostProcessor(StatefulProcessor):
-    """Hosts one stage. Spark makes one a task and calls it for every shard of every batch."""
+    """Hosts one stage. Spark makes one per task and calls it for every shard of every batch."""
 
     def __init__(self, setting: QuerySetting, depth: int, states: Sequence[str]) -> None:
         self._setting = Lazy(setting)

@@ -51,7 +51,7 @@ def application(
     if master is not None and master.startswith("sc://"):
         raise ConfigError(
             f"{master} is a Spark Connect server, where a command cannot follow its query. "
-            "Use it from Python: fordstone.spark.session.session(remote=...)."
+            "Use it from Python: fordstone.spark.session(remote=...)."
         )
     given = dict(config or {})
     if _WORKER_PYTHON in given:

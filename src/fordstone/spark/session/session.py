@@ -209,7 +209,7 @@ def _new_enough(spark: SparkSession) -> None:
     if too_old(spark.version):
         raise ConfigError(
             f"this session is of Spark {spark.version}; Fordstone needs Spark {'.'.join(map(str, SPARK_MIN))} or newer. "
-            "Use a newer cluster, or let fordstone.spark.session.session() start a Spark of its own"
+            "Use a newer cluster, or let fordstone.spark.session() start a Spark of its own"
         )
 
 
