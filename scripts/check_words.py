@@ -25,6 +25,10 @@ BANNED = {
     "so long": "say `timeout` or `interval`",
     "one row a": "say `one row per`",
     "a row a": "say `a row per`",
+    "one a key": "say `one per key`",
+    "once an epoch": "say `once per epoch`",
+    "given out": "say `emitted` or `granted`",
+    "gives out": "say `emits` or `grants`",
 }
 ALLOWED = re.compile(
     r"""\b(?:furthest|far|lags?|lagging|falls?|fell|fallen|falling|leaves?\s+\w+(?:\s+\w+)?|left)\s+behind\b

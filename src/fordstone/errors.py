@@ -88,7 +88,7 @@ class SinkError(FordstoneError):
 
 
 class TaskError(FordstoneError):
-    """A step failed while running and the restarts are used up."""
+    """A step or a run failed: a step raises it for a wrong result of a user's function, an engine when it stops restarting."""
 
 
 class NotInstalledError(FordstoneError):

@@ -104,11 +104,17 @@ def test_the_plan_says_what_was_declared(pipeline, grouped):
     ("pattern", "says"),
     [
         (Pattern("p"), r"has no stages.*start"),
-        (Pattern("p").not_next("x", "n = 1"), r"begins with 'x'|no stage that takes rows"),
-        (Pattern("p").not_followed_by("x", "n = 1").then("a", "n = 2"), r"begins with 'x'.*Begin with start"),
-        (ONE.not_followed_by("x", "n = 1"), r"may end with 'x'.*until when\? Add .within"),
-        (ONE.not_next("x", "n = 1"), r"may end with 'x'.*Add .within"),
-        (ONE.not_next("x", "n = 1").then("b", "n = 2", optional=True), r"may end with 'x'.*Add .within"),
+        (Pattern("p").not_next("x", "n = 1"), r"begins with the negated stage 'x'|no stage that takes rows"),
+        (
+            Pattern("p").not_followed_by("x", "n = 1").then("a", "n = 2"),
+            r"begins with the negated stage 'x'.*Begin it with start",
+        ),
+        (ONE.not_followed_by("x", "n = 1"), r"may end with the negated stage 'x'.*time limit. Add .within"),
+        (ONE.not_next("x", "n = 1"), r"may end with the negated stage 'x'.*Add .within"),
+        (
+            ONE.not_next("x", "n = 1").then("b", "n = 2", optional=True),
+            r"may end with the negated stage 'x'.*Add .within",
+        ),
         (ONE.then("b", "FALSE"), r"can never match.*stage 'b' is never true"),
         (ONE.then("b", "temp > 1 AND NULL"), r"can never match"),
         (ONE.then("b", "n = 1", times=(3, 2)), r"can never match: at least 3 rows, but at most 2"),
@@ -117,7 +123,10 @@ def test_the_plan_says_what_was_declared(pipeline, grouped):
         (Pattern("p").start("a", "n = 1", optional=True), r"every stage is optional"),
         (ONE.then("b", "n = 1", one_or_more=True), r"never ends.*within.*until.*consecutive"),
         (ONE.then("a", "n = 1"), r"stage 'a': every stage needs a name of its own"),
-        (ONE.not_followed_by("x", "TRUE").then("b"), r"stage 'x' must not come, but any row is one"),
+        (
+            ONE.not_followed_by("x", "TRUE").then("b"),
+            r"stage 'x' is negated and has a condition that every row fulfils",
+        ),
         (ONE.then("b", "n = 1", times=(1, 3), greedy=True), r"greedy and may be the last.*choose='preferred'"),
     ],
 )
@@ -148,7 +157,7 @@ def test_any_row_without_bound_never_ends_when_the_longest_is_wanted(grouped):
     [
         ("temp > b.temp", r"stage 'b' takes one row"),
         ("temp > c.temp", r"stage 'c' comes after 'b'"),
-        ("temp > x.temp", r"stage 'x' is one that must not come"),
+        ("temp > x.temp", r"stage 'x' is negated \(not_next or not_followed_by\), so it has no rows"),
         ("temp > z.temp", r"no stage 'z'.*Stages are: a"),
         ("temp > a.heat", r"no column 'heat'"),
         ("avg(a.temp - n) > 1", r"one stage"),
@@ -200,7 +209,7 @@ def test_a_measure_may_not_have_the_name_of_a_key_or_of_an_input_column(grouped)
         ({"skip": "last"}, r"skip to last of None"),
         ({"skip": ("last", "z")}, r"no such stage. Stages are: a, b"),
         ({"skip": "somewhere"}, r"skip='somewhere'"),
-        ({"skip": ("next", "a")}, r"belongs to skip"),
+        ({"skip": ("next", "a")}, r"is only for skip='first'"),
         ({"choose": "best"}, r"choose='best'"),
         ({"choose": "preferred", "skip": "none"}, r"Use skip='next'"),
         ({"limit": 0}, r"limit must be at least 1"),
@@ -226,7 +235,7 @@ def test_stages_are_declared_without_contradiction():
         ONE.then("b", consecutive=True, combinations=True)
     with pytest.raises(PipelineError, match="Drop one of them"):
         ONE.then("b", one_or_more=True, times=2)
-    with pytest.raises(PipelineError, match="has a start already"):
+    with pytest.raises(PipelineError, match="already has a start"):
         ONE.start("b")
     with pytest.raises(ConfigError, match="longer than zero"):
         ONE.within("0s")

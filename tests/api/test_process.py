@@ -125,7 +125,7 @@ def test_a_class_that_needs_arguments_is_refused(grouped):
         ({"n": ValueState("double", ttl="0s")}, "state n: ttl: '0s' must be longer than zero"),
         ({"n": ValueState("double", ttl="soon")}, "state n: ttl: 'soon' is not a span of time"),
         ({"__n": ValueState("double")}, "state __n"),
-        ({"on_timer": ValueState("double")}, "on_timer is what the function does"),
+        ({"on_timer": ValueState("double")}, "KeyedFunction has a method of that name"),
     ],
 )
 def test_states_that_cannot_be_kept_are_refused_by_name(pipeline, grouped, states, says):
@@ -143,7 +143,7 @@ def test_a_stored_plan_is_judged_by_the_same_rules(pipeline, grouped):
 
 
 def test_it_cannot_stand_in_loops_or_behind_upserts_or_with_windows(readings, grouped):
-    with pytest.raises(PipelineError, match="cannot stand inside or below a loop"):
+    with pytest.raises(PipelineError, match="process is not possible inside or below a loop"):
         readings.iterate(lambda rows: (rows, rows)).group_by("device").process(Visits)
     with pytest.raises(PipelineError, match="process cannot take rows that replace each other"):
         grouped.agg(n="count(*)").group_by("device").process(Visits)

@@ -179,7 +179,7 @@ MISTAKES = [
     ("MEASURES A.price PATTERN (A B)", "a measure needs a name", "A.price"),
     ("MEASURES A.price AS symbol PATTERN (A B)", "'symbol' is given twice", "A B"),
     ("MEASURES A.prize AS x PATTERN (A B)", "there is no column 'prize'", "prize"),
-    ("ALL ROWS PER MATCH SHOW EMPTY MATCHES PATTERN (A B)", "stands alone here", "SHOW"),
+    ("ALL ROWS PER MATCH SHOW EMPTY MATCHES PATTERN (A B)", "takes no options here", "SHOW"),
     ("DEFINE A AS price > 1", "PATTERN was expected here", "DEFINE"),
 ]
 

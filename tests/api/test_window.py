@@ -64,7 +64,7 @@ def test_windows_need_event_time_and_their_own_column_names(pipeline, readings):
     for window in (tumbling("1s"), sliding("2s", every="1s")):
         with pytest.raises(PipelineError, match=r"needs event time, and timeless has none.*time=\"ts\""):
             timeless.group_by("device").window(window).agg(n="count(*)")
-        with pytest.raises(SchemaError, match=r"'window_end' is given out by the window itself\. Rename"):
+        with pytest.raises(SchemaError, match=r"'window_end' is a column that the window itself adds\. Rename"):
             readings.group_by("window_end").window(window).agg(n="count(*)")
         with pytest.raises(SchemaError, match="'window_start' is given twice"):
             readings.group_by("device").window(window).agg(window_start="count(*)")
@@ -116,7 +116,7 @@ def test_early_results_without_a_window_or_without_length_are_refused_in_a_plan(
     grouped.agg(name="running", n="count(*)").sink("out", files("out", format="jsonl"))
     plan = pipeline.plan()
     for changes, match in (
-        ({"early_us": 5}, "early= belongs to windows"),
+        ({"early_us": 5}, "early= is only for windows"),
         ({"early_us": 0, "window": Tumbling(5)}, "early=0s must be longer than zero"),
     ):
         steps = [msgspec.structs.replace(s, **changes) if s.name == "running" else s for s in plan.steps]

@@ -148,7 +148,7 @@ def test_center_is_a_run_on_spark_without_an_end(invoke: Invoke, spark_stand_in:
         (["--on", "spark", "--remote", "s3://b"], "--state may be a URL"),
         (["--on", "spark", "--interval", "auto"], "--interval auto goes with --on edge"),
         (["--on", "spark", "--allow-new-state"], "--allow-new-state needs --from-checkpoint on Spark"),
-        (["--on", "spark", "--bounded", "--available-now"], "choose one"),
+        (["--on", "spark", "--bounded", "--available-now"], "cannot both be set"),
         (["--on", "spark", "--shards", "1000"], "shards=1000"),
         (["--on", "spark", "--conf", "spark.ui.enabled"], "write NAME=VALUE"),
         (["--on", "spark", "--conf", "ui=1"], "write NAME=VALUE"),

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fordstone.cli.view.live import LiveView
-from fordstone.cli.view.view import JsonView, LineView, Rate, View, notices_of, words_of
+from fordstone.cli.view.view import JsonView, LineView, Rate, View, describe_progress, notices_of
 from fordstone.errors import SinkError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.protocol.progress import Progress, Report
@@ -67,19 +67,22 @@ def summary(report: Report, *, took_us: int) -> str:
 
 
 def test_the_line_says_speed_lag_epoch_checkpoint_and_state():
-    words = words_of(PROGRESS, 812.4, NOW_US, bounded=False)
+    words = describe_progress(PROGRESS, 812.4, NOW_US, bounded=False)
     assert words == ["812 rows/s", "lag 1.20 s", "epoch 41", "checkpoint 12.0 ms, 1.25 MB", "state 3.40 MB"]
 
 
 def test_late_rejected_restarted_and_given_up_are_shown_once_there_are_any():
     troubled = msgspec.structs.replace(PROGRESS, rows_late=3, rows_rejected=2, restarts=1, given_up=4)
-    words = words_of(troubled, 0, NOW_US, bounded=False)
+    words = describe_progress(troubled, 0, NOW_US, bounded=False)
     assert words[-4:] == ["3 late", "2 rejected", "1 restart", "4 checkpoints given up"]
 
 
 def test_bounded_input_and_input_that_ended_have_no_lag():
     ended = msgspec.structs.replace(PROGRESS, watermark_us=TIME_MAX_US)
-    for words in (words_of(PROGRESS, 0, NOW_US, bounded=True), words_of(ended, 0, NOW_US, bounded=False)):
+    for words in (
+        describe_progress(PROGRESS, 0, NOW_US, bounded=True),
+        describe_progress(ended, 0, NOW_US, bounded=False),
+    ):
         assert not any("lag" in word for word in words)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
 from fordstone.connectors.base import ConnectorSpec, Delivery, SinkStream
-from fordstone.connectors.control import ControlSink, HubIsAwayError
+from fordstone.connectors.control import ControlSink, PublishDelayedError
 from fordstone.connectors.registry import open_sink, sink_delivery
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import ConfigError, FencedError, HubRefusedError, SinkError, StorageError
@@ -74,7 +74,7 @@ def test_rows_without_a_key_are_left_out_and_told(caplog):
 def test_an_epoch_that_is_released_again_is_published_once_even_if_the_answer_was_lost():
     hub = FakeHub(loses_answers=1)
     sink = sink_of(hub)
-    with pytest.raises(HubIsAwayError, match="will be tried again"):
+    with pytest.raises(PublishDelayedError, match="will be tried again"):
         sink.release(3, rows(a=1.0))
     sink.release(3, rows(a=1.0))
     sink_of(hub).release(3, rows(a=1.0))
@@ -103,7 +103,7 @@ def test_blobs_that_the_hub_has_dropped_meanwhile_are_sent_again_at_the_next_try
 
     hub = Forgetful()
     sink = sink_of(hub)
-    with pytest.raises(HubIsAwayError):
+    with pytest.raises(PublishDelayedError):
         sink.release(1, rows(a=1.0))
     sink.release(1, rows(a=1.0))
     assert table_of(hub) == {"a": 1.0}
@@ -203,6 +203,6 @@ def test_the_registry_opens_it_with_an_address_and_says_so_without():
         open_sink(spec, stream)
     placed = ConnectorSpec(spec.kind, spec.options, {"url": "http://127.0.0.1:1"})
     sink = open_sink(placed, stream)
-    with pytest.raises(HubIsAwayError):
+    with pytest.raises(PublishDelayedError):
         sink.release(1, rows(a=1.0))
     sink.close()

@@ -81,7 +81,7 @@ def test_partitions_may_be_added_while_it_runs() -> None:
 
 def test_a_position_or_a_partition_that_is_not_there_is_an_error() -> None:
     made = source(memory([[(1, NOON)]]))
-    with pytest.raises(SourceError, match="has 1 rows, but reading should go on at 5"):
+    with pytest.raises(SourceError, match="has 1 rows, but reading should continue at 5"):
         made.open(made.partitions()[0], Position(5), with_positions=False).read(1)
     with pytest.raises(SourceError, match="no partition"):
         made.open(PartitionId("memory-000009"), Position(0), with_positions=False)

@@ -20,7 +20,7 @@ from tests.hub.running import running_hub
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.base import ConnectorSpec, Sink, SinkStream
-from fordstone.connectors.control import HubIsAwayError
+from fordstone.connectors.control import PublishDelayedError
 from fordstone.connectors.registry import open_sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
@@ -117,7 +117,7 @@ def test_a_publisher_with_a_checkpoint_of_its_own_shuts_the_one_before_out(tmp_p
             old.release(8, control_rows({"a": 3.0}))
         page = HubClient(address).control_page("cold-chain", "limits")
         assert [(version.owner, version.batch) for version in page.versions] == [("old", 7), ("new", 1)]
-    with pytest.raises(HubIsAwayError):
+    with pytest.raises(PublishDelayedError):
         old.release(8, control_rows({"a": 3.0}))
 
 

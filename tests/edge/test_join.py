@@ -186,20 +186,20 @@ def plan_of(how: str = "left", between: tuple[str, str] = ("-5s", "10s"), on: ob
 
 EXPLAINED = """\
   join: left join of l and r, right time - left time from -5s to 10s
-  │  on          k
-  │  unmet rows  of the left side come alone, when time has passed them
-  │  columns     k string, ts timestamp, x bigint, ts_right timestamp, x_right bigint
-  │  time        ts + 10s
-  │  keeps       rows of both sides, as long as a partner may come, and which keys and times have met
+  │  on              k
+  │  unmatched rows  of the left side: emitted with nulls once the watermark has passed them
+  │  columns         k string, ts timestamp, x bigint, ts_right timestamp, x_right bigint
+  │  time            ts + 10s
+  │  keeps           rows of both sides, as long as a partner may come, and which keys and times have matched
   └─ lookup: look up in 1 row in the plan
-     │  on          k
-     │  unmet rows  get nulls
+     │  on              k
+     │  unmatched rows  emitted with nulls
 """
 EXPLAINED_LATEST = """\
   join_latest: look up in the newest rows of r
-  │  on          k
-  │  unmet rows  are dropped
-  │  rows        wait for the end of their epoch, and see its control rows
+  │  on              k
+  │  unmatched rows  dropped
+  │  rows            wait for the end of their epoch, and see its control rows
 """
 
 
@@ -208,7 +208,7 @@ def test_they_are_explained():
     assert EXPLAINED in text
     assert EXPLAINED_LATEST in text
     assert "→ task join: rows, shuffled by k\n" in text
-    assert "time        none: rows may lack that of either side" in explain(plan_of("full"))
+    assert "time            none: rows may lack that of either side" in explain(plan_of("full"))
     assert "join of l and r, of one time" in explain(plan_of(between=("0s", "0s")))
 
 

@@ -90,4 +90,4 @@ def test_explain_says_what_is_looked_for_and_what_is_kept():
     text = explain(pipeline.plan())
     assert "pattern rise for each k" in text
     assert "a (x > 5), then b 1 to 3 times, greedy (x > a.x), next c (x < b.x), within 20s" in text
-    assert "open beginnings of matches" in text
+    assert "open candidates, at most" in text

@@ -1,4 +1,4 @@
-"""At most once: what came out behind the last checkpoint does not come out again, whatever kind of step it waited in."""
+"""At most once: what was emitted after the last checkpoint is not emitted again, whatever kind of step it waited in."""
 
 from __future__ import annotations
 

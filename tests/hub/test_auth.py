@@ -86,12 +86,12 @@ def test_a_revoked_token_is_found_as_revoked_and_its_name_may_be_given_again(tmp
     found = tokens.find(old)
     assert found is not None
     assert found.revoked_us == 2
-    assert tokens.holding == 0
+    assert tokens.valid == 0
     new = file.add("t1", role="admin", now_us=4)
     tokens, _ = watched(tmp_path)
     assert tokens.find(old) is None
     assert tokens.find(new) is not None
-    assert tokens.holding == 1
+    assert tokens.valid == 1
 
 
 def test_a_name_that_holds_cannot_be_given_again(tmp_path):
@@ -105,7 +105,7 @@ def test_a_name_that_holds_cannot_be_given_again(tmp_path):
 def test_revoking_what_is_not_there_names_what_is(tmp_path):
     file = TokenFile(tmp_path)
     file.add("t1", role="admin", now_us=1)
-    with pytest.raises(ConfigError, match=r"no token 't2'.*Those that hold: t1"):
+    with pytest.raises(ConfigError, match=r"no token 't2'.*Valid tokens: t1"):
         file.revoke("t2", now_us=2)
 
 

@@ -157,7 +157,7 @@ class Oracle:
 
     # Paths
 
-    def beginnings(self, start: int) -> Iterator[Path]:
+    def starts(self, start: int) -> Iterator[Path]:
         row = self.rows[start]
         options, beats = self.options([])
         fit = []
@@ -171,8 +171,8 @@ class Oracle:
                 yield [(number, start)]
 
     def paths(self, start: int) -> Iterator[Path]:
-        """All beginnings from a row."""
-        stack = list(self.beginnings(start))
+        """All partial matches from a row."""
+        stack = list(self.starts(start))
         while stack:
             path = stack.pop()
             yield path
@@ -208,7 +208,7 @@ class Oracle:
         return [*key, (self.options(path)[0].index(END) if END in self.options(path)[0] else 99, 0)]
 
     def waits(self, path: Path) -> bool:
-        """Whether a beginning still waits for a row when its time is over."""
+        """Whether a partial match still waits for a row when its time is over."""
         reach, last = self.plan_read(path), path[-1][1]
         if END in self.options(path)[0] and not self.guards(path, END):
             return False  # it was a match
@@ -231,10 +231,10 @@ class Oracle:
 
 
 def oracle_run(step: p.Match, rules: Sequence[Rule], rows: Sequence[Row]) -> tuple[list[Path], list[Path]]:
-    """All matches and all beginnings that ran out, of one key's rows in order."""
+    """All matches and all partial matches that timed out, of one key's rows in order."""
     oracle = Oracle(rules=rules, rows=rows, within=step.within_us, preferred=step.choose == "preferred")
     found: list[Path] = []
-    ran_out: list[Path] = []
+    timed_out: list[Path] = []
     free = 0
     for start in range(len(rows)):
         if start < free:
@@ -246,15 +246,15 @@ def oracle_run(step: p.Match, rules: Sequence[Rule], rows: Sequence[Row]) -> tup
         if step.skip == "none":
             found += [path for _, _, path in whole]
             late = any(end is not None and end[0] == float("inf") for end, _, _ in whole)
-            ran_out += [] if late else left
+            timed_out += [] if late else left
             continue
         if whole:
             best = min(whole, key=lambda one: one[1] if step.choose == "preferred" else (one[0], one[1]))[2]
             found.append(best)
             free = max(free, goes_on(step, oracle, best))
         elif left:
-            ran_out.append(min(left, key=lambda path: (-len(path), oracle.preference(path))))
-    return found, ran_out
+            timed_out.append(min(left, key=lambda path: (-len(path), oracle.preference(path))))
+    return found, timed_out
 
 
 def goes_on(step: p.Match, oracle: Oracle, path: Path) -> int:

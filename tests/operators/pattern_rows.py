@@ -76,7 +76,7 @@ def matches(pattern: Pattern, text: str, **options: Any) -> list[str]:
 
 
 def timeouts(pattern: Pattern, text: str, until: int = TIME_MAX_US, **options: Any) -> list[tuple[int, str]]:
-    """The beginnings whose time ran out: the time of the first row, and the stages."""
+    """The candidates that timed out: the time of the first row, and the stages."""
     out = run(step_of(pattern, **options), word(text), until=until).get(TIMEOUT)
     if out is None:
         return []

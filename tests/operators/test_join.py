@@ -262,9 +262,9 @@ def test_nothing_is_kept_of_what_time_has_passed():
         name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()
     } == {
         "left": 20,
-        "left_met": 20,
+        "left_matched": 20,
         "right": 20,
-        "right_met": 20,
+        "right_matched": 20,
     }
     operator.on_watermark(40)
     assert [state.freeze() for state in operator.states().values()] == [()] * 4

@@ -143,11 +143,11 @@ def allowed(step: p.Match) -> bool:
 
 def expected(step: p.Match, rules: list[Rule], rows: list[Row]) -> tuple[Counter[Any], Counter[Any]]:
     main: Counter[Any] = Counter()
-    ran_out: Counter[Any] = Counter()
+    timed_out: Counter[Any] = Counter()
     for key in {row[0] for row in rows}:
         mine = sorted((row for row in rows if row[0] == key), key=lambda row: (row[1], rank(row[2]), rank(row[3])))
         names = [rule.stage.name for rule in rules if not rule.stage.negated]
-        for paths, out, timeout in zip(oracle_run(step, rules, mine), (main, ran_out), (False, True), strict=True):
+        for paths, out, timeout in zip(oracle_run(step, rules, mine), (main, timed_out), (False, True), strict=True):
             for path in paths:
                 taken = [mine[place] for _, place in path]
                 known = [row[3] for row in taken if row[3] is not None]
@@ -161,7 +161,7 @@ def expected(step: p.Match, rules: list[Rule], rows: list[Row]) -> tuple[Counter
                 )
                 said = (taken[0][1], ", ".join(dict.fromkeys(names[number] for number, _ in path))) if timeout else ()
                 out[(key, *said, *measures)] += 1
-    return main, ran_out
+    return main, timed_out
 
 
 def shown(frames: list[pl.DataFrame]) -> Counter[Any]:
@@ -179,9 +179,9 @@ def test_matches_are_those_that_trying_every_choice_of_rows_finds(pattern, rows)
     operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator.on_batch(frame(rows), late=False)
     emits = operator.on_watermark(TIME_MAX_US)
-    main, ran_out = expected(step, rules, rows)
+    main, timed_out = expected(step, rules, rows)
     assert shown([emit.frame for emit in emits if emit.port == "main"]) == main
-    assert shown([emit.frame for emit in emits if emit.port == TIMEOUT]) == ran_out
+    assert shown([emit.frame for emit in emits if emit.port == TIMEOUT]) == timed_out
     operator.on_barrier(Moment(now_us=1, before_us=0))
     table = operator.states()["open"]
     assert isinstance(table, Table)

@@ -103,7 +103,7 @@ def test_rows_that_no_condition_wants_are_not_kept_where_it_does_not_matter_that
     assert sum(piece.frame().height for piece in operator.states()["waiting"].freeze()) == 1
 
 
-def test_a_key_without_open_beginnings_has_nothing_kept():
+def test_a_key_without_open_candidates_has_nothing_kept():
     operator = MatchRows(step_of(ABC.within("10us"), {"n": "count(*)"}), STREAM, state=IN_MEMORY)
     operator.on_batch(
         frame([("k", 0, "a", 1.0), ("l", 1, "a", 1.0), ("l", 2, "b", 1.0), ("m", 0, "b", 1.0)]), late=False
@@ -266,11 +266,11 @@ def test_both_zeros_are_one_key_and_so_is_every_nan():
 # Limits
 
 
-def test_the_oldest_beginnings_give_way_when_there_are_too_many(caplog):
+def test_the_oldest_candidates_are_dropped_when_there_are_too_many(caplog):
     pattern = Pattern("p").start("a", of("a")).then("c", of("c"))
     with caplog.at_level(logging.WARNING):
         assert matches(pattern, "a1 a2 a3 a4 c", skip="next", limit=2) == ["a3 c", "a4 c"]
-    assert [record.message for record in caplog.records] == ["beginnings of a pattern gave way"]
+    assert [record.message for record in caplog.records] == ["pattern candidates dropped"]
     assert caplog.records[0].limit == 2
 
 
@@ -329,6 +329,6 @@ def test_keys_of_any_type_go_through_a_restore(kind, key):
     assert emit.frame.schema["k"] == schema["k"].polars
 
 
-def test_beginnings_that_gave_way_do_not_run_out_of_time():
+def test_dropped_candidates_do_not_time_out():
     pattern = Pattern("p").start("a", of("a")).then("c", of("c")).within("50us")
     assert timeouts(pattern, "a1 a2 a3", limit=1) == [(2, "a")]

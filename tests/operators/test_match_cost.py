@@ -96,7 +96,7 @@ def any_step(random: Random) -> p.Match:
 
 
 def found_of(step: p.Match, rows: list[tuple[Any, ...]], *, merges: bool) -> list[Any] | None:
-    """What comes out on each port; None: beginnings gave way, of which there may then be other ones."""
+    """What comes out on each port; None: candidates were dropped, and which ones may differ."""
     operator = MatchRows(step, STREAM, state=IN_MEMORY)
     operator._transitions.merges &= merges
     emits = operator.on_batch(frame(rows), late=False)
@@ -129,7 +129,7 @@ def test_a_span_behind_which_there_is_no_time_is_refused(within_us):
         as_in_sql(stage("a", of("a")), stage("b", of("b")), within_us=within_us)
 
 
-def test_a_beginning_near_the_end_of_time_is_kept_and_runs_out_at_the_end():
+def test_a_candidate_near_the_end_of_time_is_kept_and_times_out_at_the_end():
     step = as_in_sql(stage("a", of("a")), stage("b", of("b")), within_us=10**6)
     operator = MatchRows(step, STREAM, state=IN_MEMORY)
     last = pl.Series("ts", [TIME_MAX_US - 9], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))

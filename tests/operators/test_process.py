@@ -120,7 +120,7 @@ def test_a_timer_set_by_a_timer_must_be_later():
         out=TOLD,
     )
     calls(operator, ("a", 1, "", 0))
-    with pytest.raises(TaskError, match=r"step fn, key 'a': set_timer\('two'\).*must be later"):
+    with pytest.raises(TaskError, match=r"step fn, key 'a': set_timer\('two'\).*Set a later time"):
         operator.on_watermark(TIME_MAX_US)
 
 

@@ -16,7 +16,7 @@ from fordstone.errors import ConfigError
 from fordstone.plan.plan import Plan
 from fordstone.planner.explain import WIDTH, explain
 from fordstone.planner.guarantee import end_to_end
-from fordstone.spark.explain import center_words
+from fordstone.spark.explain import describe_center
 
 CROSSES = """\
   readings_to_center: partial rows of agg_device, instead of rows
@@ -105,7 +105,7 @@ def test_each_half_is_worded_as_an_ordinary_plan():
         in found["edge, on every node"]
     )
     assert (
-        "agg_device_partials: partial rows of 10s windows for each device, once an epoch\n"
+        "agg_device_partials: partial rows of 10s windows for each device, once per epoch\n"
         in found["edge, on every node"]
     )
     assert "agg_device: 10s windows for each device, merged from partial rows\n" in found["center, on our own engine"]
@@ -118,12 +118,12 @@ def test_columns_that_nobody_reads_are_named():
 
 
 def test_the_center_can_be_worded_as_on_spark():
-    assert CENTER_ON_SPARK in explain(cold_chain().plan(), center=center_words)
+    assert CENTER_ON_SPARK in explain(cold_chain().plan(), center=describe_center)
 
 
 def test_a_center_that_spark_cannot_run_says_so():
     plan = above(lambda stream: sunk(stream.select("device", "n").iterate(lambda back: (back.filter("n > 9"), back))))
-    text = explain(plan, center=center_words)
+    text = explain(plan, center=describe_center)
     assert "center, on our own engine only" in text
     assert "cannot run on Spark" in text
 
@@ -179,7 +179,7 @@ def without_center() -> Plan:
 
 def test_a_table_that_nobody_writes_says_so_and_there_is_no_center():
     text = explain(without_center())
-    assert "written by  nobody in this pipeline" in text
+    assert "written by  no step of this pipeline" in text
     assert "── center" not in text
     assert "── what crosses" not in text
     assert not [line for line in explain(without_center(), format="mermaid").splitlines() if "subgraph c[" in line]
@@ -210,7 +210,7 @@ def on_the_command_line(tmp_path: Path, *options: str) -> str:
 
 def test_the_command_words_the_center_as_on_spark_unless_told_otherwise(tmp_path: Path):
     plan = cold_chain().plan()
-    assert on_the_command_line(tmp_path) == explain(plan, center=center_words)
+    assert on_the_command_line(tmp_path) == explain(plan, center=describe_center)
     assert on_the_command_line(tmp_path, "--on", "edge", "--parallelism", "2") == explain(plan, parallelism=2)
     assert json.loads(on_the_command_line(tmp_path, "--format", "json"))["crossings"]
     assert on_the_command_line(tmp_path, "--format", "mermaid") == explain(plan, format="mermaid")

@@ -120,11 +120,11 @@ STAYS = {
     ),
     "function": (
         lambda stream: sunk(stream.map(as_is, schema=SCHEMA, name="own")),
-        "own is a function of yours, which may depend on where it runs",
+        "own is a user function, which may depend on where it runs",
     ),
     "process": (
         lambda stream: sunk(grouped(stream).process(Own, name="own")),
-        "own is a function of yours with state by key, over the rows of all nodes",
+        "own is a user function with state by key, over the rows of all nodes",
     ),
     "join": (joined, "join joins rows that other nodes may have"),
     "union": (united, "union unites it with other streams"),

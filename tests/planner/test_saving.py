@@ -7,14 +7,14 @@ from tests.planner.fleets import crossing_of, sunk
 
 from fordstone import sliding, tumbling
 from fordstone.lang.schema import Schema
-from fordstone.planner.split import Saving, assumptions, column_bytes, partial_bytes, row_bytes, saving, saving_words
+from fordstone.planner.split import Saving, assumptions, column_bytes, describe_saving, partial_bytes, row_bytes, saving
 
 
 def words(build) -> list[str]:
     crossing = crossing_of(build)
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
     return list(
-        saving_words(
+        describe_saving(
             found,
             crossing.schema,
             filters="filter" in crossing.pushed.names,
@@ -61,12 +61,12 @@ def test_a_sketch_that_is_not_full_pays_earlier():
 
 def test_where_rows_are_made_of_rows_no_number_is_given():
     found = words(lambda stream: sunk(stream.flat_map("tags AS tag").group_by("tag").agg(n="count(*)")))
-    assert found[1:] == ["how many rows are made of one is not known here, so neither is from how many on that is less"]
+    assert found[1:] == ["the number of rows that flat_map makes of one is unknown, so the saving cannot be estimated"]
 
 
 def test_a_list_of_all_values_is_not_sold_as_a_sum():
     found = words(lambda stream: sunk(stream.group_by("device").agg(every="collect(temp)")))
-    assert found[-1] == "partial rows hold every value, so they save little: collecting is not summing up"
+    assert found[-1] == "partial rows hold every value, so they save little"
 
 
 def test_rows_as_they_were_save_nothing_and_filters_save_what_is_not_known():

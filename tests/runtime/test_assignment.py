@@ -5,7 +5,7 @@ import pytest
 
 from fordstone.epochs.manifest import Cut, Manifest, PartitionCut, TaskCut
 from fordstone.plan.ids import PartitionId
-from fordstone.runtime.assignment import assign, balance, newcomers, readers
+from fordstone.runtime.assignment import assign, assign_new, balance, readers
 
 CUTS = {name: PartitionCut(position=place) for place, name in enumerate("abcd")}
 
@@ -49,7 +49,7 @@ def test_after_rescaling_all_are_dealt_out_anew(manifest: Manifest) -> None:
 
 def test_newcomers_go_to_those_who_have_fewest() -> None:
     found = [PartitionId(name) for name in "abxyz"]
-    assert newcomers(found, [{"a": CUTS["a"], "b": CUTS["b"]}, {}]) == [("z",), ("x", "y")]
+    assert assign_new(found, [{"a": CUTS["a"], "b": CUTS["b"]}, {}]) == [("z",), ("x", "y")]
 
 
 def test_items_are_spread_evenly_by_size_and_no_task_is_empty():

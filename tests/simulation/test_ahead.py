@@ -51,7 +51,7 @@ def test_it_is_noticed_if_that_is_not_recorded(monkeypatch):
         return changed(whole(self), limit_us=TIME_MAX_US)
 
     monkeypatch.setattr(Partition, "cut", forgetful)
-    with pytest.raises(RebuildError, match="came out different"):
+    with pytest.raises(RebuildError, match="gave other output"):
         simulate_all()
 
 

@@ -153,7 +153,8 @@ def test_an_offset_log_of_another_query_is_found_out(tmp_path: Path, input_file:
     logged = json.loads(query.location.offset(0))
     query.location.write("offsets", 1, json.dumps(logged))
     with pytest.raises(
-        CheckpointError, match="batch of epoch 2 has the work of 1: the checkpoint location has been mixed up"
+        CheckpointError,
+        match="batch for epoch 2 contains the plan of another epoch \\(1\\): the checkpoint location is mixed",
     ):
         spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").step()
 

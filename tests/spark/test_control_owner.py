@@ -13,7 +13,7 @@ from tests.spark.micro_state import Died
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.connectors.base import ConnectorSpec
-from fordstone.connectors.control import HubIsAwayError
+from fordstone.connectors.control import PublishDelayedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types
@@ -88,7 +88,7 @@ def test_a_batch_whose_hub_was_away_fails_and_is_published_when_it_is_run_again(
     with running_hub(tmp_path / "hub") as address:
         pass
     pipeline, spark = center(tmp_path, address), MicroSpark(cores=2)
-    with pytest.raises(HubIsAwayError):
+    with pytest.raises(PublishDelayedError):
         spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", bounded=True, shards=2).run()
     with running_hub(tmp_path / "hub", port=int(address.url.rpartition(":")[2])):
         spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", bounded=True, shards=2).run()

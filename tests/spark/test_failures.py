@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fordstone.spark.session.session import last_words, worker_trace
+from fordstone.spark.session.session import describe_failure, worker_trace
 
 STREAM = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
@@ -57,10 +57,10 @@ def test_a_failure_of_ours_has_no_frames_of_the_user():
 
 
 def test_the_last_words_are_one_line():
-    assert last_words(STREAM) == "KeyError: 'tmep' in step map, on a batch of 2 rows with columns device, temp"
-    assert last_words("Job aborted.\n\tat org.apache.spark.X\n") == "Job aborted."
-    assert last_words("\n\tat org.apache.spark.X\nlost executor 3\n") == "lost executor 3"
-    assert last_words("") == ""
+    assert describe_failure(STREAM) == "KeyError: 'tmep' in step map, on a batch of 2 rows with columns device, temp"
+    assert describe_failure("Job aborted.\n\tat org.apache.spark.X\n") == "Job aborted."
+    assert describe_failure("\n\tat org.apache.spark.X\nlost executor 3\n") == "lost executor 3"
+    assert describe_failure("") == ""
 
 
 def test_text_without_or_with_half_a_traceback_has_no_trace():
@@ -94,13 +94,15 @@ Caused by: java.io.EOFException: Stream ended prematurely
 
 
 def test_the_last_words_of_a_failure_in_java_are_the_cause_that_spark_names():
-    assert last_words(IN_JAVA) == "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."
+    assert (
+        describe_failure(IN_JAVA) == "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."
+    )
     unnamed = IN_JAVA.replace("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] ", "")
-    assert last_words(unnamed) == "Stream ended prematurely"
+    assert describe_failure(unnamed) == "Stream ended prematurely"
     aborted = IN_JAVA.partition("\tat")[0].replace("Exception thrown in awaitResult:", "Job aborted: lost executor 3")
-    assert last_words(aborted) == "Job aborted: lost executor 3"
+    assert describe_failure(aborted) == "Job aborted: lost executor 3"
     silent = IN_JAVA.partition(": org.apache")[0]
-    assert last_words(silent) == "py4j.protocol.Py4JJavaError: An error occurred while calling o1049.getResult."
+    assert describe_failure(silent) == "py4j.protocol.Py4JJavaError: An error occurred while calling o1049.getResult."
 
 
 PROGRAM = """

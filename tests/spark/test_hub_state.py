@@ -107,7 +107,7 @@ def test_the_plan_says_how_a_table_is_folded(spark, hub):
     other = Pipeline("counted")
     source = other.source("readings", memory([]), schema={"device": "string", "temp": "double"})
     source.group_by("device").agg(top="max(temp)").sink("out", files("out", format="jsonl"))
-    with pytest.raises(PySparkException, match="was run by another plan"):
+    with pytest.raises(PySparkException, match="with another plan than option 'plan' has"):
         state(spark, hub, "counted", plan=other.plan().to_json().decode()).collect()
 
 

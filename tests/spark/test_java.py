@@ -284,6 +284,8 @@ def test_a_java_that_does_not_start_is_an_error_with_what_it_said(monkeypatch, t
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     # As in a process in which Spark never ran.
     monkeypatch.setattr(SparkContext, "_gateway", None)
-    with pytest.raises(FordstoneError, match=re.escape("ended before it was ready. It said:\nError: no room for 900g")):
+    with pytest.raises(
+        FordstoneError, match=re.escape("ended before it was ready. Its output:\nError: no room for 900g")
+    ):
         quiet.start_java(SparkConf(loadDefaults=False))
     assert "no room for 900g" in capsys.readouterr().err

@@ -33,7 +33,7 @@ from fordstone.spark.hosted.operator_host import (
     ShardMemo,
 )
 from fordstone.spark.hosted.packing import Packed, What, decode, encode
-from fordstone.spark.hosted.plan_batches import Clock, SourceClock, TaskFacts, read_clock
+from fordstone.spark.hosted.plan_batches import SourceClock, SourceTimes, TaskFacts, read_clock
 from fordstone.spark.hosted.sent import MEMO, SparkStore
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.state.table import DELETED
@@ -117,7 +117,7 @@ def for_step(query: QuerySetting, step: str, rows: pl.DataFrame) -> Packed:
 
 def mark(us: int, *, state: SourceState = SourceState.OPEN) -> Packed:
     clock = SourceClock(watermark_us=TIME_MIN_US, state=state, least_us=us)
-    return Packed(0, What.CLOCK, 0, msgspec.json.encode(Clock(clocks={"s": clock})))
+    return Packed(0, What.CLOCK, 0, msgspec.json.encode(SourceTimes(clocks={"s": clock})))
 
 
 END = mark(0, state=SourceState.ENDED)
@@ -176,7 +176,7 @@ def test_what_is_for_others_is_passed_on_as_it_is() -> None:
 
 def test_one_shard_passes_the_time_on_to_every_shard_of_the_next_stage() -> None:
     query = setting(windows=True, twice=True, shards=3)
-    marks = [mark(5 * SECOND), Packed(0, What.CLOCK, 0, msgspec.json.encode(Clock(least_us={"s": 3 * SECOND})))]
+    marks = [mark(5 * SECOND), Packed(0, What.CLOCK, 0, msgspec.json.encode(SourceTimes(least_us={"s": 3 * SECOND})))]
     passed = [row for row in run(query, CountingStore(), *marks) if row.what is What.CLOCK]
     assert [row.shard for row in passed] == [0, 1, 2]
     assert read_clock([passed[0].data]) == read_clock(row.data for row in marks)
@@ -380,7 +380,9 @@ def _run(setting, store, seconds, watermark_us):
     frame = pl.DataFrame(
         {"k": ["a"] * len(times), "ts": times}, schema={"k": pl.String, "ts": pl.Datetime("us", "UTC")}
     )
-    clock = Clock(clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state=SourceState.OPEN, least_us=watermark_us)})
+    clock = SourceTimes(
+        clocks={"r": SourceClock(watermark_us=TIME_MIN_US, state=SourceState.OPEN, least_us=watermark_us)}
+    )
     packed = [Packed(0, What.CLOCK, 0, msgspec.json.encode(clock))]
     if times:
         packed.append(Packed(0, What.ROWS, 0, encode(partials.of_rows(frame))))

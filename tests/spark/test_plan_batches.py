@@ -25,11 +25,11 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SourceState
 from fordstone.spark.hosted import plan_batches as planner_module
 from fordstone.spark.hosted.plan_batches import (
-    Clock,
     PartitionFact,
     PartitionRead,
     Planner,
     SourceClock,
+    SourceTimes,
     Work,
     cut_after,
     first_offset,
@@ -549,17 +549,17 @@ def test_work_and_facts_give_the_same_cut_in_any_order() -> None:
 
 
 def test_a_fact_that_is_missing_is_refused() -> None:
-    with pytest.raises(DamagedError, match="no task reported s b"):
+    with pytest.raises(DamagedError, match="no task reported the position of s b"):
         cut_after(None, work(read("a"), read("b")), [fact("a", 1)], LATENESS)
 
 
 def test_a_fact_that_the_work_does_not_say_is_refused() -> None:
-    with pytest.raises(DamagedError, match=r"\('s', 'b'\) was read, which the work does not say"):
+    with pytest.raises(DamagedError, match=r"a task read s b, which was not planned"):
         cut_after(None, work(read("a")), [fact("a", 1), fact("b", 1)], LATENESS)
 
 
 def test_a_fact_of_a_source_that_is_called_otherwise_is_refused() -> None:
-    with pytest.raises(DamagedError, match="no task reported s a"):
+    with pytest.raises(DamagedError, match="no task reported the position of s a"):
         cut_after(None, work(read("a")), [fact("a", 1, source="t")], LATENESS)
 
 
@@ -631,9 +631,9 @@ def test_time_never_goes_back() -> None:
 
 def test_marks_count_together_in_any_order() -> None:
     marks = [
-        msgspec.json.encode(Clock(clocks={"s": clock(5, least_us=40), "t": clock(1)})),
-        msgspec.json.encode(Clock(least_us={"s": 30})),
-        msgspec.json.encode(Clock(least_us={"s": 35, "t": 50})),
+        msgspec.json.encode(SourceTimes(clocks={"s": clock(5, least_us=40), "t": clock(1)})),
+        msgspec.json.encode(SourceTimes(least_us={"s": 30})),
+        msgspec.json.encode(SourceTimes(least_us={"s": 35, "t": 50})),
     ]
     for some in permutations(marks):
         assert watermarks_us(read_clock(some)) == {"s": 30, "t": 50}
@@ -656,7 +656,7 @@ def test_a_source_is_as_far_as_the_furthest_behind_of_its_partitions(
     known: SourceClock, least_us: int | None, wanted: int | None
 ) -> None:
     least = {} if least_us is None else {"s": least_us}
-    assert watermarks_us(Clock(clocks={"s": known}, least_us=least)) == {"s": wanted}
+    assert watermarks_us(SourceTimes(clocks={"s": known}, least_us=least)) == {"s": wanted}
 
 
 def test_where_rows_of_several_sources_meet_the_last_one_that_is_waited_for_counts() -> None:

@@ -84,9 +84,9 @@ def test_a_second_session_in_a_process_belongs_to_the_first_ones_spark(spark):
     ("given", "said"),
     [
         ({"remote": "local[2]"}, "names no Spark Connect server"),
-        ({"remote": "sc://far", "master": "local[2]"}, "is for the server of sc://far to say"),
-        ({"remote": "sc://far", "memory": "2g"}, "is for the server of sc://far to say"),
-        ({"remote": "sc://far", "cores": 2}, "is for the server of sc://far to say"),
+        ({"remote": "sc://far", "master": "local[2]"}, "cannot be set for the Spark Connect server at sc://far"),
+        ({"remote": "sc://far", "memory": "2g"}, "cannot be set for the Spark Connect server at sc://far"),
+        ({"remote": "sc://far", "cores": 2}, "cannot be set for the Spark Connect server at sc://far"),
     ],
 )
 def test_a_spark_connect_server_is_asked_for_what_it_can_give(given, said):

@@ -73,7 +73,7 @@ def test_a_setting_that_would_change_what_a_plan_means_is_refused(key):
         (wish(memory="2 gigabytes"), "no amount of memory"),
         (wish(memory="0g"), "no amount of memory"),
         (wish(cores=0), "no number of cores"),
-        (wish(master="local[4]", cores=2), "says how many cores"),
+        (wish(master="local[4]", cores=2), "sets the number of cores"),
         (wish(log_level="LOUD"), "no level of Spark's log"),
         (wish({"spark.master": "local[2]"}, master="local[4]"), "disagree"),
     ],

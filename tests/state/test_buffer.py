@@ -210,19 +210,19 @@ def test_equal_rows_are_all_released() -> None:
 
 def test_releasing_batch_after_batch_sorts_each_row_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     state = buffer()
-    folded = 0
+    merged = 0
     in_order = state._in_order
 
     def counting(frames: list[pl.DataFrame]) -> pl.DataFrame:
-        nonlocal folded
-        folded += sum(one.height for one in frames)
+        nonlocal merged
+        merged += sum(one.height for one in frames)
         return in_order(frames)
 
     monkeypatch.setattr(state, "_in_order", counting)
     for step in range(300):
         state.add(frame([("a", step + ahead_us, 1.0, 0) for ahead_us in range(100)]))
         assert state.release(step + 1).height == min(step + 1, 100)
-    assert folded < 12 * 300 * 100
+    assert merged < 12 * 300 * 100
 
 
 def test_rows_that_tie_come_out_as_they_came_in_however_often_the_rest_was_put_in_order() -> None:

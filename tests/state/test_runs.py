@@ -219,7 +219,7 @@ def test_a_fold_that_changes_types_is_found_out() -> None:
 
 
 class Counting:
-    """Folds, and counts the rows that it was given."""
+    """Merges, and counts the rows that it was given."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -230,59 +230,59 @@ class Counting:
 
 
 def test_freezing_folds_nothing_until_the_rows_are_needed() -> None:
-    fold = Counting()
-    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
+    merge = Counting()
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=merge)
     for _ in range(50):
         state.add(rows(*((number, 10, 1) for number in range(100))))
     (piece,) = state.freeze()
-    assert fold.rows == 0
+    assert merge.rows == 0
     assert piece.frame().height == 100
-    assert fold.rows == 5000
+    assert merge.rows == 5000
 
 
 def test_a_close_that_finds_nothing_due_touches_nothing() -> None:
-    fold = Counting()
-    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
+    merge = Counting()
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=merge)
     state.add(rows((1, 100, 1)))
     (piece,) = state.freeze()
     state.add(rows((1, 100, 1)))
     for mark_us in range(100):
         assert state.close(mark_us).height == 0
-    assert fold.rows == 0
+    assert merge.rows == 0
     assert piece.in_memory
     assert counts(state.close(100)) == {(1, 100): 2}
 
 
 def test_closing_window_after_window_looks_at_each_row_a_few_times_only() -> None:
-    fold = Counting()
-    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold)
+    merge = Counting()
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=merge)
     total = 0
     for step in range(200):
         # 300 windows are open at any moment; every step closes one.
         state.add(rows(*((1, step + ahead, 1) for ahead in range(1, 301))))
         total += 300
         assert state.close(step + 1).height == 1
-    assert fold.rows < 12 * total
+    assert merge.rows < 12 * total
 
 
 def test_open_rows_are_coalesced_when_they_have_grown_by_the_ratio() -> None:
-    fold = Counting()
-    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold, coalesce_rows_min=1000)
+    merge = Counting()
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=merge, coalesce_rows_min=1000)
     for _ in range(400):
         state.add(rows(*((number, 10, 1) for number in range(20))))
-    assert fold.rows < 1.2 * 8000
+    assert merge.rows < 1.2 * 8000
     assert state.size_bytes() < 2 * rows(*((number, 10, 1) for number in range(1100))).estimated_size()
 
 
 def test_coalescing_that_does_not_pay_is_put_off() -> None:
-    fold = Counting()
-    state = MemoryTimeline(["k"], time_column="end", merge_rows=fold, coalesce_rows_min=1000)
+    merge = Counting()
+    state = MemoryTimeline(["k"], time_column="end", merge_rows=merge, coalesce_rows_min=1000)
     total = 0
     for batch in range(2000):
         state.add(rows(*((batch * 20 + number, 10, 1) for number in range(20))))
         total += 20
-    # Waiting for the ratio alone would have folded over 30,000 rows.
-    assert fold.rows < total / 3
+    # Waiting for the ratio alone would have merged over 30,000 rows.
+    assert merge.rows < total / 3
     assert state.close(10).height == total
 
 

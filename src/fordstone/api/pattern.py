@@ -24,7 +24,7 @@ Skip = Literal["none", "next", "past_last"] | tuple[Literal["first", "last"], st
 
 
 class MatchOptions(TypedDict, total=False):
-    """How matches are given out; see `Grouped.match`."""
+    """How matches are emitted; see `Grouped.match`."""
 
     rows: Literal["one", "all"]
     skip: Skip
@@ -49,9 +49,11 @@ class Pattern:
     within_us: int | None = None
 
     def start(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
-        """The first stage. What may be said of it is as in `then`."""
+        """The first stage. Options are those of `then`."""
         if self.stages:
-            raise PipelineError(f"pattern {self.name} has a start already; go on with then, next or then_any.")
+            raise PipelineError(
+                f"pattern {self.name} already has a start; add the next stage with then, next or then_any."
+            )
         return self._with(name, condition, "next", **how)
 
     def then(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
@@ -101,12 +103,12 @@ class Pattern:
         until: Condition | None = None,
     ) -> Pattern:
         where = f"pattern {self.name}: stage {name!r}"
-        for both, words in (
+        for both, options in (
             (greedy and reluctant, "greedy=True and reluctant=True"),
             (consecutive and combinations, "consecutive=True and combinations=True"),
         ):
             if both:
-                raise PipelineError(f"{where}: {words} exclude each other. Drop one.")
+                raise PipelineError(f"{where}: {options} exclude each other. Drop one.")
         if one_or_more and times is not None:
             raise PipelineError(f"{where}: one_or_more=True is times=(1, None). Drop one of them.")
         least, most = _times((1, None) if one_or_more else 1 if times is None else times, where)
@@ -158,7 +160,7 @@ def match_step(
         if value not in known:
             shown = ", ".join(map(repr, known))
             more = "; 'first' and 'last' with the name of a stage: ('first', 'b')" if what == "skip" else ""
-            raise PipelineError(f"step {named}: {what}={value!r}: there are {shown}{more}.")
+            raise PipelineError(f"step {named}: {what}={value!r} must be one of {shown}{more}.")
     try:
         return msgspec.convert(
             {

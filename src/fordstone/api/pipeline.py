@@ -34,9 +34,9 @@ class Pipeline:
     def __init__(self, name: str, *, guarantee: p.Guarantee | None = None, mode: p.Mode = "aligned") -> None:
         self.name = checked_name(name, "pipeline")
         if guarantee not in {None, "exactly_once", "at_least_once", "at_most_once"}:
-            raise PipelineError(f"guarantee={guarantee!r}: it is 'exactly_once', 'at_least_once' or 'at_most_once'.")
+            raise PipelineError(f"guarantee={guarantee!r} must be 'exactly_once', 'at_least_once' or 'at_most_once'.")
         if mode not in {"aligned", "unaligned", "blocking"}:
-            raise PipelineError(f"mode={mode!r}: it is 'aligned', 'unaligned' or 'blocking'.")
+            raise PipelineError(f"mode={mode!r} must be 'aligned', 'unaligned' or 'blocking'.")
         self._strict = guarantee is not None
         self._guarantee: p.Guarantee = guarantee or "exactly_once"
         self._mode: p.Mode = mode
@@ -68,7 +68,7 @@ class Pipeline:
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
         if on_error not in {"keep", "fail"}:
-            raise PipelineError(f"source {name}: on_error={on_error!r}: it is 'keep' or 'fail'.")
+            raise PipelineError(f"source {name}: on_error={on_error!r} must be 'keep' or 'fail'.")
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
@@ -120,10 +120,15 @@ class Pipeline:
     def plan(self) -> p.Plan:
         """The checked, serialisable form."""
         if self._open_loops:
-            raise PipelineError(f"loop {', '.join(sorted(self._open_loops))} has not been closed.")
+            raise PipelineError(
+                f"loop {', '.join(sorted(self._open_loops))} is not complete: plan(), explain() or run() was called inside its body, "
+                "or its body failed. Return the pair of streams from the body first."
+            )
         draft = self._draft()
         if not any(_is_end(draft, step) for step in draft.steps):
-            raise PipelineError(f"pipeline {self.name} has no sink: nothing would come of it. Add stream.sink(...).")
+            raise PipelineError(
+                f"pipeline {self.name} has no sink, so its results would be lost. Add stream.sink(...)."
+            )
         return draft
 
     @property
@@ -168,7 +173,7 @@ class Pipeline:
         """Add a loop's head, the steps of its body, and close it."""
         if self._open_loops:
             raise PipelineError(
-                f"loop {name} stands inside loop {', '.join(self._open_loops)}: loops cannot be nested. Let rows carry a count, and send "
+                f"loop {name} is inside loop {', '.join(self._open_loops)}: loops cannot be nested. Let rows carry a count, and send "
                 "them around one loop."
             )
         open_head = p.Loop(name=name, input=at, feedback=at)
@@ -202,8 +207,6 @@ class Pipeline:
 
     def register(self, function: Callable[..., Any]) -> str:
         """Give the import path of a function, or a local name if it has none."""
-        if not callable(function):
-            raise PipelineError(f"{function!r} is not a function.")
         path = (
             import_path(function)
             or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self._functions)}"

@@ -134,7 +134,7 @@ class KeyedFunction:
         raise NotImplementedError(f"{type(self).__name__} has no process(row, ctx).")
 
     def on_timer(self, timer: Timer, ctx: Context) -> Given:
-        """Take a timer that this key has set and that has run out; give any number of rows."""
+        """Take a timer of this key that fires; give any number of rows."""
         raise NotImplementedError(
             f"{type(self).__name__} sets timer {timer.name!r} for {ctx.key!r}, but has no on_timer(timer, ctx)."
         )

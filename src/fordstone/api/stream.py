@@ -89,7 +89,7 @@ class Stream:
 
     @property
     def timeouts(self) -> Stream:
-        """Of a pattern with `within`: the beginnings whose time ran out."""
+        """Of a pattern with `within`: the candidates that timed out."""
         return self._port("timeout", "time-outs; only a match of a pattern with .within(...) has.")
 
     def final(self) -> Stream:
@@ -145,7 +145,7 @@ class Stream:
         """
         if isinstance(function, str | Column):
             if schema is not None:
-                raise PipelineError("flat_map of an expression knows its schema; leave schema= out.")
+                raise PipelineError("flat_map of an expression has the schema of the expression. Leave schema= out.")
             named = self._named("flat_map", name)
             (sql,) = self._canonical(named, (function,))
             return self._pipeline.add(p.Explode(name=named, input=self._at, expression=sql))
@@ -214,7 +214,7 @@ class Stream:
         suffix: str = "_right",
         name: str | None = None,
     ) -> Stream:
-        """Pairs of rows with equal `on`, where `other`'s time lies between so much before and after this stream's.
+        """Pairs of rows with equal `on`, where `other`'s time lies within the `between` bounds of this stream's time.
 
         `orders.join(payments, on="order", between=("0s", "1h"), how="left")`. Both bounds are included. `how`: `"inner"`,
         `"left"`, `"right"` or `"full"`. `on` is a name, several, or a mapping from names here to names there. A column of
@@ -377,11 +377,15 @@ class Stream:
     def _function(
         self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
     ) -> Stream:
+        named = self._named(kind, name)
+        if not callable(function):
+            raise PipelineError(
+                f"step {named}: {function!r} is not a function. "
+                f"Give a function that takes a {'frame' if kind == 'map_batches' else 'record'}."
+            )
         path = self._pipeline.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
-        return self._pipeline.add(
-            p.Function(name=self._named(kind, name), input=self._at, kind=kind, path=path, schema=given)
-        )
+        return self._pipeline.add(p.Function(name=named, input=self._at, kind=kind, path=path, schema=given))
 
     def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
         if not columns:
@@ -485,7 +489,7 @@ class Grouped:
         Emits one row per match with the keys and the measures; with `rows="all"`, each of its rows with the measures up to there.
         `skip`: where to go on after a match: `"past_last"`, `"next"`, `("first", "b")`, `("last", "b")`, or `"none"` for all.
         `choose`: of matches with one first row the `"earliest"` to be complete, or the one `"preferred"` as in SQL. `order`:
-        columns by which rows of one time are ordered. `limit`: how many beginnings are kept a key.
+        columns by which rows of one time are ordered. `limit`: the maximum number of candidates per key.
         """
         if self._window is not None:
             raise PipelineError("match goes through all rows of a key and has no windows. Leave .window(...) out.")
@@ -574,7 +578,7 @@ def _inferred(table: TableRows) -> dict[str, str]:
     if isinstance(table, pl.DataFrame):
         frame = table
     elif not table:
-        raise ConfigError("a table without rows does not tell its columns. Add schema=.")
+        raise ConfigError("a table without rows has no columns. Add schema=.")
     else:
         try:
             frame = pl.DataFrame(table, infer_schema_length=None)
@@ -649,7 +653,7 @@ def sliding(size: str | timedelta, *, every: str | timedelta, offset: str | time
 def session(gap: str | timedelta) -> p.Session:
     """Rows of a key that follow each other by less than `gap`: `session("30s")`.
 
-    A session is `[first, last + gap)`: rows exactly `gap` apart are of two sessions. It is given out when the watermark has
+    A session is `[first, last + gap)`: rows exactly `gap` apart are of two sessions. It is emitted when the watermark has
     reached its end.
     """
     return p.Session(gap_us=positive_us(gap, what="session gap"))
@@ -658,7 +662,7 @@ def session(gap: str | timedelta) -> p.Session:
 def by_count(size: int, *, every: int | None = None) -> p.Count:
     """Windows of `size` rows of a key, in order of time: `by_count(100)`, or `by_count(100, every=10)` for one at every tenth.
 
-    A window is given out when it has `size` rows, and one that never has is not. `window_start` and `window_end` are the
+    A window is emitted when it has `size` rows; a window that never fills is not emitted. `window_start` and `window_end` are the
     times of its first and its last row. With `every` above `size`, the rows in between are in no window.
     """
     return p.Count(size=_rows(size, "size"), slide=_rows(size if every is None else every, "every"))

@@ -59,9 +59,9 @@ def explain(file: str, *, form: str, parallelism: int | None, engine: str | None
         return
     from fordstone.planner import explain as planned
 
-    center: planned.CenterWords | None = None
+    center: planned.DescribeCenter | None = None
     if plan.tiered and engine != "edge":
-        from fordstone.spark.explain import center_words
+        from fordstone.spark.explain import describe_center
 
-        center = partial(center_words, bounded=bounded)
+        center = partial(describe_center, bounded=bounded)
     click.echo(planned.explain(plan, format=form, parallelism=parallelism or 1, center=center), nl=False)

@@ -299,7 +299,7 @@ def nodes(**how: Any) -> None:
     Lag is the time since the hub received the newest epoch of the node. The outbox is what waits on the node for the hub, as the node
     reports it.
     """
-    _answer(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, _now_us()), **how)
+    _show(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, _now_us()), **how)
 
 
 @click.command(
@@ -309,7 +309,7 @@ def nodes(**how: Any) -> None:
 @_reading
 def streams(**how: Any) -> None:
     """List streams: nodes, size, and unread epochs."""
-    _answer(lambda hub: hub.streams(), lambda found: streams_table(found.streams, _now_us()), **how)
+    _show(lambda hub: hub.streams(), lambda found: streams_table(found.streams, _now_us()), **how)
 
 
 @click.command(
@@ -331,7 +331,7 @@ def epochs(*, pipeline: str | None, node: str | None, limit: int, **how: Any) ->
 
     Delay is the time from sealing an epoch to receiving it, which grows while a node is offline.
     """
-    _answer(
+    _show(
         lambda hub: hub.epochs(pipeline=pipeline, node=node, limit=limit),
         lambda found: epochs_table(found.epochs, _now_us()),
         **how,
@@ -418,7 +418,7 @@ def epochs_table(found: Sequence[EpochInfo], now_us: int) -> Table:
     )
 
 
-def _answer(
+def _show(
     ask: Callable[[HubClient], Any], table: Callable[[Any], Table], *, as_json: bool, watch: bool, **hub: Any
 ) -> None:
     configure_logging(0)
@@ -427,9 +427,9 @@ def _answer(
 
     with closing(HubClient(address, timeout_s=ASK_TIMEOUT_S)) as client:
         if watch and not as_json:
-            _watch(lambda: table(_asked(client, ask, address.url)))
+            _watch(lambda: table(_request(client, ask, address.url)))
             return
-        found = _asked(client, ask, address.url)
+        found = _request(client, ask, address.url)
     if as_json:
         fmt.print_json(found)
     elif sys.stdout.isatty():
@@ -440,7 +440,7 @@ def _answer(
         click.echo(table(found).text())
 
 
-def _asked(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:
+def _request(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:
     """The hub's response; an error says what to do."""
     from fordstone.errors import HubAwayError, HubRefusedError
 

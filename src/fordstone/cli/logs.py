@@ -41,7 +41,9 @@ class LogFormatter(logging.Formatter):
         if self.as_json:
             fields = self.common | fields | ({} if trace is None else {"traceback": trace})
             return json_line(record.levelname, record.getMessage(), fields, at_s=record.created)
-        line = " ".join([self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *_words(fields)])
+        line = " ".join(
+            [self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *_format_fields(fields)]
+        )
         return line if trace is None else f"{line}\n{trace}"
 
 
@@ -56,7 +58,7 @@ def text_line(entry: Mapping[str, object]) -> str:
     """A log line for machines, as text."""
     fields = {name: value for name, value in entry.items() if name not in {"at", "level", "event", "traceback"}}
     return " ".join(
-        [str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *_words(fields)]
+        [str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *_format_fields(fields)]
     )
 
 
@@ -112,12 +114,12 @@ def describe_exception(error: BaseException) -> str:
     """The exception in one line; of Spark's, which fill pages, the last message."""
     if not of_spark(error):
         return f"{type(error).__name__}: {error}"
-    from fordstone.spark.session.session import last_words
+    from fordstone.spark.session.session import describe_failure
 
-    return last_words(str(error))
+    return describe_failure(str(error))
 
 
-def _words(fields: Mapping[str, object]) -> list[str]:
+def _format_fields(fields: Mapping[str, object]) -> list[str]:
     found = []
     for name, value in fields.items():
         text = str(value)

@@ -380,7 +380,7 @@ class _ControlReader(Reader):
         """Nothing is held open."""
 
 
-class HubIsAwayError(StorageError):
+class PublishDelayedError(StorageError):
     """Rows that could not be published for now. The edge engine waits and tries again; on Spark the batch is run again."""
 
 
@@ -420,6 +420,6 @@ class ControlSink(Sink):
             self._publisher.publish(rows, owner=self._owner, batch=batch)
         except HubAwayError as error:
             # Without the cause: Spark recognises errors of users by their class names in the text, and this is none.
-            raise HubIsAwayError(
+            raise PublishDelayedError(
                 f"control table {self._control} cannot be published: {error} It will be tried again."
             ) from None

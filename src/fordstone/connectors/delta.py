@@ -27,7 +27,7 @@ class DeltaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     path: str
     """The table's directory, or its address in a store that `deltalake` knows (`s3://bucket/table`)."""
     app: str | None = None
-    """Who writes: under this name the table remembers which epochs it has. `fordstone/<step>` if left out."""
+    """The name of the writer, under which the table records the epochs that it has. `fordstone/<step>` if left out."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -35,7 +35,7 @@ class DeltaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.path.startswith("file:"):
             raise ConfigError(f"delta({self.path!r}): give the directory as a plain path.")
         if self.app is not None and not self.app.strip():
-            raise ConfigError(f"delta({self.path!r}): app={self.app!r} must name who writes, or be left out.")
+            raise ConfigError(f"delta({self.path!r}): app={self.app!r} must not be empty. Give a name, or omit it.")
 
 
 def delta(path: str, *, app: str | None = None) -> ConnectorSpec:

@@ -200,7 +200,7 @@ class HubSource(Source):
                 self.reader.acknowledge(self.options.consumer, positions)
             except HubError as error:
                 self._be_quiet()
-                log.warning("hub not informed", extra={"stream": self.options.stream, "problem": str(error)})
+                log.warning("position not acknowledged", extra={"stream": self.options.stream, "problem": str(error)})
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
         epochs = sum(self._ends.values())
@@ -266,7 +266,8 @@ class HubSource(Source):
         if entries and entries[0].epoch > position + 1:
             # The stream may have begun with a later epoch; or another center had read the others.
             log.warning(
-                "stream begins late", extra={"stream": self.reader.title, "node": node, "epoch": entries[0].epoch}
+                "first epochs of node no longer at hub",
+                extra={"stream": self.reader.title, "node": node, "epoch": entries[0].epoch},
             )
         frames: dict[int, list[pl.DataFrame]] = {entry.epoch: [] for entry in entries}
         for entry, frame in self.reader.frames(entries, self.schema, index.blobs):

@@ -187,7 +187,7 @@ class _MemoryReader(Reader):
         ended = self._take_new()
         if self._position > self._rows:
             raise SourceError(
-                f"memory partition {self._number} has {self._rows} rows, but reading should go on at {self._position}.\n"
+                f"memory partition {self._number} has {self._rows} rows, but reading should continue at {self._position}.\n"
                 f"The source was replaced by a shorter one: start with an empty state directory."
             )
         stop = min(self._rows, self._position + max(1, rows_max), self._rows if until is None else until)

@@ -93,4 +93,4 @@ class StdoutSink(Sink):
             raise SinkError("stdout: the reader of the output has closed it. Stopping.") from error
 
     def close(self) -> None:
-        """The stream belongs to who gave it."""
+        """Does nothing: the caller closes the stream."""

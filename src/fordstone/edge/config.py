@@ -62,11 +62,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
         if not 1 <= self.parallelism <= KEY_GROUPS:
-            raise ConfigError(f"parallelism={self.parallelism}: it is 1 to {KEY_GROUPS}, the number of key groups.")
+            raise ConfigError(
+                f"parallelism={self.parallelism} must be between 1 and {KEY_GROUPS}, the number of key groups."
+            )
         if self.keep < 1:
-            raise ConfigError(f"keep={self.keep}: at least one checkpoint is kept.")
+            raise ConfigError(f"keep={self.keep} must be at least 1.")
         if self.batch_rows < 1:
-            raise ConfigError(f"batch_rows={self.batch_rows}: a batch has at least one row.")
+            raise ConfigError(f"batch_rows={self.batch_rows} must be at least 1.")
         if self.interval != AUTO:
             positive_us(self.interval, what="interval")
         positive_us(self.checkpoint_timeout, what="checkpoint_timeout")
@@ -74,11 +76,11 @@ class RunConfig:
         if self.recovery_goal is not None:
             positive_us(self.recovery_goal, what="recovery_goal")
         if self.compression not in {"zstd", "lz4", "none"}:
-            raise ConfigError(f"compression={self.compression!r}: it is 'zstd', 'lz4' or 'none'.")
+            raise ConfigError(f"compression={self.compression!r} must be 'zstd', 'lz4' or 'none'.")
         if self.outbox_bytes_max < 1:
-            raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max}: the outbox needs room for at least one byte.")
+            raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max} must be at least 1.")
         if self.outbox_full not in {"block", "drop_oldest"}:
-            raise ConfigError(f"outbox_full={self.outbox_full!r}: it is 'block' or 'drop_oldest'.")
+            raise ConfigError(f"outbox_full={self.outbox_full!r} must be 'block' or 'drop_oldest'.")
         if self.take_over and self.hub is None:
             raise ConfigError("take_over needs a hub, which fences the other process. Give its address (--hub).")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal
 
-from fordstone.connectors.control import HubIsAwayError
+from fordstone.connectors.control import PublishDelayedError
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Environment, Job
 from fordstone.edge.engine.engine import Engine, Steppable
@@ -173,7 +173,7 @@ def _run_once(
                 engine = recovered_engine(
                     plan, functions, config, environment, store, links.remote(), outbox=links.outbox
                 )
-            except HubIsAwayError as error:
+            except PublishDelayedError as error:
                 # The last epoch had rows for the hub, and it is unknown whether it took them.
                 log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
                 if signals.wait(HUB_WAIT_SECONDS):
@@ -195,7 +195,7 @@ def _run_engine(
     def progress() -> Progress:
         return fetching.add_problem(links.add_progress(engine.progress(restarts=restarts)))
 
-    def tell() -> None:
+    def report_progress() -> None:
         if on_progress is not None:
             on_progress(progress())
 
@@ -210,7 +210,7 @@ def _run_engine(
     steppables = [*engine.steppables(), *links.begin(engine.writer)]
     if engine.time_has_ended:
         # The process before this one may have been stopped before it came to that.
-        links.finish(patient=True, wait=signals.wait, tick=tell)
+        links.finish(patient=True, wait=signals.wait, tick=report_progress)
         return report("already_ended")
     log.info(
         "pipeline started",
@@ -222,14 +222,14 @@ def _run_engine(
             engine.stop()
             links.stopping()
         fetching.check()
-        tell()
+        report_progress()
 
     if config.bounded:
         fetching.once()
     with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-    links.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=tell)
-    tell()
+    links.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=report_progress)
+    report_progress()
     return report("ended" if engine.ended else "stopped")
 
 

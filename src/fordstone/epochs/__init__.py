@@ -1,1 +1,1 @@
-"""The commit log of a node: manifests, runs, the checkpoint store, copies and recovery."""
+"""The commit log of a node: manifests, runs, the checkpoint store, the epoch log and copies."""

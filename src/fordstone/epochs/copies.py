@@ -49,9 +49,6 @@ class UploadStatus:
 
     uploaded: int | None = None
     """The newest epoch that this uploader has put at the remote."""
-    current: int | None = None
-    """The epoch that is being uploaded."""
-    units_left: int = 0
     failures: int = 0
     """Failures in a row."""
     next_try_us: int | None = None
@@ -135,7 +132,7 @@ class Uploader:
         self._units.popleft()
         if not self._units:
             self._drop()
-        self._status = replace(self._status, failures=0, next_try_us=None, last_error=None, units_left=len(self._units))
+        self._status = replace(self._status, failures=0, next_try_us=None, last_error=None)
         return True
 
     def _start(self) -> bool:
@@ -157,7 +154,6 @@ class Uploader:
         self._units = deque(_Unit(kind="run", run=run) for run in missing)
         self._units += [_Unit(kind="cuts"), _Unit(kind="manifest"), _Unit(kind="retention")]
         self._job = manifest
-        self._status = replace(self._status, current=epoch, units_left=len(self._units))
         return True
 
     def _do(self, unit: _Unit) -> None:
@@ -274,7 +270,6 @@ class Uploader:
             self._store.unpin(self._job.epoch)
         self._job = None
         self._units.clear()
-        self._status = replace(self._status, current=None, units_left=0)
 
 
 def survey_remote(url: str | Remote, store: CheckpointStore, *, deep: bool = False) -> Survey:

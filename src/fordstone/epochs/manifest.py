@@ -71,12 +71,12 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restated: bool = False
     """Rows that cross were damaged and computed again: the hub may have them in other bytes."""
     overtaking: bool = False
-    """Unaligned, with rows in flight: they count as read, and come out in a later epoch."""
+    """Unaligned, with rows in flight: they count as read, and are emitted in a later epoch."""
     bounded: bool = False
     """What had been read to its end had ended for good."""
     ended: bool = False
     now_us: int = 0
-    """The time by the clock that the epoch ended at: what waited for it came out."""
+    """The clock at the end of the epoch, by which timers fired."""
 
     @property
     def crosses(self) -> bool:
@@ -125,7 +125,7 @@ class ChannelLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A checkpoint: everything needed to go on after `epoch`. Durable manifest = sealed epoch."""
+    """A checkpoint: everything needed to resume after `epoch`. Durable manifest = sealed epoch."""
 
     version: int = MANIFEST_VERSION
     pipeline: str

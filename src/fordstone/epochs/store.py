@@ -169,7 +169,7 @@ class CheckpointStore:
         self._base = f"{pipeline}/{node}"
         self._manifests = f"{self._base}/manifests"
         if not read_only:
-            self._tidy()
+            self._clean_up()
         self._mutex = threading.RLock()
         self._commit_mutex = threading.Lock()
         self._writer = AtomicWriter(disk, self.failpoints)
@@ -216,7 +216,7 @@ class CheckpointStore:
     def commit(self, manifest: Manifest, *, rebuilt: bool = False) -> None:
         """Seal an epoch: when this returns it is durable, and nothing may be released before.
 
-        Called once an epoch, in order. `rebuilt`: the epoch was sealed before and its manifest is damaged, aside, or
+        Called once per epoch, in order. `rebuilt`: the epoch was sealed before and its manifest is damaged, aside, or
         only remote; this one takes its place. On `StorageError` that is not fatal, nothing was sealed and the same
         epoch may be tried again.
         """
@@ -415,10 +415,10 @@ class CheckpointStore:
     def size_bytes(self) -> int:
         return self._runs.size_bytes()
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         """Make the directories, remove what was half-written, and make durable what an earlier process may only have named.
 
-        Without the last, a manifest renamed just before a kill could be believed now and be lost in a power cut later.
+        Without the last, a manifest renamed just before a kill could be read now and lost in a power cut later.
         """
         for directory in (self._manifests, f"{self._base}/runs", f"{self._base}/aside", self._base):
             self._disk.make_dirs(directory)
@@ -514,9 +514,9 @@ class Merged:
 
 
 def merge_state(store: CheckpointStore, state: State, *, first: Piece | None = None) -> bool:
-    """Fold what the state says is worth folding, if anything; says whether it was. Off the task's thread.
+    """Merge the pieces that the state names, if any; return whether it did. Runs off the task's thread.
 
-    `first` is the first piece of the newest freeze, if known: when the fold begins with it, tombstones have nothing
+    `first` is the first piece of the newest freeze, if known: when the merge begins with it, tombstones have nothing
     older to hide and go too.
     """
     pieces = state.mergeable()
@@ -530,9 +530,9 @@ def merge_state(store: CheckpointStore, state: State, *, first: Piece | None = N
 
 
 def merge_checkpoint(store: CheckpointStore, combine_of: Callable[[str, str], Combine | None]) -> Merged | None:
-    """Fold every state of the newest checkpoint into one run each, under the same epoch. None: nothing to fold.
+    """Merge every state of the newest checkpoint into one run each, under the same epoch. None: nothing to merge.
 
-    `combine_of` maps a step and the name of its state to what folds it; None leaves that state as it is. The old runs
+    `combine_of` maps a step and the name of its state to what merges it; None leaves that state as it is. The old runs
     go when no older manifest names them: with the next `collect`.
     """
     epochs = store.epochs()
@@ -541,7 +541,7 @@ def merge_checkpoint(store: CheckpointStore, combine_of: Callable[[str, str], Co
             f"pipeline {store.pipeline} has no checkpoint on node {store.node}: there is nothing to merge."
         )
     old = store.manifest(epochs[-1])
-    new = msgspec.structs.replace(old, states=tuple(_folded(store, state, combine_of) for state in old.states))
+    new = msgspec.structs.replace(old, states=tuple(_merged_state(store, state, combine_of) for state in old.states))
     if new == old:
         return None
     store.failpoints.hit("merge.written")
@@ -555,7 +555,9 @@ def merge_checkpoint(store: CheckpointStore, combine_of: Callable[[str, str], Co
     )
 
 
-def _folded(store: CheckpointStore, state: StateRuns, combine_of: Callable[[str, str], Combine | None]) -> StateRuns:
+def _merged_state(
+    store: CheckpointStore, state: StateRuns, combine_of: Callable[[str, str], Combine | None]
+) -> StateRuns:
     combine = combine_of(state.step, state.state)
     if combine is None or len(state.runs) < 2:  # noqa: PLR2004 - one run is as few as can be
         return state

@@ -1,1 +1,1 @@
-"""The service between nodes and center: what is said (`messages`), who says it (`client`), and who answers (`app`)."""
+"""The service between nodes and center: messages, client, server and store."""

@@ -85,7 +85,7 @@ def _adjacent(node: exp.Concat, text: str) -> Literal:
     if not all(isinstance(part, exp.Literal) and part.is_string for part in parts):
         raise ClashError("this concatenation was parsed by another dialect; parse it with the one of fordstone.")
     out = str(parts[0].args["this"])
-    # Only the first literal knows its place; the tokens tell where the others stand.
+    # Only the first literal has its place; those of the others are found from the tokens.
     tokens = [token for token in DIALECT.tokenize(text) if token.start >= parts[0].meta.get("start", len(text))]
     for at, part in enumerate(parts[1:]):
         if at + 1 < len(tokens):

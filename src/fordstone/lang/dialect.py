@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Final
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
+from sqlglot.parser import Parser as BaseParser
 from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from fordstone.errors import ExpressionError
+from fordstone.errors import ExpressionError, NotInstalledError
 
 _WITH_OWN_SYNTAX: Final = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "POSITION")
 
@@ -36,6 +37,17 @@ class Fordstone(Spark):
     """Spark SQL with function calls left as they stand."""
 
     Parser = _Parser
+
+    def parser(self, **options: Any) -> BaseParser:
+        try:
+            return super().parser(**options)
+        except TypeError as error:
+            if "compiled" not in str(error):
+                raise
+            raise NotInstalledError(
+                "sqlglot is installed with compiled parsers (sqlglot[c]), which cannot be extended. Fordstone needs those in Python: "
+                "pip uninstall sqlglotc"
+            ) from error
 
 
 DIALECT: Final = Fordstone()
@@ -105,7 +117,7 @@ def read(text: str) -> exp.Expr:
 
 
 def _is_too_deep(tree: exp.Expr) -> bool:
-    """Whether those who go through a tree by recursion might run out of stack."""
+    """Whether recursion over the tree might exhaust the stack."""
     left = [(tree, 1)]
     while left:
         node, depth = left.pop()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ALL = "*"
 """In `expand`: every column of the schema."""
 PARSED_MAX: Final = 1024
-"""Number of checked expressions that are kept for those who ask for the same again."""
+"""Maximum number of checked expressions in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class Checker:
         except ClashError as clash:
             raise self.fail(clash.message, node) from None
         except SchemaError:
-            literal = None  # a type that is none; said below
+            literal = None  # not a type; the error is raised below
         return literal if literal is not None else self.call("negative", [node.args["this"]], node)
 
     def _is(self, node: exp.Expr) -> Term:
@@ -471,7 +471,7 @@ class Checker:
         if name in {"ltrim", "rtrim"}:
             args.reverse()  # the characters come first in the call, the text first in the term
         if name in _CLOCK:
-            raise self.fail("the clock and chance have no place in an expression; results must repeat.", node)
+            raise self.fail(_not_repeatable(name), node)
         name = ALIASES.get(name, name)
         if name in FUNCTIONS and (name not in SYNTAX or name == "%"):
             return self.call(name, args, node)
@@ -496,15 +496,17 @@ class Checker:
             (exp.Alias, "AS stands only at the end of an expression."),
             (exp.Filter, "FILTER is not supported; write CASE WHEN inside the aggregate."),
             (exp.Distinct, "DISTINCT is not supported here."),
-            (
-                (exp.CurrentTimestamp, exp.CurrentDate),
-                "the clock cannot be read in an expression; results must repeat.",
-            ),
+            (exp.CurrentTimestamp, _not_repeatable("current_timestamp")),
+            (exp.CurrentDate, _not_repeatable("current_date")),
         )
         for kind, message in kinds:
             if isinstance(node, kind):
                 return self.fail(message, node)
         return self.fail(f"{node.sql(dialect=DIALECT)!r} is not supported.", node)
+
+
+def _not_repeatable(name: str) -> str:
+    return f"{name}() is not supported: the current time and random numbers would give other results on replay."
 
 
 _METHODS: Final[dict[type[exp.Expr], str]] = {

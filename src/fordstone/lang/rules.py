@@ -190,7 +190,7 @@ def castable(source: DataType, to: DataType) -> bool:
 
 
 def try_castable(source: DataType, to: DataType) -> bool:
-    """Whether TRY_CAST is allowed: less than CAST, for its ANSI rules know no casts between numbers and times."""
+    """Whether TRY_CAST is allowed: less than CAST, because ANSI rules have no casts between numbers and times."""
     if source.element is not None and to.element is not None:
         return try_castable(source.element, to.element)
     times = [kind.name in {"date", "timestamp"} for kind in (source, to)]

@@ -30,7 +30,7 @@ from fordstone.state.memory import IN_MEMORY
 MAIN: Final = "main"
 LATE: Final = "late"
 FINAL: Final = "final"
-"""Of windows with early results: the last word on each."""
+"""Of windows with early results: the last result of each."""
 ROW_ID: Final = "__id"
 """The id that a row carries on its way to a sink that releases at once: the same on every replay (rule 13)."""
 OP: Final = "__op"
@@ -41,7 +41,7 @@ DELETE: Final = "delete"
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A batch that an operator gives out, on one of its ports. `late` rows are late for whatever comes next, too."""
+    """A batch that an operator emits, on one of its ports. `late` rows are late for whatever comes next, too."""
 
     frame: pl.DataFrame
     port: str = MAIN
@@ -63,7 +63,7 @@ class Moment:
     """At the end of the epoch before; 0 in the first."""
 
     def passes(self, period_us: int) -> bool:
-        """Whether a multiple of the period lies in this epoch: so, something is done about once a period."""
+        """Whether a multiple of the period lies in this epoch: used to do something about once per period."""
         return self.now_us // period_us > self.before_us // period_us
 
 
@@ -83,7 +83,7 @@ class Operator(ABC):
 
     @abstractmethod
     def on_barrier(self, moment: Moment) -> Emits:
-        """An epoch ends here: give out what is due once per epoch, or by the clock. State is frozen right after."""
+        """An epoch ends here: emit what is due once per epoch, or by the clock. State is frozen right after."""
 
     @abstractmethod
     def states(self) -> Mapping[str, State]:
@@ -121,7 +121,7 @@ ReadTable = Callable[[p.ConnectorSpec, Schema], pl.DataFrame]
 
 
 def no_tables(spec: p.ConnectorSpec, schema: Schema) -> pl.DataFrame:
-    """For those who look at operators and never run them."""
+    """Raises: for contexts in which operators are described but not run."""
     raise PlanError(f"nothing here can read {spec.kind} with columns {', '.join(schema)}.")
 
 
@@ -251,7 +251,7 @@ def resolve_function(path: str, known: Functions) -> Callable[..., Any]:
             f"function {path} cannot be imported: {error}. Put its module on the path of this process."
         ) from error
     if not callable(found):
-        raise PlanError(f"{path} is not a function.")
+        raise PlanError(f"{path} is not a function. Check what the module has under that name.")
     return found  # type: ignore[no-any-return]  # callable, checked above
 
 

@@ -214,7 +214,7 @@ class ToCenterFamily(_TierFamily[p.ToCenter]):
         append_only(step, stream, "to_center")
         if stream.looped:
             raise PipelineError(f"step {step.name}: to_center is not possible inside or below a loop.")
-        return {p.Input(step.name): replace(stream, row_wise=False, windowed=False, id_step=None)}
+        return {p.Input(step.name): replace(stream, row_wise=False, windowed=False)}
 
     def check_plan(self, step: p.ToCenter, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
         if plan.mode == "unaligned":

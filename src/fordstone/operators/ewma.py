@@ -8,7 +8,7 @@ first mean. A null value leaves the mean as it is, and its row carries that; NaN
 
 Invariants: a mean is a function of its key's rows in order, to the last bit, whatever the batches, barriers, watermarks and restores:
 each product and sum is rounded row after row (a scan that regroups sums would round differently for every cut), and powers are
-made of sums and products, because libraries round theirs differently. A row is given out once, or leaves on the late port.
+made of sums and products, because libraries round theirs differently. A row is emitted once: on the main port or on the late port.
 
 While many keys have rows left, the next row of each is done in one go. When few keys have (`NARROW_KEYS`), their rest is done key by key.
 """
@@ -80,7 +80,7 @@ _LN_2: Final = float(Decimal(2).ln())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """One mean a key; `known` says whether the key has had a value yet."""
+    """One mean per key; `known` says whether the key has had a value yet."""
 
     values: Doubles
     known: Mask
@@ -88,7 +88,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decaying:
-    """One mean a key, with the weight that it had at its last value, and the time of that."""
+    """One mean per key, with the weight that it had at its last value, and the time of that."""
 
     means: Means
     weights: Doubles

@@ -237,7 +237,7 @@ class FunctionFamily(Family[p.Function]):
     """A user's function of records or of batches."""
 
     steps = (p.Function,)
-    stays = "{step} is a function of yours, which may depend on where it runs"
+    stays = "{step} is a user function, which may depend on where it runs"
 
     def check(self, step: p.Function, types: Types) -> Derived:
         stream = types[step.input]

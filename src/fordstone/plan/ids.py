@@ -8,9 +8,6 @@ from typing import Final, NewType
 
 from fordstone.errors import PipelineError
 
-StepName = NewType("StepName", str)
-PipelineName = NewType("PipelineName", str)
-NodeId = NewType("NodeId", str)
 PartitionId = NewType("PartitionId", str)
 """One replayable part of a source: a file, a topic partition, a generator lane."""
 Position = NewType("Position", int)
@@ -19,8 +16,6 @@ Epoch = NewType("Epoch", int)
 """Numbered from 1 without gaps; given at commit."""
 Attempt = NewType("Attempt", int)
 """The number on a barrier; only grows, and may skip."""
-Digest = NewType("Digest", str)
-"""The sha256 of a file's bytes, in hex."""
 TaskId = NewType("TaskId", str)
 """`vertex/subtask`."""
 

@@ -19,7 +19,7 @@ Port = Literal["main", "late", "timeout", "final"]
 
 
 class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which system, and how: what a plan says of a source's or a sink's far end."""
+    """Which system, and how: what a plan states of the external end of a source or a sink."""
 
     kind: str
     options: dict[str, Any] = {}
@@ -35,8 +35,8 @@ class ConnectorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stream that a step reads: a step's output, or another of its ports.
 
-    `late`: rows that came too late. `timeout`: beginnings of patterns whose time ran out. `final`: of a window with early
-    results, the last word on each.
+    `late`: rows that came too late. `timeout`: candidates of patterns that timed out. `final`: of a window with early
+    results, the last result of each.
     """
 
     step: str
@@ -230,7 +230,7 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     idle_after_us: int | None = None
     on_error: OnError = "keep"
     declares_time: bool = False
-    """The far end says how far time has come and which rows are late; then `time` may be None although time goes on."""
+    """The external end declares the watermark and which rows are late; then `time` may be None although the watermark advances."""
     replaces: tuple[str, ...] = ()
     """Rows replace each other by these columns, and carry what they do (`__op`)."""
 
@@ -389,7 +389,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     follows: Contiguity = "then"
     """How the first row of this stage follows the row taken before it. Of a negated stage: next or then."""
     times_min: int = 1
-    """At least 1; whether the stage may be left out altogether is said by `optional`."""
+    """At least 1; whether the stage may be left out altogether is `optional`."""
     times_max: int | None = 1
     """None: without bound."""
     optional: bool = False
@@ -493,7 +493,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         raise KeyError(name)
 
     def consumers(self, name: str) -> tuple[tuple[Step, Input], ...]:
-        """Who reads the step's streams, feedback included, in plan order."""
+        """The steps that read the step's streams, feedback included, in plan order."""
         found = []
         for step in self.steps:
             reads = (*step.inputs, step.feedback) if isinstance(step, Loop) else step.inputs
@@ -501,7 +501,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return tuple(found)
 
     def feeds(self, name: str) -> tuple[tuple[Step, int, Input], ...]:
-        """Who reads the step's streams, feedback left out, and as which of its inputs; in plan order."""
+        """The steps that read the step's streams, feedback left out, and as which of their inputs; in plan order."""
         return tuple(
             (step, index, stream)
             for step in self.steps

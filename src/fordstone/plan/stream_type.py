@@ -35,8 +35,7 @@ class StreamType:
     row_wise: bool = True
     """Every row comes of one input row, by position: it can be given an id that a replay gives again."""
     windowed: bool = False
-    """Every row comes of one key and window of the step `id_step`."""
-    id_step: str | None = None
+    """Every row is the result of one key and window, which identify it: it has the same id on a replay."""
     looped: bool = False
     """Inside or below a loop: there is no event time here."""
     central: bool = False

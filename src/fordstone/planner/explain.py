@@ -20,12 +20,12 @@ from fordstone.plan.stream_type import Types, shown
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import Edge, Graph, Vertex, build_graph
 from fordstone.planner.guarantee import end_to_end
-from fordstone.planner.split import Crossing, Tiers, assumptions, saving, saving_words, split
+from fordstone.planner.split import Crossing, Tiers, assumptions, describe_saving, saving, split
 
-PORT_WORDS: Final = {
+PORT_NAMES: Final = {
     "main": "rows",
     "late": "late rows",
-    "timeout": "what ran out of time",
+    "timeout": "candidates that timed out",
     "final": "final results",
 }
 BARRIERS: Final = {
@@ -36,7 +36,7 @@ BARRIERS: Final = {
 
 
 WIDTH: Final = 100
-CenterWords = Callable[[p.Plan], Sequence[str]]
+DescribeCenter = Callable[[p.Plan], Sequence[str]]
 """Describes the center part as it would run on another engine than ours: a title, then lines."""
 
 
@@ -45,7 +45,7 @@ def explain(
     *,
     format: str = "text",  # noqa: A002 - the word users expect
     parallelism: int = 1,
-    center: CenterWords | None = None,
+    center: DescribeCenter | None = None,
 ) -> str:
     """Describe a plan as `"text"`, `"mermaid"` or `"json"`. Called by `Pipeline.explain` and the command line."""
     tiers = split(plan)
@@ -67,7 +67,7 @@ def explain(
 
 def port_lead(stream: p.Input) -> str:
     """Begins the line of a step that reads another port than the main one."""
-    return "" if stream.port == "main" else f"{PORT_WORDS[stream.port]}: "
+    return "" if stream.port == "main" else f"{PORT_NAMES[stream.port]}: "
 
 
 def crossing(plan: p.Plan, edge: Edge) -> str:
@@ -75,7 +75,7 @@ def crossing(plan: p.Plan, edge: Edge) -> str:
     target = plan.step(edge.target)
     combined = edge.feeder and isinstance(target, p.Aggregate | p.Combine)
     partial = combined or (isinstance(target, p.Aggregate) and target.merges is not None)
-    what = PORT_WORDS[edge.port] if edge.port != "main" else "partial aggregates" if partial else "rows"
+    what = PORT_NAMES[edge.port] if edge.port != "main" else "partial aggregates" if partial else "rows"
     if edge.back:
         return f"{what}, back to the loop's head"
     if edge.keys is None:
@@ -164,7 +164,7 @@ def guarantees(plan: p.Plan) -> Iterator[str]:
         yield from _wrapped("  ", f"{way:<{wide}}  {path.gives:<{given}}  ", path.why)
 
 
-def _tiers_text(plan: p.Plan, tiers: Tiers, parallelism: int, center: CenterWords) -> Iterator[str]:
+def _tiers_text(plan: p.Plan, tiers: Tiers, parallelism: int, center: DescribeCenter) -> Iterator[str]:
     yield from _heading(plan, "in two tiers: edge on every node, center over what all nodes sent")
     yield from _title("edge, on every node")
     yield from _tasks(tiers.edge, parallelism)
@@ -198,7 +198,7 @@ def _crossing(crossing: Crossing) -> Iterator[str]:
     merged = pushed.aggregate.name if pushed.aggregate is not None else None
     yield f"  {crossing.step.name}: {f'partial rows of {merged}, instead of rows' if merged else 'rows'}"
     found = saving(crossing.before, crossing.schema, partial=crossing.partial)
-    words = saving_words(
+    lines = describe_saving(
         found,
         crossing.schema,
         filters=any(isinstance(step, p.Filter) for step in pushed.steps),
@@ -211,7 +211,7 @@ def _crossing(crossing: Crossing) -> Iterator[str]:
         *([("not read", ", ".join(crossing.pruned))] if crossing.pruned and not pushed.steps else []),
         ("pushed down", ", ".join([*pushed.names, *made]) or "nothing"),
         ("why no more", pushed.reason),
-        *zip(("saves", "", ""), words, strict=False),
+        *zip(("saves", "", ""), lines, strict=False),
     ]
     yield from _detailed(details)
 
@@ -220,13 +220,13 @@ def _control(plan: p.Plan, table: p.Control) -> Iterator[str]:
     yield f"  {table.name}: {shown(Schema.of(table.schema))}"
     writers = [step for step in plan.steps if isinstance(step, p.ToEdges) and step.control == table.name]
     readers = [step.name for step, _ in plan.consumers(table.name)]
-    written = f"{writers[0].name}, from {writers[0].input}, at the center" if writers else "nobody in this pipeline"
+    written = f"{writers[0].name}, from {writers[0].input}, at the center" if writers else "no step of this pipeline"
     read = f"{', '.join(readers)}, on every node: a version that came in one epoch counts from the next on"
     yield from _detailed(
         [
             ("key", f"{', '.join(table.keys)}: rows replace each other by it"),
             ("written by", written),
-            ("read by", read if readers else "nobody: nodes do not fetch it"),
+            ("read by", read if readers else "no step: nodes do not fetch it"),
         ]
     )
 
@@ -265,7 +265,7 @@ def _chart(plan: p.Plan, graph: Graph, tier: str = "") -> list[str]:
     for step in plan.steps:
         for stream in step.inputs:
             if graph.home[step.name] == graph.home[stream.step]:
-                label = f'|"{PORT_WORDS[stream.port]}"|' if stream.port != "main" else ""
+                label = f'|"{PORT_NAMES[stream.port]}"|' if stream.port != "main" else ""
                 lines.append(f"  {ids[stream.step]} -->{label} {ids[step.name]}")
     return lines
 

@@ -165,16 +165,16 @@ def saving(before: Schema, crosses: Schema, *, partial: bool) -> Saving:
     )
 
 
-def saving_words(found: Saving, crosses: Schema, *, filters: bool, explodes: bool) -> Iterator[str]:
-    """Lines for a person: the figures, and what they assume. `explodes`: below the cut several rows are made of one."""
+def describe_saving(found: Saving, crosses: Schema, *, filters: bool, explodes: bool) -> Iterator[str]:
+    """Lines for `explain`: the figures, and what they assume. `explodes`: a `flat_map` below the cut makes several rows of one."""
     if found.partial:
         sketches = any(name.startswith((_HLL, _KLL)) for name in crosses)
         yield f"a row is about {found.row} bytes, a partial row {'at most ' if sketches else ''}about {found.crosses:,}"
         if found.collects:
-            yield "partial rows hold every value, so they save little: collecting is not summing up"
+            yield "partial rows hold every value, so they save little"
             return
         if explodes:
-            yield "how many rows are made of one is not known here, so neither is from how many on that is less"
+            yield "the number of rows that flat_map makes of one is unknown, so the saving cannot be estimated"
             return
         each = "key, window and epoch" if END in crosses else "key and epoch"
         less = _percent(found.share(SHARING_ROWS))

@@ -1,1 +1,1 @@
-"""What both engines share: chains of operators, source partitions, outlets, assignment, progress."""
+"""What both engines share: chains of operators, source partitions, outlets, assignment, the clock and signals."""

@@ -1,4 +1,4 @@
-"""Who reads which partition of a source.
+"""Which subtask reads which partition of a source.
 
 Pure. Within one number of subtasks a partition stays with its reader over restarts: what is in flight in an unaligned
 checkpoint is that of its sender. After rescaling, all partitions are assigned again.
@@ -24,19 +24,21 @@ def readers(manifest: Manifest | None, source: str, parallelism: int) -> dict[st
     return {name: int(subtask) for vertex, _, subtask, times in tasks if vertex == source for name in times}
 
 
-def assign(partitions: Mapping[str, PartitionCut], hands: int, had: Mapping[str, int]) -> list[dict[str, PartitionCut]]:
-    """Give partitions to those who had them, and the others to those who have fewest; the same way each time."""
-    shares: list[dict[str, PartitionCut]] = [{} for _ in range(hands)]
-    for name in sorted(partitions, key=lambda name: (name not in had, name)):
-        hand = had[name] if name in had else min(range(hands), key=lambda index: len(shares[index]))
-        shares[hand][name] = partitions[name]
+def assign(
+    partitions: Mapping[str, PartitionCut], subtasks: int, previous: Mapping[str, int]
+) -> list[dict[str, PartitionCut]]:
+    """Partitions stay with their previous subtask; each other one goes to the subtask with the fewest. Deterministic."""
+    shares: list[dict[str, PartitionCut]] = [{} for _ in range(subtasks)]
+    for name in sorted(partitions, key=lambda name: (name not in previous, name)):
+        subtask = previous[name] if name in previous else min(range(subtasks), key=lambda index: len(shares[index]))
+        shares[subtask][name] = partitions[name]
     return shares
 
 
-def newcomers(
+def assign_new(
     found: Sequence[PartitionId], known: Sequence[Mapping[str, PartitionCut]]
 ) -> list[tuple[PartitionId, ...]]:
-    """Give the partitions that nobody has to those who have fewest."""
+    """Assign new partitions, each to the subtask with the fewest."""
     given: list[tuple[PartitionId, ...]] = [() for _ in known]
     taken = {name for share in known for name in share}
     for name in found:

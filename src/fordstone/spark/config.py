@@ -15,11 +15,11 @@ class SparkConfig:
     """Checked when it is made. Spans are text with a unit: "1s"."""
 
     state: str | Path = "state"
-    """Where the query's checkpoint is kept, a directory or a URL that every executor reaches. The same one goes on."""
+    """Where the query's checkpoint is kept, a directory or a URL that every executor reaches. A run with the same one resumes."""
     bounded: bool = False
     """Run as a batch job over what is there now, and end."""
     available_now: bool = False
-    """Read what is there now as a stream, keep the state, and stop: the next run goes on."""
+    """Read what is there now as a stream, keep the state, and stop: the next run resumes."""
     interval: str = "1s"
     """Minimum time between two micro-batches."""
     shards: int | None = None
@@ -38,12 +38,13 @@ class SparkConfig:
         checked_name(self.node, "node")
         positive_us(self.interval, what="interval")
         if self.shards is not None and not 1 <= self.shards <= KEY_GROUPS:
-            raise ConfigError(f"shards={self.shards}: it is 1 to {KEY_GROUPS}, the number of key groups.")
+            raise ConfigError(f"shards={self.shards} must be between 1 and {KEY_GROUPS}, the number of key groups.")
         if self.rows_max < 1 or self.batch_rows < 1:
-            raise ConfigError("rows_max and batch_rows: at least one row is read.")
+            raise ConfigError(f"rows_max={self.rows_max} and batch_rows={self.batch_rows} must both be at least 1.")
         if self.bounded and self.available_now:
             raise ConfigError(
-                "bounded ends the pipeline's time with what is there, available_now goes on later: choose one."
+                "bounded and available_now cannot both be set. bounded runs once and closes all windows at the end of the input; "
+                "available_now stops there, and the next run resumes."
             )
 
     def checkpoint_of(self, pipeline: str) -> str:

@@ -1,6 +1,6 @@
 """Describe what a plan does on Spark before it runs: which steps run where, where rows are shuffled, what each path guarantees.
 
-Steps are described as in `planner.explain`; which step runs where is decided in `hosted.chains`. Only the plan is read:
+Steps are described as in `planner.explain`; which step runs where is decided in `hosted.stages`. Only the plan is read:
 neither Java nor pyspark is needed.
 """
 
@@ -31,7 +31,7 @@ def explain(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -
     return "\n".join([*lines, "", "guarantees", *guarantees(plan)]) + "\n"
 
 
-def center_words(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -> list[str]:
+def describe_center(plan: p.Plan, *, bounded: bool = False, shards: int | None = None) -> list[str]:
     """Describe the center part of a plan for two tiers, for `planner.explain`: where it runs, then lines."""
     try:
         stages = build_stages(plan)

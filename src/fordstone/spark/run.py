@@ -31,7 +31,7 @@ from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_r
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
-from fordstone.spark.session.session import java_gone, last_words, session
+from fordstone.spark.session.session import describe_failure, java_gone, session
 from fordstone.storage.disk import OsDisk
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_plan(
                 ):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {last_words(str(error)) or repr(error)}"
+                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {describe_failure(str(error)) or repr(error)}"
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, tally.restarts = count, tally.restarts + 1
@@ -132,7 +132,7 @@ def run_plan(
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(
-                                f"pipeline {plan.pipeline} was stopped after it had failed: {last_words(str(error)) or repr(error)}"
+                                f"pipeline {plan.pipeline} was stopped after it had failed: {describe_failure(str(error)) or repr(error)}"
                             ) from error
 
 

@@ -1,1 +1,1 @@
-"""Tables, runs and buffers, used by both engines."""
+"""Tables, timelines, buffers and the key index, and the backend that makes them."""

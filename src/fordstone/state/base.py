@@ -2,7 +2,7 @@
 
 A state is an ordered list of immutable pieces. At a barrier the rows changed since the last one are sealed into a new piece, and the
 list is the snapshot; a writer makes unwritten pieces durable later. An attempt that is given up needs no undoing: its pieces
-are still in the list, and the next attempt carries them. Pieces of similar size are merged (`worth_folding`), so that each row is
+are still in the list, and the next attempt carries them. Pieces of similar size are merged (`pieces_to_merge`), so that each row is
 rewritten about once per size tier, and the number of pieces grows with the logarithm of the state.
 
 An operator is handed a `StateBackend` and never names a class of state, so that another backend can hold the same state
@@ -51,7 +51,7 @@ class Piece:
         """`make` gives the rows when they are first asked for; `keep` holds on to them after they are written.
 
         `span_us`: the least and the most time of rows that are ordered by it, where known, so that a state which goes by
-        time can tell without the rows whether it needs them.
+        time can decide without the rows whether it needs them.
         """
         self._frame = frame
         self._make = make
@@ -110,7 +110,7 @@ class PieceList:
             self._pieces = tuple(pieces)
 
     def replace(self, old: Sequence[Piece], new: Sequence[Piece]) -> bool:
-        """Put `new` where the contiguous `old` stand; says whether they still stood there."""
+        """Put `new` in place of the contiguous `old`. Return whether they were still there."""
         with self._lock:
             pieces = self._pieces
             for start in range(len(pieces) - len(old) + 1):
@@ -151,7 +151,7 @@ class State(ABC):
 
     @abstractmethod
     def mergeable(self) -> tuple[Piece, ...]:
-        """Contiguous pieces that are worth folding into one now, or none. Called by the merger, off the task's thread."""
+        """Contiguous pieces that should be merged into one now, or none. Called by the merger, off the task's thread."""
 
     @abstractmethod
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
@@ -186,8 +186,8 @@ def tier_of(rows: int) -> int:
     return ((max(rows, SMALLEST_ROWS) // SMALLEST_ROWS).bit_length() - 1) // (RATIO.bit_length() - 1)
 
 
-def worth_folding(rows: Sequence[int | None]) -> range | None:
-    """Which neighbours to fold, given the rows of each piece, oldest first; `None` is a piece that may not be touched."""
+def pieces_to_merge(rows: Sequence[int | None]) -> range | None:
+    """Which neighbours to merge, given the rows of each piece, oldest first; `None` is a piece that may not be touched."""
     tiers = [None if count is None else tier_of(count) for count in rows]
     for tier in sorted({tier for tier in tiers if tier is not None}):
         start = alike = 0

@@ -1,7 +1,7 @@
 """Columns that are read and written by slot: the storage under `key_index.KeyIndex` and `table.Table`.
 
 Fixed-width types lie in growing NumPy arrays and are written in place. The rest (text, bytes, decimals, lists) lie in a
-log of immutable Polars chunks: a slot points at the row that was written last, and the log is cleared of what nobody
+log of immutable Polars chunks: a slot points at the row that was written last, and the log is cleared of what no slot
 points at before it is more than half waste.
 
 Leaves to others: which slot belongs to which key, and which slots are in use.

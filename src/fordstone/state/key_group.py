@@ -80,7 +80,7 @@ def owners(groups: Groups, parallelism: int) -> Groups:
 
 
 def split_by_owner(frame: pl.DataFrame, columns: Sequence[str], parallelism: int) -> list[pl.DataFrame]:
-    """The rows of each subtask, in the order in which they stand in `frame`; one frame a subtask, empty ones included."""
+    """The rows of each subtask, in the order in which they stand in `frame`; one frame per subtask, empty ones included."""
     if parallelism == 1:
         return [frame]
     owned = owners(key_groups(frame, columns), parallelism)

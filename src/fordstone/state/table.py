@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.state.base import FOUND, SMALLEST_ROWS, Piece, PieceList, Table, worth_folding
+from fordstone.state.base import FOUND, SMALLEST_ROWS, Piece, PieceList, Table, pieces_to_merge
 from fordstone.state.column import Cells, Slots, column_of
 from fordstone.state.key_index import MISSING, MemoryKeyIndex
 
@@ -189,8 +189,8 @@ class MemoryTable(Table):
             len(self._index), SMALLEST_ROWS
         ):
             return held[:written]
-        fold = worth_folding(rows)
-        return () if fold is None else held[fold.start : fold.stop]
+        found = pieces_to_merge(rows)
+        return () if found is None else held[found.start : found.stop]
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
         """The last row of each key; without tombstones when nothing older is left for them to hide."""

@@ -33,7 +33,7 @@ from fordstone.state.base import (
     SearchBuffer,
     State,
     Timeline,
-    worth_folding,
+    pieces_to_merge,
 )
 
 NEVER_US: Final = TIME_MAX_US + 1
@@ -147,7 +147,7 @@ class TimedRows(State):
         self._raw = OpenRows()
 
     @abstractmethod
-    def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _compacted(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The fewest rows that mean the same. Called on any thread."""
 
     @property
@@ -160,7 +160,7 @@ class TimedRows(State):
 
     @property
     def closed_us(self) -> int:
-        """The bound up to which rows have been given out, before a restore as well."""
+        """The bound up to which rows have been emitted, before a restore as well."""
         return self._closed_us
 
     def size_bytes(self) -> int:
@@ -177,7 +177,7 @@ class TimedRows(State):
         # Column by column: comparing two Polars schemas takes longer than the rest of this function.
         elif frame.columns != self._empty.columns or frame.dtypes != self._empty.dtypes:
             raise TypeError(
-                f"rows of one state have the same columns: so far {self._empty.schema}, now {frame.schema}."
+                f"all rows of a state must have the same columns: expected {self._empty.schema}, got {frame.schema}."
             )
         least_us, most_us = self._extremes(frame)
         if least_us <= self._closed_us:
@@ -219,7 +219,7 @@ class TimedRows(State):
         return [frame for frame in due if frame.height]
 
     def _push(self, frames: Sequence[pl.DataFrame]) -> None:
-        """Put open rows in order. Neighbours of like size are folded, so that there are never many."""
+        """Put open rows in order. Neighbours of similar size are merged, so that there are never many."""
         rows = sum(frame.height for frame in frames)
         frames = list(frames)
         while self._ordered and self._ordered[-1].rows_after(self._closed_us) < 2 * rows:
@@ -241,7 +241,7 @@ class TimedRows(State):
     # What the engine calls.
 
     def freeze(self) -> tuple[Piece, ...]:
-        """Seal the open rows into one piece, which is folded when it is first needed."""
+        """Seal the open rows into one piece, which is merged when it is first needed."""
         ordered, raw, closed_us = self._ordered, self._raw, self._closed_us
         if len(ordered) == 1 and not raw.rows:
             self._pieces.append(ordered[0])
@@ -285,9 +285,9 @@ class TimedRows(State):
         """Written neighbours of like size, or one large piece that is mostly dead."""
         held, closed_us = self._held(), self._closed_us
         rows = [piece.rows_after(closed_us) if piece.ref is not None else None for piece in held]
-        fold = worth_folding(rows)
-        if fold is not None:
-            return held[fold.start : fold.stop]
+        found = pieces_to_merge(rows)
+        if found is not None:
+            return held[found.start : found.stop]
         for piece, alive in zip(held, rows, strict=True):
             rows_in_all = 0 if alive is None else piece.rows_after(TIME_MIN_US)
             if alive is not None and rows_in_all - alive > max(DEAD_ROWS_MIN, DEAD_SHARE_MAX * rows_in_all):
@@ -295,7 +295,7 @@ class TimedRows(State):
         return ()
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:  # noqa: ARG002 - no tombstones here
-        """Fold, without the rows that are dead by now: no later checkpoint could bring them back."""
+        """Merge, without the rows that are dead by now: no later checkpoint could bring them back."""
         return self._in_order([self._alive(frame) for frame in frames])
 
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
@@ -327,14 +327,14 @@ class TimedRows(State):
         return frame if alive.all() else frame.filter(alive)
 
     def _together(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The frames folded into one; without columns if there never were rows."""
+        """The frames merged into one; without columns if there never were rows."""
         if frames:
-            return self._fold(pl.concat(frames, rechunk=True))
+            return self._compacted(pl.concat(frames, rechunk=True))
         return pl.DataFrame() if self._empty is None else self._empty
 
     def _in_order(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Fold the frames and order the rows by time; equal times stay as they came."""
-        frame = self._fold(pl.concat(frames, rechunk=True))
+        """Merge the frames and order the rows by time; equal times stay as they came."""
+        frame = self._compacted(pl.concat(frames, rechunk=True))
         return (frame if self._time is None else frame.sort(self._time, maintain_order=True)).rechunk()
 
     def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
@@ -363,7 +363,7 @@ class MemoryBuffer(TimedRows, Buffer):
     def scan(self) -> pl.DataFrame:
         return self._together(self._live())
 
-    def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _compacted(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.sort(self._column, maintain_order=True)
 
     def _closed_by(self, watermark_us: int) -> int:
@@ -373,15 +373,15 @@ class MemoryBuffer(TimedRows, Buffer):
 
 
 COALESCE_ROWS_MIN: Final = 256 * 1024
-"""Fewer open rows than this are not worth folding."""
+"""Fewer open rows than this are not worth merging."""
 COALESCE_RATIO: Final = 4
 """Open rows are merged when their number exceeds this multiple of what the last merge left."""
 PATIENCE_MAX: Final = 16
-"""How much longer to wait, at most, when folding does not make the rows fewer."""
+"""How much longer to wait, at most, when merging does not make the rows fewer."""
 COALESCE_BYTES: Final = 256 * 1024 * 1024
-"""Open rows are folded at this size even when there are few, unless as much was left by the last time."""
+"""Open rows are merged at this size even when there are few, unless as much was left by the last time."""
 SHRINK_LEAST: Final = 0.5
-"""Folding that leaves more than this share of the rows was not worth it."""
+"""Merging that leaves more than this share of the rows was not worth it."""
 
 
 class MemoryTimeline(TimedRows, Timeline):
@@ -424,11 +424,11 @@ class MemoryTimeline(TimedRows, Timeline):
         self._least_us = NEVER_US
         return rows
 
-    def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
-        folded = self._merge_rows(frame).select(frame.columns)
-        if folded.dtypes != frame.dtypes:
-            raise TypeError(f"merge_rows must keep the types of its rows: took {frame.schema}, gave {folded.schema}.")
-        return folded
+    def _compacted(self, frame: pl.DataFrame) -> pl.DataFrame:
+        merged = self._merge_rows(frame).select(frame.columns)
+        if merged.dtypes != frame.dtypes:
+            raise TypeError(f"merge_rows must keep the types of its rows: took {frame.schema}, gave {merged.schema}.")
+        return merged
 
 
 Rows = npt.NDArray[np.int64]

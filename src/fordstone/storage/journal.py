@@ -92,10 +92,6 @@ class JournalContent:
     lacks_newline: bool = False
     """The last line is whole, but for its newline."""
 
-    @property
-    def is_damaged(self) -> bool:
-        return bool(self.damaged_lines or self.torn_bytes)
-
 
 class Journal:
     """Reads, appends to and rewrites one file. Calls must not overlap; the owner of the log serializes them."""

@@ -1,4 +1,4 @@
-"""MATCH_RECOGNIZE as a step of the plan: rows that follow each other at once, and of one beginning the match that SQL prefers."""
+"""MATCH_RECOGNIZE as a step of the plan: rows that follow each other at once, and of one first row the match that SQL prefers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fordstone.plan import plan as p
 _ELSEWHERE: Final = {
     "prev": "PREV is not supported. Write LAST(A.x, 1) for the row before the last one of A.",
     "next": "NEXT is not supported: a row is judged before the next one comes. Write FIRST(A.x, 1) for the second row of A.",
-    "match_proctime": "MATCH_PROCTIME is not supported: results must repeat. Use MATCH_ROWTIME().",
+    "match_proctime": "MATCH_PROCTIME is not supported: the current time would give other results on replay. Use MATCH_ROWTIME().",
 }
 _RENAMED: Final = {"match_rowtime": "match_time"}
 

@@ -44,7 +44,7 @@ class Scope:
     def resolved(self, tree: exp.Expr) -> exp.Expr:
         """The tree with every column by its name in the stream, and functions in lower case. The given tree is not changed.
 
-        Names that no table has are left for the checker, which knows what is near.
+        Names that no table has are left for the checker, which suggests similar ones.
         """
         tree = tree.copy()
         for node in list(tree.walk()):

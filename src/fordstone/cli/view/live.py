@@ -19,7 +19,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fordstone.cli import format as fmt
-from fordstone.cli.view.view import LineView, notices_of, words_of
+from fordstone.cli.view.view import LineView, describe_progress, notices_of
 
 if TYPE_CHECKING:
     from fordstone.protocol.progress import Progress
@@ -109,7 +109,7 @@ class LiveView(LineView):
             parts += [Text(notice, style=style) for notice in notices_of(progress)]
             if self.bounded and progress.share is not None:
                 parts.append(self._bar(progress.share, progress))
-            parts.append(_line(self.pipeline, words_of(progress, rate, self.wall_us(), bounded=self.bounded)))
+            parts.append(_line(self.pipeline, describe_progress(progress, rate, self.wall_us(), bounded=self.bounded)))
         return Group(*parts)
 
     def _bar(self, share: float, progress: Progress) -> Grid:

@@ -163,7 +163,7 @@ class View:
         """One line per running part: its notices, or what it does."""
         found = []
         for name, progress, rate in self.running():
-            words = notices_of(progress) or words_of(progress, rate, self.wall_us(), bounded=self.bounded)
+            words = notices_of(progress) or describe_progress(progress, rate, self.wall_us(), bounded=self.bounded)
             if progress.share is not None:
                 words.insert(0, f"{progress.share:.0%}")
             found.append(f"{name}: {' · '.join(words)}" if name else " · ".join(words))
@@ -228,7 +228,7 @@ class View:
         return f"{report.pipeline} {_OUTCOMES[how]}.\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}"
 
 
-def words_of(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
+def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
     """The progress of one part in a few words, the most important first. `now_us` is the wall clock."""
     words = [fmt.rate(rate)]
     watermark_us = progress.watermark_us

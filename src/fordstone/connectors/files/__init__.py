@@ -1,1 +1,1 @@
-"""Files as source and sink: JSON lines, CSV, Parquet."""
+"""Files as source and sink: JSON lines, CSV, Parquet and Arrow."""

@@ -257,9 +257,6 @@ class Supervisor:
         """Return the exit code of this job's last process; None if none has ended."""
         return self._entries[name].code
 
-    def restarts_of(self, name: str) -> int:
-        return max(0, self._entries[name].starts - 1)
-
     @property
     def given_up(self) -> dict[str, str]:
         """The jobs that failed and are not started again, with the reason."""

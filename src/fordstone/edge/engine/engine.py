@@ -29,7 +29,7 @@ from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
 from fordstone.protocol.progress import Progress
-from fordstone.runtime.assignment import newcomers
+from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.partition import DEAD_LETTER_SCHEMA, DEAD_LETTERS, has_event_time
 from fordstone.runtime.snapshot import TaskSnapshot
@@ -243,7 +243,7 @@ class Engine:
             name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
             for name in self.sources
         }
-        joining = {name: newcomers(source.partitions(), known[name]) for name, source in self.sources.items()}
+        joining = {name: assign_new(source.partitions(), known[name]) for name, source in self.sources.items()}
 
         def live_source(parts: TaskParts, setup: SourceSetup) -> SourceTask:
             live = LiveSetup(

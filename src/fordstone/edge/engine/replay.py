@@ -362,7 +362,7 @@ def extra_rows(
     key: tuple[str, ...] | None = None,
     nondeterministic: bool = False,
 ) -> list[pl.DataFrame]:
-    """The rows that came out beyond what was sealed; raises `RebuildError` where that may not be.
+    """The rows that the replay gave beyond what was sealed; raises `RebuildError` where that may not be.
 
     `key`: rows replace each other by it, so only the last of each counts. `nondeterministic`: values may be others within what is
     promised (`nondeterministic_sinks`), so that only the number of rows can be compared.
@@ -375,7 +375,7 @@ def extra_rows(
         return _extra_rows_by_count(cut, sink, rows_sealed, again)
     if again.height == 0:
         if rows_sealed:
-            raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, none came out")
+            raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, and the replay gave none")
         return []
     before = pl.concat(sealed) if sealed else None
     if key is not None and cut.overtaking:
@@ -389,11 +389,11 @@ def extra_rows(
     missing, extra = difference(again.clear() if before is None else before, again)
     if missing.height:
         raise _mismatch(
-            cut, sink, f"{missing.height} sealed rows did not come out again, such as {missing.row(0, named=True)}"
+            cut, sink, f"{missing.height} sealed rows are missing in the replay, such as {missing.row(0, named=True)}"
         )
     if extra.height and not cut.overtaking:
         raise _mismatch(
-            cut, sink, f"{extra.height} rows came out that were not sealed, such as {extra.row(0, named=True)}"
+            cut, sink, f"the replay gave {extra.height} rows that were not sealed, such as {extra.row(0, named=True)}"
         )
     return [extra] if extra.height else []
 
@@ -408,13 +408,13 @@ def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFr
     if cut.overtaking:
         return [again] if again.height else []
     if again.height != rows_sealed:
-        raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, {again.height} came out")
+        raise _mismatch(cut, sink, f"{rows_sealed} rows were sealed, and the replay gave {again.height}")
     return []
 
 
 def _mismatch(cut: Cut, sink: str, what: str) -> RebuildError:
     return RebuildError(
-        f"epoch {cut.epoch} came out different for sink {sink} when it was computed again: {what}.\n"
+        f"the replay of epoch {cut.epoch} gave other output for sink {sink}: {what}.\n"
         "The input has changed since, or a step is not deterministic. Restore the input, or start over with an empty state "
         "directory and new sinks."
     )

@@ -438,7 +438,9 @@ class SourceTask(ReadingTask):
             raise
         except StorageError as error:
             if not self._refused:
-                log.warning("nothing is read", extra={"source": self._step.name, "problem": str(error)})
+                log.warning(
+                    "reading paused, position not durable", extra={"source": self._step.name, "problem": str(error)}
+                )
             self._refused = True
             return False
         self._refused = False

@@ -1,4 +1,4 @@
-"""Who this state directory is to the hub: a random name, and a number that grows with every start (rule 18).
+"""The identity of a state directory at the hub: a random name, and a number that grows with every start (rule 18).
 
     <pipeline>/<node>/owner.json
 

@@ -230,7 +230,7 @@ class HubClient:
         self,
         method: str,
         path: str,
-        answer: type[M],
+        response_type: type[M],
         *,
         body: Message | None = None,
         query: Mapping[str, object] | None = None,
@@ -243,10 +243,10 @@ class HubClient:
         target = f"{path}?{urlencode(given)}" if given else path
         data = self._call(method, target, body=None if body is None else _ENCODER.encode(body), wait_s=wait_s)
         try:
-            return msgspec.json.decode(data, type=answer)
+            return msgspec.json.decode(data, type=response_type)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self._away(
-                f"answered {method} {path} with something else than a {answer.__name__} ({error})"
+                f"sent a response to {method} {path} that is not a {response_type.__name__} ({error})"
             ) from error
 
     def _call(
@@ -303,9 +303,9 @@ class HubClient:
             parts.append(data)
             size_bytes += len(data)
             if size_bytes > bytes_max:
-                raise self._away(f"gave an answer of more than {bytes_max} bytes")
+                raise self._away(f"sent a response of more than {bytes_max} bytes")
             if time.monotonic() - began > self._timeout_s + size_bytes / SPEED_MIN_BYTES:
-                raise self._away(f"answers too slowly: {size_bytes} bytes in {time.monotonic() - began:.0f} s")
+                raise self._away(f"responds too slowly: {size_bytes} bytes in {time.monotonic() - began:.0f} s")
 
     def _refused(
         self, method: str, path: str, response: urllib3.BaseHTTPResponse, data: bytes
@@ -318,7 +318,7 @@ class HubClient:
         if refusal is None or response.status >= 500 or response.status in _AWAY:  # noqa: PLR2004 - the server's own trouble
             said = f": {refusal.message.removesuffix('.')}" if refusal is not None else ""
             retry_after_s = _retry_after(response.headers.get("Retry-After"))
-            return self._away(f"answered {method} {path} with status {response.status}{said}", retry_after_s)
+            return self._away(f"responded to {method} {path} with status {response.status}{said}", retry_after_s)
         return HubRefusedError(
             f"the hub at {self.address.url} refused {method} {path}: {refusal.message}",
             status=response.status,

@@ -322,7 +322,7 @@ class StreamReader:
             raise self.refused(error) from error
 
     def refused(self, error: HubRefusedError) -> SourceError:
-        """The error for a user to whom the hub said no."""
+        """The error for a user whose request the hub rejected."""
         hint = (
             " Is the token one for centers (fordstone hub token add NAME --center)?"
             if error.status in _NOT_ALLOWED

@@ -135,7 +135,7 @@ class TokenFile:
             found = next((one for one in there if one.name == name), None)
             if found is None:
                 names = ", ".join(one.name for one in there if one.revoked_us is None) or "none"
-                raise ConfigError(f"there is no token {name!r} in {self.path}. Those that hold: {names}.")
+                raise ConfigError(f"there is no token {name!r} in {self.path}. Valid tokens: {names}.")
             if found.revoked_us is not None:
                 return found
             revoked = msgspec.structs.replace(found, revoked_us=now_us)
@@ -188,7 +188,7 @@ class Tokens:
         return self._required
 
     @property
-    def holding(self) -> int:
+    def valid(self) -> int:
         self._refresh()
         return sum(one.revoked_us is None for one in self._by_hash.values())
 
@@ -215,7 +215,7 @@ class Tokens:
         try:
             self._file.write_used(dict(self._used_us))
         except FordstoneError as error:
-            log.warning("use of tokens not written", extra={"error": str(error)})
+            log.warning("last use of tokens not stored", extra={"error": str(error)})
 
     def _refresh(self) -> None:
         now_s = self._clock_s()

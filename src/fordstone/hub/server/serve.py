@@ -191,7 +191,7 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
             options.ready_file.unlink(missing_ok=True)
         tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=now_us)
         with contextlib.closing(bound(host, port)) as sock:
-            check_exposure(sock, tls=context is not None, tokens=tokens.holding, options=options)
+            check_exposure(sock, tls=context is not None, tokens=tokens.valid, options=options)
             _raise_file_limit()
             with _open(options, tokens) as app, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(_run(options, sock, context, tokens, app, on_ready))

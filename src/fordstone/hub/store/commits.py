@@ -220,7 +220,9 @@ def _refusal(
     match decision:
         case Gap(next_epoch=next_epoch):
             return Rejection(
-                "gap", f"{where}: epoch {next_epoch} is next, {facts.sent[0].epoch} came.", next_epoch=next_epoch
+                "gap",
+                f"{where}: the hub expects epoch {next_epoch}, but the commit starts at epoch {facts.sent[0].epoch}. Send the epochs between first.",
+                next_epoch=next_epoch,
             )
         case OtherContent(epoch=epoch):
             return Rejection(
@@ -238,7 +240,7 @@ def _refusal(
         case NotGranted():
             return Rejection(
                 "not_found",
-                f"{where}: this hub has not given out generation {facts.fence.hub}.{facts.fence.local}. Ask for a lease first.",
+                f"{where}: this hub has not granted generation {facts.fence.hub}.{facts.fence.local}. Request a lease first.",
                 generation=None if facts.granted is None else _generation(facts.granted),
             )
         case Missing(digests=digests):

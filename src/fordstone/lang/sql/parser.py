@@ -278,7 +278,7 @@ def _match(words: Words, table: Named | Derived, at: int) -> Matched:
     measures = words.listed(lambda: _measure(words)) if words.take("MEASURES") else ()
     all_rows = _rows_per_match(words)
     skip, skip_to = _skip(words)
-    words.need("PATTERN", "(", why="It says which rows follow each other, as in PATTERN (A B+ C).")
+    words.need("PATTERN", "(", why="It defines which rows follow each other, as in PATTERN (A B+ C).")
     pattern = _pattern(words)
     within = _expression(words) if words.take("WITHIN") else None
     if words.sees("SUBSET"):
@@ -334,7 +334,7 @@ def _rows_per_match(words: Words) -> bool:
         return False
     words.need("ROWS", "PER", "MATCH")
     if words.word() in {"SHOW", "OMIT", "WITH"}:
-        raise words.fail("ALL ROWS PER MATCH stands alone here: there are no empty matches.")
+        raise words.fail("ALL ROWS PER MATCH takes no options here: there are no empty matches.")
     return True
 
 
@@ -522,7 +522,7 @@ def _spans(words: Words, kind: str) -> tuple[Expr, ...]:
 
 
 _STATEMENTS: Final = {
-    "INSERT": "To let rows out, use stream.sink(...) on what the query gives.",
+    "INSERT": "To write rows to a sink, use stream.sink(...) on the result of the query.",
     "CREATE": "Sources are declared with Pipeline.source, or --source on the command line.",
     "EXPLAIN": "Use Pipeline.explain(), or --explain on the command line.",
     "VALUES": "Rows come from sources.",
@@ -693,13 +693,13 @@ def _join(words: Words, depth: int) -> Join | None:
     at = words.place
     if words.sees(","):
         raise words.fail(
-            "several streams in FROM are joined with JOIN ... ON, which says the columns that are equal and how far apart in time."
+            "several streams in FROM are joined with JOIN ... ON. ON names the columns that are equal, and the bounds on time."
         )
     if words.word() not in _JOIN_WORDS:
         return None
     if words.word() in {"CROSS", "NATURAL"}:
         raise words.fail(
-            f"{words.word()} JOIN is not supported. Write JOIN ... ON with the columns that are equal and how far apart in time."
+            f"{words.word()} JOIN is not supported. Write JOIN ... ON with the columns that are equal and the bounds on time."
         )
     how = words.word() if words.word() in {"LEFT", "RIGHT", "FULL"} else "INNER"
     words.take(how)
@@ -711,8 +711,8 @@ def _join(words: Words, depth: int) -> Join | None:
     words.need("JOIN")
     table = _table(words, depth)
     if words.sees("USING"):
-        raise words.fail("USING is not supported. Write ON, with the columns that are equal and how far apart in time.")
-    words.need("ON", why="It says the columns that are equal and how far apart in time.")
+        raise words.fail("USING is not supported. Write ON, with the columns that are equal and the bounds on time.")
+    words.need("ON", why="It names the columns that are equal, and the bounds on time.")
     return Join(table=table, how=cast("JoinHow", how.lower()), on=words.expression(*_JOIN_WORDS), at=at)
 
 

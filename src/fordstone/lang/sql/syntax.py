@@ -59,7 +59,7 @@ def _cells(text: str) -> int:
 def placed(text: str, offset: int | None) -> Iterator[None]:
     """Give what goes wrong inside a place in the query, unless it has one.
 
-    An `ExpressionError` of this very text knows its own place; one of another text, or none, happened at `offset`.
+    An `ExpressionError` of this very text has its own place; one of another text, or none, happened at `offset`.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def placed(text: str, offset: int | None) -> Iterator[None]:
 
 
 def _hinted(message: str) -> str:
-    """A function that is not there may be meant as an aggregate, which expressions of rows know nothing of."""
+    """A function that is not found may be meant as an aggregate, which expressions of rows do not have."""
     found = _NO_FUNCTION.match(message)
     near = get_close_matches(found["name"], AGGREGATE_NAMES, n=1, cutoff=0.7) if found is not None else []
     return f"{found[0]} Did you mean {near[0]}?" if found is not None and near else message

@@ -70,7 +70,7 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
     """Refuse early results where there is nothing to be early for, or no window that has a beginning and an end in advance."""
     if window is None:
         raise PipelineError(
-            f"step {step}: early= belongs to windows. A running aggregate gives every key's newest result at each epoch anyway."
+            f"step {step}: early= is only for windows. A running aggregate emits the newest result of every key at each epoch anyway. Leave early= out."
         )
     if not isinstance(window, Tumbling | Sliding):
         raise PipelineError(
@@ -79,7 +79,7 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
         )
     if early_us <= 0:
         raise PipelineError(
-            f"step {step}: early={human_us(early_us)} must be longer than zero. It says how often, at most, provisional results come."
+            f"step {step}: early={human_us(early_us)} must be longer than zero. It is the interval between provisional results."
         )
 
 
@@ -119,7 +119,7 @@ def rows_of(step: p.Aggregate, types: Types) -> StreamType:
     if missing:
         raise PipelineError(
             f"step {step.name} merges partial rows, but {step.input} has no column {', '.join(missing)}. "
-            "`planner.split` makes such steps; they are not written by hand."
+            "The plan is not valid: such steps are made when a pipeline of two tiers is split. Build the plan again from the pipeline."
         )
     time = None if below.time is None else EventTime(column=below.time, shift_us=below.shift_us)
     return StreamType(schema=Schema.stored(below.schema), time=time, row_wise=False)
@@ -162,7 +162,7 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
     # A result counts as the last instant of its window: then a window of windows holds exactly those that lie in it.
     # A window by count ends with its last row, and not after it.
     time = EventTime(column=WINDOW_END, shift_us=0 if isinstance(step.window, Count) else -1)
-    return StreamType(schema=schema, time=time, row_wise=False, windowed=True, id_step=step.name)
+    return StreamType(schema=schema, time=time, row_wise=False, windowed=True)
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:
@@ -173,7 +173,7 @@ def _windowable(step: p.Aggregate, stream: StreamType) -> None:
     needs_time(step, stream, "a window by time")
     for reserved in (WINDOW_START, WINDOW_END):
         if reserved in step.keys:
-            raise SchemaError(f"group_by: {reserved!r} is given out by the window itself. Rename that key.")
+            raise SchemaError(f"group_by: {reserved!r} is a column that the window itself adds. Rename that key.")
 
 
 MEANING_CHARS: Final = 8
@@ -267,7 +267,7 @@ class CombineFamily(Family[p.Combine]):
 
     def title(self, step: p.Combine) -> str:
         lead = "a " if step.window is None else ""
-        return f"partial rows of {lead}{_kind(step)} {keys_text(step.keys)}, once an epoch"
+        return f"partial rows of {lead}{_kind(step)} {keys_text(step.keys)}, once per epoch"
 
     def describe(self, step: p.Combine, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - only the aggregates
         yield "computes", ", ".join(given.sql for given in step.aggregates)
@@ -314,7 +314,7 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
 
 
 def make_combiner(step: p.Aggregate | p.Combine, context: OperatorContext) -> Combine:
-    """What makes partial rows before the shuffle, where `combines` says that it may."""
+    """The operator that makes partial rows before the shuffle, if `combines` allows it."""
     return Combine(
         partials_of(step, context),
         drops_late=step.window is not None,
@@ -340,15 +340,15 @@ def partials_of(step: p.Aggregate | p.Combine, context: OperatorContext) -> Part
 
 
 def _meaning(step: p.Aggregate | p.Combine, parsed: Sequence[Aggregate], stream: StreamType) -> str:
-    """What partial rows say: of which rows, and of what of them. Names of columns do not tell sum(x) from sum(y)."""
+    """A digest of what partial rows mean: which rows, and what of them. Names of columns do not distinguish sum(x) from sum(y)."""
     calls = [call for found in parsed for call in found.calls]
-    said = [
+    meaning = [
         [(key, str(stream.schema[key])) for key in step.keys],
         step.window,
         stream.time and (stream.time.column, stream.time.shift_us),
         [(call.sql, [str(argument.type) for argument in call.arguments]) for call in calls],
     ]
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:MEANING_CHARS]
+    return hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()[:MEANING_CHARS]
 
 
 def _cut(window: p.Window | None) -> p.Tumbling | None:

@@ -109,7 +109,7 @@ class RunningAggregate(Operator):
     """One row per key over all its rows so far, emitted again when it has changed."""
 
     def __init__(self, partials: Partials, *, combined: bool, at_barriers: bool, state: StateBackend) -> None:
-        """`at_barriers`: results come once an epoch; else with every batch, for pipelines without exactly-once."""
+        """`at_barriers`: results are emitted once per epoch; else with every batch, for pipelines without exactly-once."""
         self._partials = partials
         self._combined = combined
         self._at_barriers = at_barriers

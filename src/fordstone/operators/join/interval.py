@@ -1,13 +1,13 @@
-"""Interval join: pairs of rows of two streams with equal keys, whose times lie so far apart.
+"""Interval join: pairs of rows of two streams with equal keys, whose times differ by no more than the bounds.
 
-A pair is given out when the second of its rows comes. A row is kept until the watermark says that no partner can come any
-more; then, in an outer join, it is given out alone if none came. Whether one came depends on a row's key and time alone,
-so what has met is kept as key and time, once for however many rows.
+A pair is emitted when the second of its rows comes. A row is kept until, by the watermark, no partner can come any
+more; then, in an outer join, it is emitted with nulls if none came. Whether one came depends on a row's key and time alone,
+so what has matched is kept as key and time, once for any number of rows.
 
 Why a pair is never missed: a row that is in time is not below the watermark; a row that was evicted could only have a
 partner below it. Late rows leave on the late port as rows of the result with nothing on the other side.
 
-Invariants: each pair of rows in time is given out once, each unmet row of an outer side once; nothing that is given out
+Invariants: each pair of rows in time is emitted once, each unmatched row of an outer side once; nothing that is emitted
 has a time (`operators.join.sides.pair_time`) below the watermark of that moment.
 """
 
@@ -54,7 +54,7 @@ Rows = npt.NDArray[np.int64]
 
 
 _AFTER: Final = "__after"
-"""Of what has met: the first watermark at which its rows are evicted."""
+"""Of what has matched: the first watermark at which its rows are evicted."""
 
 
 class _Half:
@@ -63,27 +63,27 @@ class _Half:
     def __init__(self, side: Side, state: StateBackend, *, outer: bool) -> None:
         self.side = side
         self.rows = state.search_buffer(side.keys, time_column=side.mark)
-        self.met = state.timeline(side.keys, time_column=_AFTER, merge_rows=pl.DataFrame.unique) if outer else None
+        self.matched = state.timeline(side.keys, time_column=_AFTER, merge_rows=pl.DataFrame.unique) if outer else None
 
-    def meet(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
-        if self.met is not None:
-            met = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
-            # What stands here twice is folded later; but a row that was found may have been found by many.
-            self.met.add(met.unique() if at is None else met[np.unique(at)])
+    def mark_matched(self, rows: pl.DataFrame, at: Rows | None = None) -> None:
+        if self.matched is not None:
+            matched = rows.select(*self.side.keys, (pl.col(self.side.mark) + 1).alias(_AFTER))
+            # Duplicates are merged later; but a row that was found may have been found by many.
+            self.matched.add(matched.unique() if at is None else matched[np.unique(at)])
 
     def evict(self, watermark_us: int) -> pl.DataFrame:
         """Drop the rows that no partner can come for; gives those that have had none, in an outer join."""
-        if self.met is None:
+        if self.matched is None:
             self.rows.drop(watermark_us)
             return pl.DataFrame()
-        rows, met = self.rows.release(watermark_us), self.met.close(watermark_us)
-        if not rows.height or not met.height:
+        rows, matched = self.rows.release(watermark_us), self.matched.close(watermark_us)
+        if not rows.height or not matched.height:
             return rows
-        met = met.with_columns((pl.col(_AFTER) - 1).alias(self.side.mark))
-        return rows.join(met, on=[*self.side.keys, self.side.mark], how="anti")
+        matched = matched.with_columns((pl.col(_AFTER) - 1).alias(self.side.mark))
+        return rows.join(matched, on=[*self.side.keys, self.side.mark], how="anti")
 
     def states(self, name: str) -> dict[str, State]:
-        return {name: self.rows} | ({} if self.met is None else {f"{name}_met": self.met})
+        return {name: self.rows} | ({} if self.matched is None else {f"{name}_matched": self.matched})
 
 
 class IntervalJoin(Operator):
@@ -148,8 +148,8 @@ class IntervalJoin(Operator):
         found = other.rows.search(asked)
         if found is None:
             return []
-        mine.meet(frame, found.asked)
-        other.meet(found.rows)
+        mine.mark_matched(frame, found.asked)
+        other.mark_matched(found.rows)
         rows = (frame[found.asked], found.rows)
         left, right = rows if is_left else rows[::-1]
         columns = self._left.side.shown(left) | self._right.side.shown(right, only=self._right_columns)
@@ -176,7 +176,7 @@ class JoinFamily(Family[p.Join]):
             )
         if max(abs(step.from_us), abs(step.to_us)) > BOUND_MAX_US:
             raise PipelineError(
-                f"step {step.name}: between reaches beyond {human_us(BOUND_MAX_US)}, further than times go. Use less."
+                f"step {step.name}: a bound in between= is longer than {human_us(BOUND_MAX_US)}, the maximum. Use a shorter duration."
             )
         columns = join_columns(left.schema, right.schema, step.left_keys, step.right_keys, suffix=step.suffix)
         main = StreamType(schema=columns.schema, time=pair_time(step, columns, left, right), row_wise=False)
@@ -198,13 +198,14 @@ class JoinFamily(Family[p.Join]):
         return f"{step.how} join of {step.left} and {step.right}, {between}"
 
     def describe(self, step: p.Join, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
-        alone = {"inner": "are dropped", "full": "come alone, when time has passed them"}
-        unmatched = alone.get(step.how, f"of the {step.how} side come alone, when time has passed them")
+        emitted = "emitted with nulls once the watermark has passed them"
+        alone = {"inner": "dropped", "full": emitted}
+        unmatched = alone.get(step.how, f"of the {step.how} side: {emitted}")
         yield from keys_details(step.left_keys, step.right_keys, unmatched)
         timed = types[p.Input(step.name)].time is not None
         yield from stream_details(step, types, time=None if timed else "none: rows may lack that of either side")
-        met = "" if step.how == "inner" else ", and which keys and times have met"
-        yield "keeps", f"rows of both sides, as long as a partner may come{met}"
+        matched = "" if step.how == "inner" else ", and which keys and times have matched"
+        yield "keeps", f"rows of both sides, as long as a partner may come{matched}"
 
 
 def _sides(step: p.Join, context: OperatorContext) -> tuple[Side, Side]:

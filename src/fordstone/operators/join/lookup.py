@@ -1,11 +1,11 @@
 """Lookups: rows with the columns of a table's row beside them, found by key.
 
 A static table is read when the first rows come, and never again: a lookup is then a function of each row. The table of a
-control stream holds the newest row of each key. It changes at barriers only, so that what a row meets depends on the epoch
+control stream holds the newest row of each key. It changes at barriers only, so that what a row finds depends on the epoch
 that it is in, and not on which of two streams was read first. A control table (`join_control`) is such a stream whose rows
 carry a version, by which they are ordered, and what they do: a delete takes the key's row away.
 
-Keys are compared as in a join (`join_side`): a null finds nothing.
+Keys are compared as in a join (`operators.join.sides`): a null finds nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only
 from fordstone.state.base import FOUND, State, StateBackend, Table
 
-_UNMATCHED: Final = {"inner": "are dropped", "left": "get nulls"}
+_UNMATCHED: Final = {"inner": "dropped", "left": "emitted with nulls"}
 VERSION: Final = "__version"
 """Of rows of a control table: which version brought them. Of one version, each key has one row."""
 
@@ -77,7 +77,7 @@ class LookupJoin:
         columns = self.left.shown(rows)
         nothing = pl.Series([None], dtype=pl.Boolean)
         for name, series in self.right.shown(got, only=self._new).items():
-            # Of a key that was not found the table knows the key all the same.
+            # `get` returns the key of a row that was not found as well; in the result it is null.
             columns[name] = series if found.all() else series.zip_with(found, nothing.cast(series.dtype))
         out = pl.DataFrame([columns[name] for name in self._out])
         if ROW_ID in rows.columns:
@@ -260,7 +260,7 @@ class LookupLatestFamily(Family[p.LookupLatest]):
     def check_plan(self, step: p.LookupLatest, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
         if plan.mode == "unaligned":
             raise PipelineError(
-                f"step {step.name}: join_latest takes control rows in at barriers, so that what a row meets depends on its "
+                f"step {step.name}: join_latest takes control rows in at barriers, so that what a row finds depends on its "
                 "epoch; in mode 'unaligned' rows change epochs when barriers overtake them. Use mode='aligned'."
             )
 

@@ -23,7 +23,7 @@ from fordstone.plan.plan import join_keys
 from fordstone.plan.stream_type import EventTime, StreamType, plain_keys
 
 BOUND_MAX_US: Final = 1_000_000 * UNIT_US["d"]
-"""Bounds of a join lie within so much of zero, about 2,700 years: what is added to a time must stay a time."""
+"""Maximum bound of a join, about 2,700 years: a time plus a bound must be a valid timestamp."""
 _WIDTHS: Final = ("tinyint", "smallint", "int", "bigint")
 HOWS: Final = ("inner", "left", "right", "full")
 LOOKUP_HOWS: Final = ("inner", "left")
@@ -90,7 +90,7 @@ def holds_us(step: p.Join) -> tuple[int, int]:
 
 
 def pair_time(step: p.Join, columns: JoinColumns, left: StreamType, right: StreamType) -> EventTime | None:
-    """The time of what a join gives: never below the watermark at which it is given out.
+    """The time of what a join gives: never below the watermark at which it is emitted.
 
     A pair comes with the later of its rows. Where the bounds say which that is, its time is the pair's. Else it is the left
     time (in a right join: the right one) and as much as the other row may be later. A full join has none: either side of
@@ -113,13 +113,13 @@ def lookup_columns(step: p.Lookup, schema: Schema) -> JoinColumns:
 def check_how(step: p.Join | p.Lookup | p.LookupLatest, known: Sequence[str]) -> None:
     """Reject other ways to join than these."""
     if step.how not in known:
-        raise PipelineError(f"step {step.name}: how={step.how!r}: it is {', '.join(map(repr, known))}.")
+        raise PipelineError(f"step {step.name}: how={step.how!r} must be one of {', '.join(map(repr, known))}.")
 
 
 def keys_details(left: Sequence[str], right: Sequence[str], unmatched: str) -> Iterator[tuple[str, str]]:
     """Describe which columns must be equal, and what becomes of rows without a partner."""
     yield "on", ", ".join(one if one == other else f"{one} = {other}" for one, other in zip(left, right, strict=True))
-    yield "unmet rows", unmatched
+    yield "unmatched rows", unmatched
 
 
 LEFT: Final = "__left"

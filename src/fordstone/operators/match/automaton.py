@@ -1,6 +1,6 @@
-"""A pattern as an automaton: what a beginning of a match may go on with, and what is kept of the rows that stages have taken.
+"""A pattern as an automaton: how a partial match may continue, and what is kept of the rows that stages have taken.
 
-A beginning (`Node`) is the rows taken so far, each by a stage. It goes on by options: another row of its stage, the first row
+A partial match (`Node`) is the rows taken so far, each by a stage. It continues by options: another row of its stage, the first row
 of a later one, or the end of the match. Options stand in order of preference: a stage that is greedy would rather take
 another row, a reluctant one rather move on; what is optional is rather taken. Every match is thereby a path, and matches
 of one first row have an order: the order in which backtracking would find them.
@@ -182,7 +182,7 @@ class StageRule:
     """The slots that a row of this stage changes."""
 
     def ways(self, count: int) -> Ways:
-        """The ways on of a beginning whose last `count` rows are of this stage."""
+        """The ways on of a partial match whose last `count` rows are of this stage."""
         if count < self.times_min:
             return self.needy
         return self.full if self.times_max is not None and count >= self.times_max else self.open
@@ -200,13 +200,13 @@ class Automaton:
     start_bits: tuple[int, ...]
     """A row may be the first of a match only if all of one of these bits are set in its bits."""
     later_bits: tuple[int, ...]
-    """A row may matter to a beginning only if all of one of these are; where rows need not be adjacent."""
+    """A row may matter to a partial match only if all of one of these are; where rows need not be adjacent."""
     adjacent: bool
     """Whether it matters which rows follow each other at once."""
     reads: tuple[int, ...]
-    """The slots that conditions ask for: beginnings that stand alike and agree on these go on alike."""
+    """The slots that conditions read: partial matches in the same stage that agree on these continue alike."""
     beating: bool
-    """Whether some option beats others: then how a beginning goes on depends on what its rows were offered to before."""
+    """Whether some option beats others: then how a partial match continues depends on what its rows were offered to before."""
     known: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     """What was found out about bits: whether a row may begin a match, and whether it may matter to one that has begun."""
 
@@ -345,7 +345,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Node:
-    """A beginning: the rows of its parent, and one more."""
+    """A partial match: the rows of its parent, and one more."""
 
     __slots__ = ("alive", "count", "depth", "parent", "row", "stage", "states", "ways")
 

@@ -45,7 +45,7 @@ SPECIALS: Final = {
 }
 """What a measure may ask of the match itself."""
 OFFSET_MAX: Final = 1_000
-"""So far back or ahead `last(b.x, n)` and `first(b.x, n)` may look."""
+"""Maximum offset n in `last(b.x, n)` and `first(b.x, n)`."""
 
 SlotFunction = Literal["first", "last", "count", "sum", "mean", "min", "max"]
 _FUNCTIONS: Final[dict[str, SlotFunction]] = {
@@ -182,7 +182,7 @@ class PatternChecker(Checker):
             or not isinstance(found.value, int)
             or not 0 <= found.value <= OFFSET_MAX
         ):
-            raise self.fail(f"how many rows back is a whole number from 0 to {OFFSET_MAX:,}, written out.", node)
+            raise self.fail(f"the offset must be a literal whole number from 0 to {OFFSET_MAX:,}.", node)
         return found.value
 
     def _stage(self, node: exp.Expr) -> int:
@@ -318,8 +318,8 @@ def derive_match(step: p.Match, types: Types) -> Derived:
     if step.within_us is not None:
         keys = key_columns(step.keys, stream.schema)
         schema = _columns(_added(keys, {MATCH_START: TIMESTAMP, STAGES: STRING}), found.measures)
-        ran_out = EventTime(column=MATCH_START, shift_us=step.within_us)
-        derived[p.Input(step.name, "timeout")] = StreamType(schema=schema, time=ran_out, row_wise=False)
+        timeout = EventTime(column=MATCH_START, shift_us=step.within_us)
+        derived[p.Input(step.name, "timeout")] = StreamType(schema=schema, time=timeout, row_wise=False)
     return derived
 
 
@@ -369,12 +369,12 @@ def measure(source: str | exp.Expr, stages: tuple[p.Stage, ...], schema: Schema,
 
 
 def _without_rows(stages: tuple[p.Stage, ...]) -> dict[str, str]:
-    no_rows = "is one that must not come; it has no rows."
+    no_rows = "is negated (not_next or not_followed_by), so it has no rows to refer to."
     return {stage.name: f"stage {stage.name!r} {no_rows}" for stage in stages if stage.negated}
 
 
 def decided_at_once(step: p.Match) -> bool:
-    """Whether a match never waits for others before it is given out."""
+    """Whether a match never waits for others before it is emitted."""
     return step.skip in {"none", "next"} and step.choose == "earliest"
 
 
@@ -412,7 +412,7 @@ def _check_stages(step: p.Match) -> None:
     if step.partial_matches_max < 1:
         raise PipelineError(f"{where}: limit must be at least 1.")
     if len(step.stages) > STAGES_MAX:
-        raise PipelineError(f"{where} has {len(step.stages)} stages; there may be {STAGES_MAX}.")
+        raise PipelineError(f"{where} has {len(step.stages)} stages; the maximum is {STAGES_MAX}.")
     seen: set[str] = set()
     for stage in step.stages:
         if not stage.name or stage.name in seen:
@@ -422,10 +422,7 @@ def _check_stages(step: p.Match) -> None:
     if not any(not stage.negated for stage in step.stages):
         raise PipelineError(f"{where} has no stage that takes rows. Begin it with start(...).")
     if step.stages[0].negated:
-        raise PipelineError(
-            f"{where} begins with {step.stages[0].name!r}, which must not come: there is no row yet that it could follow. "
-            "Begin with start(...)."
-        )
+        raise PipelineError(f"{where} begins with the negated stage {step.stages[0].name!r}. Begin it with start(...).")
     if all(stage.optional for stage in step.stages if not stage.negated):
         raise PipelineError(f"{where}: every stage is optional, so no row at all would match. Demand at least one.")
     for stage in reversed(step.stages):
@@ -433,14 +430,14 @@ def _check_stages(step: p.Match) -> None:
             break
         if stage.negated and step.within_us is None:
             raise PipelineError(
-                f"{where} may end with {stage.name!r}, which must not come: until when? Add .within(...)."
+                f"{where} may end with the negated stage {stage.name!r}, so it needs a time limit. Add .within(...)."
             )
 
 
 def _check_stage(step: p.Match, stage: p.Stage, where: str) -> None:
     if stage.negated:
         if stage.follows == "any" or stage.optional or (stage.times_min, stage.times_max) != (1, 1) or stage.until:
-            raise PipelineError(f"{where} must not come; it cannot be repeated, optional or have until=.")
+            raise PipelineError(f"{where} is negated, so it cannot have times=, optional=, until= or follows='any'.")
         return
     if stage.times_min < 1:
         raise PipelineError(f"{where}: times={stage.times_min} must be at least 1; write optional=True for none.")
@@ -454,7 +451,7 @@ def _check_stage(step: p.Match, stage: p.Stage, where: str) -> None:
     if endless:
         raise PipelineError(
             f"{where} never ends: it takes rows without bound, with others between. "
-            "Add .within(...), until=..., a largest number of times, or consecutive=True."
+            "Add .within(...), until=..., a maximum in times=, or consecutive=True."
         )
 
 
@@ -467,7 +464,9 @@ def _check_skip(step: p.Match) -> None:
                 f"{where}: skip to {step.skip} of {step.skip_to!r}: there is no such stage. Stages are: {', '.join(names)}."
             )
     elif step.skip_to is not None:
-        raise PipelineError(f"{where}: skip_to={step.skip_to!r} belongs to skip 'first' or 'last'.")
+        raise PipelineError(
+            f"{where}: skip_to={step.skip_to!r} is only for skip='first' and skip='last'. Leave it out."
+        )
     if step.choose == "preferred" and step.skip == "none":
         raise PipelineError(
             f"{where}: skip='none' gives all matches, choose='preferred' one for each first row. Use skip='next'."
@@ -492,7 +491,8 @@ def _check_conditions(step: p.Match, found: Pattern) -> None:
             raise PipelineError(f"{where} can never match: the condition of stage {stage.name!r} is never true.")
         if constant is True and stage.negated:
             raise PipelineError(
-                f"{where}: stage {stage.name!r} must not come, but any row is one. Give it a condition."
+                f"{where}: stage {stage.name!r} is negated and has a condition that every row fulfils, so the pattern can never "
+                "match. Give it a narrower condition."
             )
         if until is not None and shown_constant(until) is True:
             raise PipelineError(f"{where} can never match: until= of stage {stage.name!r} is always true.")

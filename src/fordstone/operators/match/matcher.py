@@ -39,7 +39,7 @@ from fordstone.operators.match.automaton import (
 Thread = tuple[Node, Way]
 ThreadState = tuple[int, int, int, bool, bytes]
 """Where a thread stands: its stage, its way on, how often its stage has taken rows as far as that matters, whether it has
-just taken one, and what conditions know of its rows. Threads that stand alike at one row go on alike."""
+just taken one, and what conditions read of its rows. Threads in the same state at one row continue alike."""
 FEW_THREADS: Final = 8
 """Maximum number of threads that are not searched for equal ones."""
 _ENCODER = msgspec.msgpack.Encoder()
@@ -132,8 +132,8 @@ class Transitions:
         candidate.threads = kept
         self._judge(candidate)
 
-    def run_out(self, candidate: Candidate) -> list[Node]:
-        """The time of a candidate is over: what only waited for that is a match. Gives the beginnings that came to nothing."""
+    def time_out(self, candidate: Candidate) -> list[Node]:
+        """The time of a candidate is over: what only waited for that is a match. Return the partial matches that timed out."""
         waited = False
         left: dict[int, Node] = {}
         for node, way in candidate.threads:
@@ -163,7 +163,7 @@ class Transitions:
             candidate.decided = True
 
     def _distinct(self, threads: Sequence[Thread], row: Row) -> list[Thread]:
-        """Of threads that stand alike the first. Where time runs out the longest is shown, so each length counts there."""
+        """Of threads that stand alike the first. On a timeout the longest is emitted, so each length counts there."""
         by_depth = self._rules.within_us is not None
         found: dict[tuple[ThreadState, int], Thread] = {}
         for node, way in threads:
@@ -259,17 +259,17 @@ THREAD_STATES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A match, or (`ran_out`) a beginning whose time was over."""
+    """A match, or (`timed_out`) a partial match whose time was over."""
 
     node: Node
     decided_us: int
-    ran_out: bool = False
+    timed_out: bool = False
     number: int = 0
     """Ordinal of this match within its key."""
 
 
 class Matcher(ABC):
-    """The beginnings of one key."""
+    """The candidates of one key."""
 
     __slots__ = ("_rules", "_transitions", "candidates", "dropped", "found", "held", "matches", "places")
 
@@ -286,11 +286,11 @@ class Matcher(ABC):
         self.found: list[Found] = []
         """What was found and not yet taken away."""
         self.dropped = 0
-        """How many beginnings gave way because there were too many."""
+        """Number of partial matches dropped because there were too many."""
 
     @property
     def deadline_us(self) -> int | None:
-        """When the oldest candidate runs out of time."""
+        """When the oldest candidate times out."""
         if self._rules.within_us is None or not self.candidates:
             return None
         return min(self.candidates[0].row.time_us + self._rules.within_us, TIME_MAX_US)
@@ -312,10 +312,10 @@ class Matcher(ABC):
         """Output what is decided, and drop it."""
 
     def pass_time(self, time_us: int) -> None:
-        """No row before this time comes any more: candidates that are too old run out."""
+        """No row before this time comes any more: candidates that are too old time out."""
         while (over_us := self.deadline_us) is not None and over_us <= time_us:
-            nodes = self._transitions.run_out(self.candidates[0])
-            self.found += [Found(node=node, decided_us=over_us, ran_out=True) for node in nodes]
+            nodes = self._transitions.time_out(self.candidates[0])
+            self.found += [Found(node=node, decided_us=over_us, timed_out=True) for node in nodes]
             self._settle(over_us)
 
     def _give(self, candidate: Candidate, time_us: int | None) -> None:
@@ -442,7 +442,7 @@ class SequentialMatcher(Matcher):
             self._dead.setdefault(place, set()).update(stands)
 
     def _settle(self, time_us: int | None) -> None:
-        """Give out what is decided, and go through the rows that are held again, from where the next may begin."""
+        """Output what is decided, and go through the rows that are held again, from where the next may begin."""
         rows, at = self.held, 0
         while True:
             if self.candidates and self.candidates[0].decided:
@@ -475,7 +475,7 @@ class SequentialMatcher(Matcher):
         return max(following, places[0] if self._rules.skip == "first" else places[-1])
 
     def _evict(self, time_us: int) -> None:
-        """There is too much: the candidate goes, and all that might begin in the older half of what is held."""
+        """Too many rows are held: drop the candidate, and all that might begin in the older half of them."""
         threads_max = self._rules.threads_max
         if len(self.candidates[0].threads) > threads_max:
             candidate = self.candidates[0]

@@ -230,13 +230,13 @@ class Output:
         for name in self._columns:
             at = self._forms.values_of(name)
             columns.append(column_of(name, [node.row.values[at] for node in nodes], self._schema[name]))
-        said: dict[str, Callable[[_Line, Node], Any]] = {
+        specials: dict[str, Callable[[_Line, Node], Any]] = {
             NUMBER: lambda line, _: line.found.number or None,
             CLASSIFIER: lambda _, node: self._names[node.stage],
             DECIDED: lambda line, _: line.found.decided_us,
         }
         for name, kind in self._specials.items():
-            values = [said[name](line, node) for line, node in zip(lines, nodes, strict=True)]
+            values = [specials[name](line, node) for line, node in zip(lines, nodes, strict=True)]
             columns.append(column_of(name, values, kind))
         return pl.DataFrame(columns) if columns else pl.DataFrame({"__none": [0] * len(nodes)})
 
@@ -474,7 +474,7 @@ class MatchRows(Operator):
         """What a matcher found, once it has gone through rows or time."""
         found, matcher.found = matcher.found, []
         if matcher.dropped:
-            self._say_dropped(matcher)
+            self._log_dropped(matcher)
         self._changed[key] = None
         deadline_us = matcher.deadline_us
         if deadline_us is not None and key not in self._due:
@@ -522,18 +522,18 @@ class MatchRows(Operator):
         return pl.DataFrame(columns)
 
     def _emits(self, found: Sequence[tuple[Key, Found]]) -> Iterator[Emit]:
-        matches = [(key, one) for key, one in found if not one.ran_out]
-        ran_out = [(key, one) for key, one in found if one.ran_out]
-        for make, port, some in ((self._output.matches, "main", matches), (self._output.timeouts, TIMEOUT, ran_out)):
+        matches = [(key, one) for key, one in found if not one.timed_out]
+        timed_out = [(key, one) for key, one in found if one.timed_out]
+        for make, port, some in ((self._output.matches, "main", matches), (self._output.timeouts, TIMEOUT, timed_out)):
             if some and (port != TIMEOUT or self._timeouts):
                 yield Emit(make(self._keys([key for key, _ in some]), [one for _, one in some]), port=port)
 
-    def _say_dropped(self, matcher: Matcher) -> None:
+    def _log_dropped(self, matcher: Matcher) -> None:
         first, self._dropped = self._dropped == 0, self._dropped + matcher.dropped
         matcher.dropped = 0
         if first:
             log.warning(
-                "beginnings of a pattern gave way",
+                "pattern candidates dropped",
                 extra={"step": self._step.name, "pattern": self._step.pattern, "limit": self._step.partial_matches_max},
             )
 
@@ -563,7 +563,7 @@ class MatchFamily(Family[p.Match]):
         if step.measures:
             yield "computes", ", ".join(step.measures)
         yield from stream_details(step, types)
-        most = f"open beginnings of matches, at most {step.partial_matches_max:,} per key"
+        most = f"open candidates, at most {step.partial_matches_max:,} per key"
         ends = "for as long as it takes" if step.within_us is None else f"for {human_us(step.within_us)}"
         yield "keeps", f"the rows that wait for time, and {most}, {ends}"
 
@@ -582,11 +582,11 @@ def _stage(stage: p.Stage, *, first: bool) -> str:
     condition = "" if stage.predicate is None else f" ({stage.predicate})"
     if stage.negated:
         return f"{'not next' if stage.follows == 'next' else 'without'} {stage.name}{condition}"
-    words = "" if stage.times_max == 1 else f" {_times(stage)}{_REPEATS[stage.repeats]}"
-    words += ", optional" if stage.optional else ""
-    words += "" if stage.quantifier == "each" else f", {stage.quantifier}"
+    options = "" if stage.times_max == 1 else f" {_times(stage)}{_REPEATS[stage.repeats]}"
+    options += ", optional" if stage.optional else ""
+    options += "" if stage.quantifier == "each" else f", {stage.quantifier}"
     until = "" if stage.until is None else f" until {stage.until}"
-    return f"{lead}{stage.name}{words}{condition}{until}"
+    return f"{lead}{stage.name}{options}{condition}{until}"
 
 
 def _times(stage: p.Stage) -> str:

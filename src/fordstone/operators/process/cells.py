@@ -174,7 +174,7 @@ CHUNK_ITEMS: Final = 64
 CHUNKS_FEW: Final = 4
 """Up to this number, chunks are not compacted, however empty they are."""
 NOT_YET_US: Final = -(2**63)
-"""When something was written by the clock, before the barrier has said what the clock is."""
+"""The time of a write by the clock, before the barrier has brought the time of the clock."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class CellKind:
     by_clock: bool = False
     """The ttl goes by the clock: then what is too old goes at barriers, and is seen until then."""
     copies: bool = False
-    """Values can be changed in place: who reads one gets his own."""
+    """Values can be changed in place, so a read returns a copy."""
     hides_after_us: int | None = field(init=False)
     """After how long a value is not seen any more, by event time."""
 
@@ -376,8 +376,8 @@ class ListCell(_Chunked):
                 self.chunks[number] = kept
                 self.dirty.add(number)
 
-    def tidy(self) -> None:
-        """Close up when most room is empty."""
+    def compact(self) -> None:
+        """Rewrite the chunks when most of their room is empty."""
         if self._is_sparse():
             items = [item for chunk in self.chunks for item in chunk]
             self.dirty.update(range(len(self.chunks)))
@@ -494,7 +494,7 @@ class MapCell(_Chunked):
         for key in [key for chunk in self.chunks for key, item in chunk.items() if item[1] <= until_us]:
             self._remove(key)
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         if self._is_sparse():
             items = [item for chunk in self.chunks for item in chunk.items()]
             self.dirty.update(range(len(self.chunks)))

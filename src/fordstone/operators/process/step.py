@@ -2,7 +2,7 @@
 
 Rows that are ordered wait for the watermark; then each key's rows and event timers are taken in order of time, a timer
 after the rows of its time. Otherwise rows are taken as they come, and event timers when the watermark has passed them. Timers
-by the clock are looked at when a barrier says what the clock is. Keys know nothing of each other, so they are taken one
+by the clock fire at barriers, which carry the time of the clock. Keys are independent of each other, so they are taken one
 after the other, each with its state at hand. `store` keeps the state, `cells` is what the function sees of it.
 
 Invariants: if ordered, what a function sees and gives for a key is a function of the key's rows, whatever the batches,
@@ -68,7 +68,7 @@ from fordstone.plan.stream_type import (
 from fordstone.state.base import State, StateBackend
 
 AFTER_MAX_US: Final = 1_000_000 * UNIT_US["d"]
-"""Timers are set so far ahead at most, about 2,700 years: there must be a time for when they run out."""
+"""Maximum duration until a timer fires, about 2,700 years: the time at which it fires must be a valid timestamp."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class ProcessScene(Scene):
     """What to add to a time as users see it; None: the stream has no event time."""
     entry: Entry | None = None
     floor_us: int = TIME_MIN_US
-    """No event timer can run out before."""
+    """No event timer can fire before this time."""
     firing_us: int | None = None
-    """The event timer that is running out."""
+    """The time of the event timer that is firing."""
     input_ended: bool = False
     input_over: bool = False
     """The input has ended, and all rows of the key have been seen."""
@@ -151,12 +151,12 @@ class Context:
         due_us = scene.now_us + after_us if at_us is None else at_us + scene.shift_us
         if due_us - scene.shift_us > MOST_US:
             raise TaskError(
-                f"{scene.here()}: set_timer({name!r}): it would run out after the year 9999. Set it sooner."
+                f"{scene.here()}: set_timer({name!r}): it would fire after the year 9999. Set an earlier time."
             )
         if scene.firing_us is not None and due_us <= scene.firing_us:
             raise TaskError(
-                f"{scene.here()}: set_timer({name!r}): a timer that is set by a timer must be later than that; else it would "
-                "never end."
+                f"{scene.here()}: set_timer({name!r}): on_timer may only set a timer later than the one that is firing, "
+                "or timers would fire forever. Set a later time."
             )
         self._timers(clock=False).set(name, max(due_us, scene.floor_us), scene.now_us)
 
@@ -183,12 +183,14 @@ def _span_us(span: str | dt.timedelta) -> int:
     if found < 0:
         raise ConfigError(f"after={span!r} must not be negative.")
     if found > AFTER_MAX_US:
-        raise ConfigError(f"after={span!r} is longer than {human_us(AFTER_MAX_US)}, further than times go. Use less.")
+        raise ConfigError(
+            f"after={span!r} is longer than {human_us(AFTER_MAX_US)}, the maximum. Use a shorter duration."
+        )
     return found
 
 
 METHODS: Final = frozenset({"process", "on_timer"})
-"""What a keyed function's class defines itself: no state can be called so."""
+"""The methods of a keyed function: no state can have one of these names."""
 MAP_KEYS: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "string", "binary", "date", "timestamp", "decimal"}
 )
@@ -201,15 +203,19 @@ def state_types(step: p.Process) -> dict[str, tuple[DataType, DataType | None]]:
     for state in step.states:
         where = f"state {state.name}"
         if not state.name.isidentifier() or state.name.startswith(RESERVED_PREFIX):
-            raise SchemaError(f"{where}: a state is named as an attribute is, not beginning with {RESERVED_PREFIX!r}.")
+            raise SchemaError(
+                f"{where}: a state must have the name of a Python attribute that does not begin with {RESERVED_PREFIX!r}. Rename it."
+            )
         if state.name in METHODS:
-            raise SchemaError(f"{where}: {state.name} is what the function does. Give the state another name.")
+            raise SchemaError(f"{where}: KeyedFunction has a method of that name. Give the state another name.")
         if state.name in found:
-            raise SchemaError(f"{where} is declared twice.")
+            raise SchemaError(f"{where} is declared twice. Remove one declaration.")
         if state.ttl_us is not None and state.ttl_us <= 0:
             raise SchemaError(f"{where}: ttl must be longer than zero. Leave it out to remember for good.")
         if (state.key_type is not None) != (state.kind == "map"):
-            raise SchemaError(f"{where}: a map has a type of keys, and nothing else has.")
+            raise SchemaError(
+                f"{where}: key_type is required for a map state and not allowed for value and list states."
+            )
         key = None if state.key_type is None else _kept(where, state.key_type)
         if key is not None and key.name not in MAP_KEYS:
             raise SchemaError(f"{where}: {key} cannot be the key of a map; use one of {', '.join(sorted(MAP_KEYS))}.")
@@ -236,7 +242,7 @@ _TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
 def records_of(rows: pl.DataFrame, step: str) -> Iterator[Record]:
-    """Each row as a dict. `step`: for whom, where that cannot be."""
+    """Each row as a dict. `step`: the step that is named in the error if a time is no Python datetime."""
     for column in rows.get_columns():
         if column.dtype in (_TIMESTAMP, pl.Date):
             _refuse_other_years(column, step)
@@ -249,14 +255,14 @@ def _records(rows: pl.DataFrame) -> list[Record]:
 
 
 def _refuse_other_years(column: pl.Series, step: str) -> None:
-    """Say which column it is: Polars would only say that some date is out of range, and not always in an orderly way."""
+    """Name the column in the error: Polars only reports that some date is out of range, and not always with an ordinary error."""
     least_us, most_us = (LEAST_US, MOST_US) if column.dtype == _TIMESTAMP else (LEAST_US // _DAY_US, MOST_US // _DAY_US)
     numbers = column.cast(pl.Int64)
     low, high = numbers.min(), numbers.max()
     if isinstance(low, int) and isinstance(high, int) and not least_us <= low <= high <= most_us:
         raise TaskError(
-            f"step {step}: column {column.name} of a row lies beyond the years 1 to 9999, which Python has no time for. "
-            "Filter such rows out before, or leave the column out with select."
+            f"step {step}: column {column.name} has a time outside the years 1 to 9999, which a Python datetime cannot hold. "
+            "Filter such rows out before this step, or leave the column out with select."
         )
 
 
@@ -315,7 +321,7 @@ class Given:
                     [_series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)]
                 )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, pl.exceptions.PolarsError):
-            pass  # whatever it is, it is said below
+            pass  # the error is raised below, with the record that is wrong
         for record in records:
             if not isinstance(record, dict):
                 raise TaskError(
@@ -332,13 +338,13 @@ class Given:
             raise SchemaError(
                 f"step {self._step}: the function gave {found!r}, whose {time.column} is "
                 f"{'missing' if found[time.column] is None else f'before {floor}'}: it would be late for the next step. Give the "
-                f"time of the row or timer, or a later one; or name the column differently, and it is no event time."
+                f"time of the row or timer, or a later one; or name the column differently, so that it is not the event time."
             )
 
 
 def _series(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
     if dtype == _TIMESTAMP:
-        # Polars asks every time for its zone; without one it is three times as quick.
+        # Polars looks up the zone of every time; without a zone this is three times as quick.
         plain = [value if value is None else _without_zone(value) for value in values]
         return pl.Series(name, plain, dtype=pl.Datetime("us"), strict=True).dt.replace_time_zone("UTC")
     return pl.Series(name, values, dtype=dtype, strict=True)
@@ -354,7 +360,7 @@ def _without_zone(value: Any) -> dt.datetime:
 
 
 END_TIMERS_MAX: Final = 10_000
-"""Maximum number of timers of one key that run out after the input has ended; more means that it never stops."""
+"""Maximum number of timers of one key that fire after the input has ended; more means that it never stops."""
 _PLACE: Final = "in step "
 
 
@@ -516,7 +522,7 @@ class Process(Operator):
             if fired > END_TIMERS_MAX:
                 raise TaskError(
                     f"step {self._step.name}, key {scene.key!r}: the input has ended, and still {END_TIMERS_MAX:,} timers "
-                    f"ran out one after the other, the last {name!r}. A timer that sets itself again never ends: set it only "
+                    f"fired one after the other, the last {name!r}. A timer that sets itself again never ends: set it only "
                     "if not ctx.ended."
                 )
 
@@ -585,14 +591,15 @@ class ProcessFamily(Family[p.Process]):
     """A user's function of the rows of a key, with state and timers."""
 
     steps = (p.Process,)
-    stays = "{step} is a function of yours with state by key, over the rows of all nodes"
+    stays = "{step} is a user function with state by key, over the rows of all nodes"
 
     def check(self, step: p.Process, types: Types) -> Derived:
         stream = types[step.input]
         append_only(step, stream, "process")
         if stream.looped:
             raise PipelineError(
-                f"step {step.name}: process cannot stand inside or below a loop: its results would never settle."
+                f"step {step.name}: process is not possible inside or below a loop: rows there have no event time and no fixed "
+                "order, so a replay could give other results. Use it before the loop."
             )
         if step.ordered:
             needs_time(step, stream, "process(ordered=True)")

@@ -31,7 +31,7 @@ STALE_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """A timer that has run out: the argument of `on_timer`."""
+    """A timer that fires: the argument of `on_timer`."""
 
     name: str
     time: dt.datetime
@@ -267,7 +267,7 @@ class KeyedStore:
         while self._soon and self._soon[0][0] < bound_us:
             entry = heappop(self._soon)[2]
             found[entry.key] = entry
-        # What was due before has run out: only the table may not know yet.
+        # Timers that were due before have fired, but the table may still have them.
         keys = self._timers.keys_until(_LEAST, bound_us - 1, after_us=self._asked_us)
         self._asked_us = bound_us - 1
         if keys is not None:
@@ -345,7 +345,7 @@ class KeyedStore:
             cell: Any = entry.cells[place]
             if not cell.dirty:
                 continue
-            cell.tidy()
+            cell.compact()
             if not any(cell.chunks):
                 cell.chunks = []
             count = len(cell.chunks)

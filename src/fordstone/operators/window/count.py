@@ -1,7 +1,7 @@
 """Count windows: one row per window of a fixed number of rows of a key, in order of time.
 
 Rows wait until the watermark passes them; then those of a key are numbered from 0 on, in order. Window w holds the rows
-from w * slide to w * slide + size - 1, and is given out when it has them all. A window that never fills is not given out.
+from w * slide to w * slide + size - 1, and is emitted when it has them all. A window that never fills is not emitted.
 
 Rows are cut into panes at every number where a window begins or ends, so that a window is a whole number of panes and a
 row is aggregated once however many windows it is in. State: the rows that wait; how many rows each key has had; the panes of each

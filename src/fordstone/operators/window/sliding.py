@@ -102,7 +102,7 @@ class PaneGrid:
     def shared(self, end: pl.Expr) -> pl.Expr:
         """The end of the longest stretch of panes that are in the same windows as this one: it may stand for them all.
 
-        Where the slide divides the size that is the pane itself. Else it makes two panes a slide of what may be very many.
+        Where the slide divides the size that is the pane itself. Else there are two panes per slide instead of what may be very many.
         """
         slide_us, offset_us = self.window.slide_us, self.window.offset_us
         if self.whole or not self.overlaps:
@@ -358,7 +358,7 @@ class SlidingAggregate(WindowAggregate):
     def _due(self, ends: pl.Series) -> pl.Series:
         return self._grid.first(ends)
 
-    def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         return self._with_first(self._partials.merge(rows))
 
     def _add(self, partials: pl.DataFrame) -> None:

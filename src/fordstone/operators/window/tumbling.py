@@ -1,13 +1,13 @@
 """Windows that close with time: what tumbling and sliding ones have in common, and the tumbling ones.
 
-A window's result is given out when the watermark passes its end. With `early_us` there are provisional results before: at
+A window's result is emitted when the watermark passes its end. With `early_us` there are provisional results before: at
 a barrier, about once per `early_us` by the clock, one for each window that changed since the last time (rule 15). Then results on
 the main port replace each other by key and window, the closing one being the last; the final port has the closing ones only.
 
 State is partial rows of open windows. With early results they lie in two parts, those of before the last early results and
 those since, so that what changed is known after a restart as well, and a replay gives the same rows.
 
-Late is what would have to change a result that was given out as the last word. A row below the watermark whose window
+A row is late if it would have to change a result that was emitted as the last one. A row below the watermark whose window
 is open still counts.
 """
 
@@ -44,8 +44,8 @@ class WindowAggregate(Operator):
         self._combined = combined
         self._early_us = early_us
         self._counted = counted
-        self._open = state.timeline(partials.state_key, time_column=due, merge_rows=self._fold)
-        self._changed = state.timeline(partials.state_key, time_column=due, merge_rows=self._fold)
+        self._open = state.timeline(partials.state_key, time_column=due, merge_rows=self._merge_rows)
+        self._changed = state.timeline(partials.state_key, time_column=due, merge_rows=self._merge_rows)
         """What came since the last early results; without such, always empty and no part of the state."""
         self._named = (*partials.state_key, END)
         self._watermark_us = TIME_MIN_US
@@ -58,7 +58,7 @@ class WindowAggregate(Operator):
         """When rows whose partial rows have these ends are closed: from then on they are late."""
         return ends
 
-    def _fold(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Merge partial rows, keeping the column that says when they are due. Pure, called on any thread."""
         return self._partials.merge(rows)
 
@@ -115,10 +115,10 @@ class WindowAggregate(Operator):
         found = [frame for frame in (closed, changed) if frame.height]
         if not found:
             return closed
-        return found[0] if len(found) == 1 else self._fold(pl.concat(found)).select(found[0].columns)
+        return found[0] if len(found) == 1 else self._merge_rows(pl.concat(found)).select(found[0].columns)
 
     def _results(self, rows: pl.DataFrame) -> Emits:
-        """The last word on windows. Those of a key come in order of time: what is kept by key alone has the newest in the end."""
+        """The final results of windows. Those of a key are in order of time, so a sink that keeps one row per key ends with the newest."""
         if not rows.height:
             return []
         results = self._finish(rows if rows.get_column(END).is_sorted() else rows.sort(END))

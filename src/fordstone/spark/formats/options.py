@@ -72,7 +72,7 @@ def flag(options: Options, name: str, *, default: bool) -> bool:
     if value is None:
         return default
     if value.lower() not in _TRUE | _FALSE:
-        raise ConfigError(f"option {name!r} is {value!r}; it is true or false.")
+        raise ConfigError(f"option {name!r} is {value!r}; it must be true or false.")
     return value.lower() in _TRUE
 
 

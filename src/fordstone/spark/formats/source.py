@@ -278,7 +278,7 @@ class StreamSetting:
     def of(cls, options: Options) -> StreamSetting:
         starting = options.get("startingEpochs", "earliest")
         if starting not in {"earliest", "latest"}:
-            raise ConfigError(f"option 'startingEpochs' is {starting!r}; it is 'earliest' or 'latest'.")
+            raise ConfigError(f"option 'startingEpochs' is {starting!r}; it must be 'earliest' or 'latest'.")
         consumer = options.get("consumer")
         return cls(
             address=address_of(options),

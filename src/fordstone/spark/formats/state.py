@@ -170,7 +170,8 @@ class StateReader(DataSourceReader):
             other = [manifest.node for manifest in held if manifest.step_digests.get(runs.step) != ours]
             if other:
                 raise PlanMismatchError(
-                    f"step {runs.step} of node {other[0]} was run by another plan than option 'plan' has. Give that one's."
+                    f"node {other[0]} ran step {runs.step} with another plan than option 'plan' has. Set option 'plan' to the plan that the "
+                    "node runs (pipeline.plan().to_json())."
                 )
             return
         missing = [name for name in setting.key if stored.get_field_index(name) < 0]
@@ -179,7 +180,7 @@ class StateReader(DataSourceReader):
             raise ConfigError(
                 f"state {runs.state} of step {runs.step} is a table, stored as changes, and "
                 + (f"it has no column {missing[0]!r}" if missing else "nothing says which columns are its key")
-                + f". Set option 'key' to those of its columns that are ({names}), or option 'plan' to "
+                + f". Set option 'key' to its key columns (its columns are: {names}), or option 'plan' to "
                 "pipeline.plan().to_json()."
             )
 

@@ -56,7 +56,7 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed_node: str | None = None
     bounded: bool = False
     owner: str = ""
-    """Random, made with the location: who this query is to those it publishes to."""
+    """The identity of this query as a publisher: random, made with the location."""
 
 
 class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,7 +213,7 @@ def _rows(sealed: SealedEpoch, sink: str) -> str:
 
 
 def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
-    """Why a query cannot go on from a checkpoint location, in words; None: it can."""
+    """The reason why a query cannot resume from a checkpoint location; None: it can."""
     if found.pipeline != wanted.pipeline:
         return f"  it is that of pipeline {found.pipeline}, this is {wanted.pipeline}."
     match = match_plan(found.step_digests, wanted.step_digests)

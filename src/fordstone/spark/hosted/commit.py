@@ -267,16 +267,17 @@ class Committer:
                 else f"sink {changed[0]}, whose columns are others now"
             )
             raise PlanMismatchError(
-                f"epoch {sealed.epoch} is sealed, but not all of it is out: it has rows for {what}. "
+                f"epoch {sealed.epoch} is sealed, but not all of it has been released: it has rows for {what}. "
                 "Run the plan as it was once more (--available-now), then change it."
             )
 
     def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
         works: list[Work] = [task.work for task in facts if task.work is not None]
         if len(works) != 1 or works[0].epoch != epoch:
-            epochs = ", ".join(str(work.epoch) for work in works) or "nothing"
+            epochs = ", ".join(str(work.epoch) for work in works) or "none"
             raise DamagedError(
-                f"batch of epoch {epoch} has the work of {epochs}: the checkpoint location has been mixed up with that of another query."
+                f"Spark's batch for epoch {epoch} contains the plan of another epoch ({epochs}): the checkpoint location is mixed with "
+                "that of another query. Restore it from a copy."
             )
         before = self._seed_cut if epoch == self.first_epoch else self.files.cut(epoch - 1)
         return cut_after(before, works[0], [fact for task in facts for fact in task.partitions], self._lateness_us)

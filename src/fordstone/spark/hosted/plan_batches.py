@@ -92,7 +92,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """From one task of each batch, so that the driver knows which epoch this is."""
 
 
-class Clock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SourceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A mark of time on its way to the shards: what one task knows of the sources. All marks of a batch count together."""
 
     clocks: dict[str, SourceClock] = {}
@@ -122,21 +122,21 @@ def first_offset(epoch: int) -> dict[str, Any]:
     return {"epoch": epoch}
 
 
-def read_clock(marks: Iterable[bytes]) -> Clock:
+def read_clock(marks: Iterable[bytes]) -> SourceTimes:
     """All marks of a batch as one."""
     clocks: dict[str, SourceClock] = {}
     least: dict[str, int] = {}
     now_us = before_us = 0
     for data in marks:
-        mark = msgspec.json.decode(data, type=Clock)
+        mark = msgspec.json.decode(data, type=SourceTimes)
         clocks |= mark.clocks
         now_us, before_us = max(now_us, mark.now_us), max(before_us, mark.before_us)
         for source, us in mark.least_us.items():
             least[source] = min(least.get(source, us), us)
-    return Clock(clocks=clocks, least_us=least, now_us=now_us, before_us=before_us)
+    return SourceTimes(clocks=clocks, least_us=least, now_us=now_us, before_us=before_us)
 
 
-def watermarks_us(clock: Clock) -> dict[str, int | None]:
+def watermarks_us(clock: SourceTimes) -> dict[str, int | None]:
     """Return the watermark of each source after the batch; None: it is idle, and holds no other source back."""
     found: dict[str, int | None] = {}
     for source, known in clock.clocks.items():
@@ -187,7 +187,10 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
     for read in work.reads:
         fact = known.pop((read.source, read.partition), None)
         if fact is None:
-            raise DamagedError(f"epoch {work.epoch}: no task reported {read.source} {read.partition}.")
+            raise DamagedError(
+                f"epoch {work.epoch}: no task reported the position of {read.source} {read.partition}. The checkpoint location is "
+                "damaged or mixed with that of another query; restore it from a copy."
+            )
         cut = PartitionCut(
             position=read.until, max_time_us=fact.max_time_us, floor_us=read.floor_us, idle=False, done=read.ended
         )
@@ -196,8 +199,12 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
             us = partition_watermark_us(cut, lateness_us[read.source])
             least[read.source] = min(least.get(read.source, us), us)
     if known:
-        raise DamagedError(f"epoch {work.epoch}: {next(iter(known))} was read, which the work does not say.")
-    times = watermarks_us(Clock(clocks=work.clocks, least_us=least))
+        source, partition = next(iter(known))
+        raise DamagedError(
+            f"epoch {work.epoch}: a task read {source} {partition}, which was not planned. The checkpoint location is damaged or "
+            "mixed with that of another query; restore it from a copy."
+        )
+    times = watermarks_us(SourceTimes(clocks=work.clocks, least_us=least))
     cuts = {}
     for source, partitions in sources.items():
         reached_us = times[source]
@@ -365,7 +372,7 @@ class Planner:
         return reach.position > cut.position
 
     def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
-        """Refuse to go on without a partition of which rows are known that were never read."""
+        """Refuse to continue without a partition that has rows that were never read."""
         reached = self._reached.get((step.name, name))
         # One that another process knew, and never read, may have had rows.
         if cut.position == 0 if reached is None else reached > cut.position:

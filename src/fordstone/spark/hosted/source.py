@@ -28,10 +28,10 @@ from fordstone.runtime.partition import DEAD_LETTERS, DeadLetters, Partition, ro
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (
-    Clock,
     PartitionFact,
     PartitionRead,
     Planner,
+    SourceTimes,
     TaskFacts,
     Work,
     first_offset,
@@ -106,7 +106,7 @@ class Feed:
         )
         self._packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
         if self._stages.depth and (least_us or work is not None):
-            mark = Clock(least_us=least_us)
+            mark = SourceTimes(least_us=least_us)
             if work is not None:
                 mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
             self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(mark))

@@ -196,7 +196,7 @@ class QuerySetting:
 
     @cached_property
     def operators(self) -> OperatorContext:
-        """How the operators are made: running results come once a batch, as on the edge once an epoch."""
+        """How the operators are made: running results come once per batch, as on the edge once per epoch."""
         plan = self.stages.plan
         return OperatorContext(
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),

@@ -27,7 +27,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan, Source, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Graph, VertexKind, build_graph
-from fordstone.protocol.recovery import Resume, decide_recovery
+from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
 from fordstone.runtime.partition import DEAD_LETTERS, has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.operator_host import SeedPiece, ShardMemo
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """An edge checkpoint that a query goes on from. Sent to tasks: holds no rows."""
+    """An edge checkpoint from which a query resumes. Sent to tasks: holds no rows."""
 
     root: str
     """The edge's state directory; every executor must see it."""
@@ -124,18 +124,20 @@ def newest_epoch(plan: p.Plan, root: str, *, node: str) -> int:
     return max(CheckpointStore(OsDisk(root), pipeline=plan.pipeline, node=node, read_only=True).epochs(), default=0)
 
 
-def _check_at_rest(store: CheckpointStore, disk: OsDisk, newest: int) -> None:
-    """Refuse a checkpoint that its own edge would not simply go on from: one that runs, or that has something to mend."""
+def _check_nothing_to_replay(store: CheckpointStore, disk: OsDisk, newest: int) -> None:
+    """Refuse a directory that a process uses, and a checkpoint after which its own edge would replay epochs or not start."""
     disk.lock()
     disk.close()
     survey = store.survey()
     match decide_recovery(survey.checkpoints, survey.cuts):
         case Resume(epoch=epoch, next_epoch=following) if epoch == newest and following == epoch + 1:
             return
-        case decision:
+        case CannotResume(reason=reason):
+            raise CheckpointError(f"pipeline {store.pipeline} on node {store.node}: {reason}")
+        case _:
             raise CheckpointError(
-                f"the newest checkpoint of pipeline {store.pipeline} on node {store.node} is not all that was sealed ({decision}). "
-                "Run it on the edge once more, which mends that, and stop it with SIGTERM."
+                f"pipeline {store.pipeline} on node {store.node} has sealed epochs that its newest checkpoint does not contain. "
+                "Run it once on the edge, which replays them, and stop it with SIGTERM."
             )
 
 
@@ -155,7 +157,7 @@ def edge_seed(
         wanted = "no checkpoint" if epoch is None else f"no checkpoint {epoch}"
         raise CheckpointError(f"{root} has {wanted} of pipeline {plan.pipeline} on node {node}. {there}")
     if epoch is None:
-        _check_at_rest(store, disk, epochs[-1])
+        _check_nothing_to_replay(store, disk, epochs[-1])
     manifest = store.manifest(epochs[-1] if epoch is None else epoch)
     digests = step_digests(plan, stream_types(plan))
     steps = check_plan(manifest, plan.digest(), digests, parallelism=0, allow_new_state=allow_new_state)

@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fordstone.errors import ConfigError, FordstoneError
-from fordstone.spark.session.session import java_gone, last_words, session
+from fordstone.spark.session.session import describe_failure, java_gone, session
 from fordstone.spark.session.settings import local_cores
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def application(
             spark = session(master=master, config=given, **options)
         except (PySparkException, Py4JError) as error:
             where = "" if master is None else f" with master {master}"
-            why = last_words(str(error)) or type(error).__name__
+            why = describe_failure(str(error)) or type(error).__name__
             raise FordstoneError(f"Spark could not be started{where}: {why}") from error
         try:
             if file is not None and (running or local_cores(spark.sparkContext.master, 1) is None):

