@@ -349,7 +349,7 @@ def test_a_commit_with_other_content_is_refused_and_says_why(tmp_path: Path, fau
         status, why = refusal(proxy.send(commits[-1], body=msgspec.json.encode(far), path=path))
         assert (status, why.error) == (409, "gap")
         assert why.next_epoch == fleet.head("north") + 1
-        assert f"epoch {why.next_epoch} is next" in why.message
+        assert f"the hub expects epoch {why.next_epoch}," in why.message
         assert fleet.crossed() == before
         faults(commits_refused=len(commits) + 1)
         fleet.finish()

@@ -70,11 +70,11 @@ def test_a_setting_that_would_change_what_a_plan_means_is_refused(key):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (wish(memory="2 gigabytes"), "no amount of memory"),
-        (wish(memory="0g"), "no amount of memory"),
-        (wish(cores=0), "no number of cores"),
+        (wish(memory="2 gigabytes"), "not an amount of memory"),
+        (wish(memory="0g"), "not an amount of memory"),
+        (wish(cores=0), "must be at least 1"),
         (wish(master="local[4]", cores=2), "sets the number of cores"),
-        (wish(log_level="LOUD"), "no level of Spark's log"),
+        (wish(log_level="LOUD"), "not a level of Spark's log"),
         (wish({"spark.master": "local[2]"}, master="local[4]"), "disagree"),
     ],
 )
