@@ -187,7 +187,7 @@ def _pauses_ms(pauses_us: list[int]) -> dict[str, float]:
 
 
 def keys_for(*, state_bytes: int, directory: str | None) -> int:
-    """How many keys make a state of about so many bytes, judged by a small one."""
+    """How many keys make a state of about `state_bytes`, judged by a small one."""
     with scratch(directory) as state:
         made = fill(keys=SMALL_KEYS, batch_rows=SMALL_KEYS, parallelism=1, directory=str(state))
     return int(state_bytes * SMALL_KEYS / made["state_bytes"])

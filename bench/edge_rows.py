@@ -27,7 +27,7 @@ def readings(rows: int, keys: int) -> pl.DataFrame:
 
 
 def every_key_once(keys: int) -> pl.DataFrame:
-    """One row a device, devices in no order."""
+    """One row per device, devices in no order."""
     rng = np.random.default_rng(1)
     times = np.linspace(0, SPAN_US - 1, keys).astype(np.int64)
     return _frame(times, rng.permutation(keys).astype(np.int32), rng.normal(20, 5, keys))
@@ -42,7 +42,7 @@ def cut(frame: pl.DataFrame, batch_rows: int) -> list[pl.DataFrame]:
 
 
 def partitioned(frame: pl.DataFrame, *, batch_rows: int, partitions: int) -> MemorySource:
-    """The rows once, their batches dealt out in turn. Each partition is in order of time."""
+    """The rows once, their batches assigned in turn. Each partition is in order of time."""
     source = MemorySource([[] for _ in range(partitions)])
     for index, batch in enumerate(cut(frame, batch_rows)):
         source.append(index % partitions, batch)
@@ -69,7 +69,7 @@ class Endless(MemorySource):
 
 
 def checksum(results: pl.DataFrame) -> dict[str, float]:
-    """A few numbers that two correct results have in common. Columns: n, total, low, top, one row a device and window."""
+    """A few numbers that two correct results have in common. Columns: n, total, low, top, one row per device and window."""
     found = results.select(
         rows=pl.len(),
         n=pl.col("n").sum(),

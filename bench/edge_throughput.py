@@ -69,7 +69,7 @@ def _tumbling_findings(rows: int, keys: int, batch_rows: int, runs: Mapping[str,
         for name in rates
         if name.startswith("engine")
     }
-    # Whoever else uses the machine takes less of this: it says how much more work the engine does, not how long it takes.
+    # Other work on the machine takes less of this: it says how much more work the engine does, not how long it takes.
     cpu_ns = {name: middle(1e9 * one["cpu_seconds"] / rows for one in found) for name, found in runs.items()}
     best = max(shares, key=lambda name: middle(shares[name]))
     is_goal = (keys, batch_rows) == (1_000, 64 * KI)

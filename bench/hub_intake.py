@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hub_nodes import Load, Told, drive
+from hub_nodes import Load, Outcome, drive
 from hub_peers import send_to_hub, send_to_receiver, synced_transactions_per_s
 from hub_process import hub_process
 from hub_size import Size
@@ -34,41 +34,41 @@ def commits(size: Size, directory: Path | None) -> list[Finding]:
         load = Load(
             nodes=size.nodes, seconds=size.seconds, settling_s=size.settling_s, state_bytes=state_bytes, period_s=1.0
         )
-        told, cpu_s = _driven(load, directory)
-        findings += _once_a_second(what, load, told, cpu_s)
+        outcome, cpu_s = _driven(load, directory)
+        findings += _once_a_second(what, load, outcome, cpu_s)
     findings.append(_as_often_as_they_can(size, directory))
     return findings
 
 
-def _driven(load: Load, directory: Path | None) -> tuple[Told, float]:
+def _driven(load: Load, directory: Path | None) -> tuple[Outcome, float]:
     """What came of it, and the processor time that the hub spent meanwhile."""
     with hub_process(directory) as hub:
         marks: list[float] = []
-        told = drive(hub.netloc, load, at_edge=lambda: marks.append(hub.cpu_seconds()))
-        return told, marks[1] - marks[0]
+        outcome = drive(hub.netloc, load, at_edge=lambda: marks.append(hub.cpu_seconds()))
+        return outcome, marks[1] - marks[0]
 
 
-def _once_a_second(what: str, load: Load, told: Told, cpu_s: float) -> list[Finding]:
+def _once_a_second(what: str, load: Load, outcome: Outcome, cpu_s: float) -> list[Finding]:
     case = f"{load.nodes:,} nodes, each once a second: {what}"
-    p50_ms, p99_ms = (1000 * percentile(told.latencies_s, share) for share in (50, 99))
+    p50_ms, p99_ms = (1000 * percentile(outcome.latencies_s, share) for share in (50, 99))
     details = {
-        "commits": told.commits,
-        "counted_s": told.counted_s,
-        "errors": told.errors,
-        "first_error": told.first_error,
+        "commits": outcome.commits,
+        "counted_s": outcome.counted_s,
+        "errors": outcome.errors,
+        "first_error": outcome.first_error,
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
         "hub_cpu_s": cpu_s,
     }
-    cpu_ms = 1000 * cpu_s / max(told.commits, 1)
+    cpu_ms = 1000 * cpu_s / max(outcome.commits, 1)
     return [
         Finding(
             section=SECTION,
             case=case,
-            measured=told.commits_per_s,
+            measured=outcome.commits_per_s,
             unit="commits/s",
             target=at_least(REACHED * load.nodes),
-            note=f"{told.errors} errors {told.first_error}; hub {number(cpu_ms)} ms of processor time each",
+            note=f"{outcome.errors} errors {outcome.first_error}; hub {number(cpu_ms)} ms of processor time each",
             details=details,
         ),
         Finding(
@@ -80,7 +80,7 @@ def _once_a_second(what: str, load: Load, told: Told, cpu_s: float) -> list[Find
             note=f"p50 {number(p50_ms)} ms, from when it was due",
         ),
         Finding(
-            section=SECTION, case=f"{case}, errors", measured=float(told.errors), unit="errors", target=at_most(0.0)
+            section=SECTION, case=f"{case}, errors", measured=float(outcome.errors), unit="errors", target=at_most(0.0)
         ),
     ]
 
@@ -93,9 +93,9 @@ def _as_often_as_they_can(size: Size, directory: Path | None) -> Finding:
     seconds = size.seconds / 4
     for _ in range(size.repetitions):
         load = Load(nodes=size.nodes, seconds=seconds, settling_s=size.settling_s, period_s=None)
-        told, cpu_s = _driven(load, directory)
-        ours.append(told.commits_per_s)
-        cpu_ms.append(1000 * cpu_s / max(told.commits, 1))
+        outcome, cpu_s = _driven(load, directory)
+        ours.append(outcome.commits_per_s)
+        cpu_ms.append(1000 * cpu_s / max(outcome.commits, 1))
         with tempfile.TemporaryDirectory(dir=directory, prefix="fordstone-hub-bench-") as place:
             bound.append(synced_transactions_per_s(Path(place), seconds=seconds, row_bytes=ROW_BYTES))
     ratios = [a / b for a, b in zip(ours, bound, strict=True)]

@@ -41,7 +41,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Told:
+class Outcome:
     """What came of it."""
 
     commits: int = 0
@@ -139,7 +139,7 @@ class _Node:
         return answer
 
 
-def drive(netloc: tuple[str, int], load: Load, *, at_edge: Callable[[], None] = lambda: None) -> Told:
+def drive(netloc: tuple[str, int], load: Load, *, at_edge: Callable[[], None] = lambda: None) -> Outcome:
     """Have the nodes commit. `at_edge` is called when counting begins, and when it ends."""
     # What is on its way lives for milliseconds and has no cycles: looking for some would only show as latency.
     gc.collect()
@@ -150,13 +150,13 @@ def drive(netloc: tuple[str, int], load: Load, *, at_edge: Callable[[], None] = 
         gc.enable()
 
 
-async def _drive(netloc: tuple[str, int], load: Load, at_edge: Callable[[], None]) -> Told:
+async def _drive(netloc: tuple[str, int], load: Load, at_edge: Callable[[], None]) -> Outcome:
     loop = asyncio.get_running_loop()
     lines = [(await loop.create_connection(_Line, *netloc))[1] for _ in range(load.nodes)]
     nodes = [_Node(number, load, line) for number, line in enumerate(lines)]
     for node in nodes:
         await node.lease()
-    told = Told()
+    outcome = Outcome()
     began_s = time.monotonic()
     count_from_s, until_s = began_s + load.settling_s, began_s + load.settling_s + load.seconds
 
@@ -168,13 +168,13 @@ async def _drive(netloc: tuple[str, int], load: Load, at_edge: Callable[[], None
             try:
                 await node.commit()
             except (ConnectionError, TimeoutError) as error:
-                told.errors += 1
-                told.first_error = told.first_error or f"{type(error).__name__}: {error}"
+                outcome.errors += 1
+                outcome.first_error = outcome.first_error or f"{type(error).__name__}: {error}"
                 return
             now_s = time.monotonic()
             if count_from_s <= now_s < until_s:
-                told.commits += 1
-                told.latencies_s.append(now_s - due_s)
+                outcome.commits += 1
+                outcome.latencies_s.append(now_s - due_s)
             due_s = now_s if load.period_s is None else due_s + load.period_s
 
     async def tell() -> None:
@@ -183,7 +183,7 @@ async def _drive(netloc: tuple[str, int], load: Load, at_edge: Callable[[], None
             at_edge()
 
     await asyncio.gather(tell(), *(live(number, node) for number, node in enumerate(nodes)))
-    told.counted_s = load.seconds
+    outcome.counted_s = load.seconds
     for line in lines:
         line.close()
-    return told
+    return outcome

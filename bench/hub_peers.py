@@ -79,7 +79,7 @@ def _sent(
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for path in share:
                     send(line, path)
-        except BaseException as error:  # noqa: BLE001 - told to whoever asked
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(files[number::lines],)) for number in range(lines)]

@@ -19,7 +19,7 @@ START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _TIMES = slice(11, 13)
-"""In /proc/PID/stat behind the name: processor time of the process itself."""
+"""In /proc/PID/stat after the name: processor time of the process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

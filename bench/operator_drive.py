@@ -1,4 +1,4 @@
-"""Drive one operator as a task does: batches, a watermark behind each, a barrier now and then. One thread, no engine around it."""
+"""Drive one operator as a task does: batches, a watermark after each, a barrier now and then. One thread, no engine around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Driven:
 def drive(
     pipeline: Pipeline, step_name: str, inputs: Sequence[pl.DataFrame], *, time_column: str, late_us: int
 ) -> Driven:
-    """Take all rows of the inputs through a step. `late_us`: how far the watermark is behind the newest row."""
+    """Take all rows of the inputs through a step. `late_us`: how far the watermark lags the newest row."""
     plan = pipeline.plan()
     step = plan.step(step_name)
     setting = OperatorContext(plan=plan, types=stream_types(plan), functions=pipeline.functions)

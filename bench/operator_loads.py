@@ -40,7 +40,7 @@ class Load:
 
 
 def rows_of(count: int, *, keys: int, seconds: float, jitter_us: int = LATE_US, seed: int = 1) -> pl.DataFrame:
-    """So many rows, evenly over so many seconds, slightly out of order."""
+    """Rows, evenly over a number of seconds, slightly out of order."""
     random = np.random.default_rng(seed)
     times = FIRST_US + np.linspace(0, seconds * 1e6, count, endpoint=False).astype(np.int64)
     times -= random.integers(0, jitter_us, count)

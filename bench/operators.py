@@ -3,7 +3,7 @@
     uv run python bench/operators.py [--quick] [--only SECTION] [--json FILE]
 
 Each operator is driven as a task of the edge engine drives it: batches of 64 Ki rows that are slightly out of order, a
-watermark behind each, a barrier with a snapshot every 16 batches. Its peer has all rows at once and does the work in one
+watermark after each, a barrier with a snapshot every 16 batches. Its peer has all rows at once and does the work in one
 query. Both have one thread; speed is by processor time, the sides in turn; the ratio is of the middle of each.
 """
 

@@ -48,7 +48,7 @@ def one_group_by(*, rows: int, keys: int, streaming: bool = False) -> dict[str, 
 
 
 def bare_loop(*, rows: int, keys: int, batch_rows: int, threads: int) -> dict[str, object]:
-    """Partial rows of each batch, merged by size and let go by window: the engine's work without the engine."""
+    """Partial rows of each batch, merged by size and emitted by window: the engine's work without the engine."""
     batches = cut(readings(rows, keys), batch_rows)
     results: list[pl.DataFrame] = []
     began, cpu_began = time.perf_counter(), time.process_time()

@@ -65,12 +65,12 @@ def measured(
                     inlet.let_in(batch)
                     query.processAllAvailable()
                 cpu_s = cpu_seconds() - before
-                told = [one for one in query.recentProgress if "addBatch" in one.durationMs]
+                reports = [one for one in query.recentProgress if "addBatch" in one.durationMs]
             finally:
                 query.stop()
                 shutil.rmtree(place)
             counted = rows * (batches - SETTLING)
-            wall_s = sum(one.durationMs["triggerExecution"] for one in told[SETTLING:]) / 1000
+            wall_s = sum(one.durationMs["triggerExecution"] for one in reports[SETTLING:]) / 1000
             found[name].rows_per_s.append(counted / wall_s)
             found[name].rows_per_cpu_s.append(counted / cpu_s)
     return found
@@ -155,8 +155,8 @@ def growth(spark: SparkSession, size: Size, home: Path) -> list[Finding]:
         inlet.let_in(source)
         query.processAllAvailable()
         at += 1
-        told = [one for one in query.recentProgress if "addBatch" in one.durationMs][-1]
-        return outcomes[-1], told.durationMs["triggerExecution"] / 1000
+        report = [one for one in query.recentProgress if "addBatch" in one.durationMs][-1]
+        return outcomes[-1], report.durationMs["triggerExecution"] / 1000
 
     try:
         for part in range(1, 5):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _PARENT, _TIMES = 1, slice(11, 15)
-"""In /proc/PID/stat behind the name: the parent; the times of the process and of its children that have ended."""
+"""In /proc/PID/stat after the name: the parent; the times of the process and of its children that have ended."""
 
 
 def cpu_seconds() -> float:

@@ -1,6 +1,6 @@
 """The queries that are measured: ours, and what somebody would write by hand in PySpark for the same.
 
-A side is started with where it reads and a home of its own, below which it keeps its checkpoint and what it gives out.
+A side is started with where it reads and a home of its own, below which it keeps its checkpoint and its output.
 All of them run in the same Spark, with the same settings: state in RocksDB of which a batch writes the change, as many
 shuffle partitions as cores.
 """
@@ -77,11 +77,11 @@ def windows_plan(place: Place) -> Pipeline:
     return p
 
 
-def ewma_plan(place: Place, *, lets_out: bool) -> Pipeline:
+def ewma_plan(place: Place, *, emits: bool) -> Pipeline:
     p = Pipeline("ewma")
     rows = p.source("readings", files(place.pattern), schema=SCHEMA, time="ts", lateness=LATENESS)
     smoothed = rows.group_by("dev").ewma(alpha=ALPHA, smooth="temp")
-    if not lets_out:
+    if not emits:
         smoothed = smoothed.filter("smooth < -1000000")
     smoothed.sink("out", files(place.out, format="parquet"))
     return p
@@ -94,16 +94,16 @@ def hosted_windows(spark: SparkSession, place: Place) -> StreamingQuery:
 
 def hosted_ewma(spark: SparkSession, place: Place) -> StreamingQuery:
     """EWMA, every row written out."""
-    return _hosted(spark, ewma_plan(place, lets_out=True), place)
+    return _hosted(spark, ewma_plan(place, emits=True), place)
 
 
 def hosted_ewma_to_nobody(spark: SparkSession, place: Place) -> StreamingQuery:
-    """EWMA, and a filter behind it that no row passes."""
-    return _hosted(spark, ewma_plan(place, lets_out=False), place)
+    """EWMA, and a filter after it that no row passes."""
+    return _hosted(spark, ewma_plan(place, emits=False), place)
 
 
 def growing(spark: SparkSession, place: Place) -> StreamingQuery:
-    """Means of more and more keys, of which nothing is let out."""
+    """Means of more and more keys, of which nothing is emitted."""
     p = Pipeline("growing")
     rows = p.source("readings", files(place.pattern), schema=SCHEMA, time="ts", lateness="0s")
     smoothed = rows.group_by("dev").ewma(alpha=ALPHA, smooth="temp").filter("smooth < -1000000")

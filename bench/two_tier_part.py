@@ -47,27 +47,27 @@ def pipeline_of(pattern: str, out: str) -> Pipeline:
     return p
 
 
-def run_part(told: Part) -> None:
-    """Run until told to stop."""
-    pipeline = pipeline_of(told.pattern, told.out)
-    hub = HubAddress(url=told.hub)
-    tiers = split(pipeline.plan(), push_down=told.push_down)
-    half = tiers.edge if told.part == "edge" else tiers.center
+def run_part(options: Part) -> None:
+    """Run until it is stopped."""
+    pipeline = pipeline_of(options.pattern, options.out)
+    hub = HubAddress(url=options.hub)
+    tiers = split(pipeline.plan(), push_down=options.push_down)
+    half = tiers.edge if options.part == "edge" else tiers.center
     assert half is not None
     plan = placed(half, hub)
-    if told.part == "spark":
+    if options.part == "spark":
         from fordstone.spark import session
         from fordstone.spark.config import SparkConfig
         from fordstone.spark.run import run_plan
 
         spark = session(master="local[*]", memory="4g")
-        run_plan(plan, pipeline.functions, SparkConfig(state=Path(told.state), interval="200ms"), spark=spark)
+        run_plan(plan, pipeline.functions, SparkConfig(state=Path(options.state), interval="200ms"), spark=spark)
         return
     from fordstone.edge.config import RunConfig
     from fordstone.edge.run import run
 
-    to_hub = {"hub": hub} if told.part == "edge" else {}
-    run(plan, pipeline.functions, RunConfig(state=told.state, node=told.node, interval="1s", **to_hub))  # type: ignore[arg-type]  # of one type
+    to_hub = {"hub": hub} if options.part == "edge" else {}
+    run(plan, pipeline.functions, RunConfig(state=options.state, node=options.node, interval="1s", **to_hub))  # type: ignore[arg-type]  # of one type
 
 
 if __name__ == "__main__":

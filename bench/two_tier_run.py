@@ -162,7 +162,7 @@ def _let_in(staged: Sequence[tuple[Path, int]], inlets: Sequence[Path]) -> int:
 
 
 def _await(out: _Output, rows: int, processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int, float]:
-    """Wait until the windows in the center's output are those of so many rows, the closing ones of earlier batches aside."""
+    """Wait until the windows in the center's output are those of `rows` rows, the closing ones of earlier batches aside."""
     until_s = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         found = out.found()
@@ -187,7 +187,7 @@ def _await_sent(address: HubAddress, processes: Sequence[subprocess.Popen[bytes]
 
 
 class _Output:
-    """The center's output, of which each file is read once: whoever looks must not take the cores from those who work."""
+    """The center's output, of which each file is read once: looking must not take cores from the processes that are measured."""
 
     def __init__(self, place: Path) -> None:
         self._place = place

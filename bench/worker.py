@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS_MAX = 900.0
-"""A process that says nothing for so long hangs, and is ended."""
+"""The timeout after which a process without output is considered hung, and ended."""
 
 
 class WorkerError(Exception):

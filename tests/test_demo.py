@@ -106,7 +106,7 @@ class Links(HTMLParser):
         self.outside += [str(value) for name, value in attrs if name in {"src", "href"}]
 
 
-def test_the_report_needs_nothing_from_outside_and_escapes_what_it_is_told(script, tmp_path):
+def test_the_report_needs_nothing_from_outside_and_escapes_what_it_is_given(script, tmp_path):
     report = script("demo_report")
     report.write_report(
         tmp_path / "report.html",

@@ -67,7 +67,7 @@ class PlanMismatchError(CheckpointError):
     """The checkpoint belongs to a pipeline with other stateful steps."""
 
 
-class RebuildError(CheckpointError):
+class ReplayError(CheckpointError):
     """A sealed epoch was computed again and came out different, or its input is gone."""
 
 

@@ -39,7 +39,7 @@ def test_a_span_may_be_a_timedelta_and_the_step_may_be_named(pipeline, events):
     assert (step.name, step.within_us) == ("once", 60_000_000)
 
 
-def test_behind_windows_the_time_stays_that_of_the_windows(pipeline, events):
+def test_after_windows_the_time_stays_that_of_the_windows(pipeline, events):
     counts = events.group_by("device").window(tumbling("10s")).agg(n="count(*)")
     counts.deduplicate("device", "n", within="1m", name="once").sink("out", files("out", format="jsonl"))
     stream = stream_types(pipeline.plan())[p.Input("once")]

@@ -18,7 +18,7 @@ from fordstone.planner.check import stream_types
 SCHEMA = {"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint", "tags": "array<string>"}
 
 
-def test_a_stream_gets_the_new_columns_as_doubles_behind_its_own(grouped):
+def test_a_stream_gets_the_new_columns_as_doubles_after_its_own(grouped):
     smooth = grouped.ewma(smooth="temp", whole="n * 2", alpha=0.2)
     assert smooth.schema.to_dict() == SCHEMA | {"smooth": "double", "whole": "double"}
     assert smooth.name == "ewma_device"
@@ -52,7 +52,7 @@ def test_a_plan_with_it_reads_back_to_the_same_plan(pipeline, grouped):
     assert p.read_plan(plan.to_json()).digest() == plan.digest()
 
 
-def test_behind_windows_the_time_stays_that_of_the_windows(pipeline, grouped):
+def test_after_windows_the_time_stays_that_of_the_windows(pipeline, grouped):
     means = grouped.window(tumbling("10s")).agg(mean="avg(temp)")
     means.group_by("device").ewma(smooth="mean", alpha=0.5, name="s").sink("out", files("out", format="jsonl"))
     stream = stream_types(pipeline.plan())[p.Input("s")]

@@ -80,7 +80,7 @@ def test_the_time_of_a_pair_is_that_of_its_later_row_or_the_latest_it_may_have(h
     assert time_of(joined) == EventTime(column=column, shift_us=shift_s * 1_000_000)
 
 
-def test_a_full_join_has_no_time_and_a_window_behind_it_is_refused():
+def test_a_full_join_has_no_time_and_a_window_after_it_is_refused():
     left, right = two()
     joined = left.join(right, on="device", between=BETWEEN, how="full")
     assert time_of(joined) is None
@@ -120,7 +120,7 @@ def test_a_lookup_keeps_time_and_ids_and_rows_in_the_plan_survive_it():
     assert stream_types(read_plan(plan.to_json()))[p.Input("lookup")].schema == found.schema
 
 
-def test_columns_of_given_rows_are_told_by_their_values():
+def test_columns_of_given_rows_are_inferred_from_their_values():
     left, _ = two()
     assert list(left.lookup([{"device": "a", "n": 1}], on="device").schema.items())[-1][0] == "n"
     frame = pl.DataFrame({"device": ["a"], "at": [datetime(2026, 1, 1)]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.edge.process_functions import TOLD, Visits
+from tests.edge.process_functions import OUT_SCHEMA, Visits
 
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, ValueState, tumbling
 from fordstone.connectors import files, generator
@@ -29,11 +29,11 @@ def step_of(pipeline: Pipeline) -> p.Process:
 
 
 def test_the_plan_names_the_class_and_holds_its_states(pipeline, grouped):
-    told = grouped.process(Visits, schema=TOLD)
+    visited = grouped.process(Visits, schema=OUT_SCHEMA)
     step = step_of(pipeline)
-    assert (told.name, told.schema.to_dict(), step.path) == (
+    assert (visited.name, visited.schema.to_dict(), step.path) == (
         "process_device",
-        TOLD,
+        OUT_SCHEMA,
         "tests.edge.process_functions:Visits",
     )
     assert step.states == (
@@ -41,7 +41,7 @@ def test_the_plan_names_the_class_and_holds_its_states(pipeline, grouped):
         p.KeyedState(name="lately", kind="list", type="bigint", ttl_us=5_000_000),
         p.KeyedState(name="counts", kind="map", key_type="bigint", type="bigint", ttl_us=30_000_000),
     )
-    told.sink("out", files("out", format="jsonl"))
+    visited.sink("out", files("out", format="jsonl"))
     plan = pipeline.plan()
     assert p.read_plan(plan.to_json()) == plan
 
@@ -61,29 +61,29 @@ def test_states_of_bases_count_and_may_be_replaced(pipeline, grouped):
 
 
 def test_the_stream_keeps_its_time_where_the_column_is_given_and_has_late_rows(pipeline, grouped):
-    told = grouped.process(Visits, schema=TOLD, name="timed")
+    visited = grouped.process(Visits, schema=OUT_SCHEMA, name="timed")
     grouped.process(Visits, schema={"n": "bigint"}, name="untimed")
-    told.late.sink("late", files("late", format="jsonl"))
+    visited.late.sink("late", files("late", format="jsonl"))
     types = stream_types(pipeline.plan())
     assert (types[p.Input("timed")].time, types[p.Input("untimed")].time) == (EventTime(column="ts"), None)
     assert types[p.Input("timed", "late")].schema.to_dict() == SCHEMA
     with pytest.raises(PipelineError, match=r"no ids that a replay gives again"):
-        told.sink("now", files("now", format="jsonl"), release="at_once")
-    told.group_by("k").window(tumbling("10s")).agg(n="count(*)")
+        visited.sink("now", files("now", format="jsonl"), release="at_once")
+    visited.group_by("k").window(tumbling("10s")).agg(n="count(*)")
 
 
-def test_rows_are_ordered_where_there_is_time_unless_told_otherwise(pipeline, grouped):
+def test_rows_are_ordered_where_there_is_time_unless_set_otherwise(pipeline, grouped):
     ordered = []
     for options in ({}, {"ordered": False}):
         grouped.process(Visits, **options)
         ordered.append(step_of(pipeline).ordered)
     timeless = pipeline.source("rows", generator(rows=3), schema={"n": "bigint"})
-    told = timeless.group_by("n").process(Visits)
+    visited = timeless.group_by("n").process(Visits)
     ordered.append(step_of(pipeline).ordered)
     assert ordered == [True, False, False]
-    assert told.schema.to_dict() == {"n": "bigint"}
+    assert visited.schema.to_dict() == {"n": "bigint"}
     with pytest.raises(PipelineError, match="has no late rows"):
-        _ = told.late
+        _ = visited.late
     with pytest.raises(PipelineError, match=r"process\(ordered=True\) needs event time, and rows has none"):
         timeless.group_by("n").process(Visits, ordered=True)
 
@@ -136,13 +136,13 @@ def test_states_that_cannot_be_kept_are_refused_by_name(pipeline, grouped, state
 
 
 def test_a_stored_plan_is_judged_by_the_same_rules(pipeline, grouped):
-    grouped.process(Visits, schema=TOLD).sink("out", files("out", format="jsonl"))
+    grouped.process(Visits, schema=OUT_SCHEMA).sink("out", files("out", format="jsonl"))
     stored = p.read_plan(pipeline.plan().to_json().replace(b'"ttl_us":5000000', b'"ttl_us":0'))
     with pytest.raises(SchemaError, match="state lately: ttl must be longer than zero"):
         stream_types(stored)
 
 
-def test_it_cannot_stand_in_loops_or_behind_upserts_or_with_windows(readings, grouped):
+def test_it_cannot_stand_in_loops_or_after_upserts_or_with_windows(readings, grouped):
     with pytest.raises(PipelineError, match="process is not possible inside or below a loop"):
         readings.iterate(lambda rows: (rows, rows)).group_by("device").process(Visits)
     with pytest.raises(PipelineError, match="process cannot take rows that replace each other"):

@@ -216,7 +216,7 @@ def test_of_a_long_line_the_part_around_the_mistake_is_shown():
     assert line[caret.index("^") :].startswith("tmp")
 
 
-def test_the_caret_stands_under_the_place_behind_wide_characters():
+def test_the_caret_stands_under_the_place_after_wide_characters():
     with pytest.raises(SqlError) as caught:
         pipeline().sql("SELECT '東京' AS city, tmp FROM readings")
     _, line, caret = str(caught.value).splitlines()

@@ -77,7 +77,7 @@ def test_conditions_on_one_side_filter_before_the_join():
     )
 
 
-def test_conditions_on_both_sides_filter_behind_an_inner_join():
+def test_conditions_on_both_sides_filter_after_an_inner_join():
     query = f"SELECT r.temp FROM readings r JOIN alarms x ON r.device = x.device AND {WITHIN} AND r.temp + x.level > 3"
     assert answer(query) == [(3.0,), (20.0,)]
 
@@ -87,7 +87,7 @@ def test_a_condition_on_the_other_side_of_an_outer_join_filters_that_side():
     assert answer(query) == [(7.0, None), (20.0, 2)]
 
 
-def test_columns_of_one_name_are_told_apart_by_their_streams():
+def test_columns_of_one_name_are_distinguished_by_their_streams():
     query = "SELECT l.temp, r.temp AS later FROM readings l JOIN readings r ON l.device = r.device AND r.ts > l.ts AND r.ts < l.ts + INTERVAL '9' SECOND"
     assert answer(query) == [(1.0, 3.0), (3.0, 5.0)]
     assert columns(query.replace("l.temp, r.temp AS later", "*")) == ["device", "ts", "temp", "ts_right", "temp_right"]
@@ -144,7 +144,7 @@ def test_a_stream_without_time_cannot_be_joined():
     refused(query, "the left side has none", "JOIN")
 
 
-def test_windows_behind_a_join_go_by_the_time_of_the_pairs():
+def test_windows_after_a_join_go_by_the_time_of_the_pairs():
     join = "SELECT r.device, window_end AS e, count(*) AS n FROM readings r JOIN alarms x ON r.device = x.device AND x.at BETWEEN {low} AND r.ts + INTERVAL '8' SECOND GROUP BY r.device, TUMBLE({time}, INTERVAL '10' SECOND)"
     one_sided = join.replace("{low}", "r.ts")
     assert answer(one_sided.replace("{time}", "x.at")) == [("a", "00:00:10", 1), ("b", "00:00:20", 1)]

@@ -94,7 +94,7 @@ def test_what_needs_final_rows_says_where_they_are(grouped):
     early.final().group_by().window(tumbling("1h")).agg(n="sum(n)")
 
 
-def test_final_stands_right_behind_a_window_with_early_results(grouped):
+def test_final_stands_right_after_a_window_with_early_results(grouped):
     early = grouped.window(tumbling("1m"), early="1s").agg(n="count(*)")
     for stream in (early.filter("n > 1"), early.select("*"), grouped.agg(n="count(*)")):
         with pytest.raises(

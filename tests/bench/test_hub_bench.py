@@ -16,7 +16,7 @@ SECONDS_MAX = 600
 
 
 def found_by(script: str, home: Path, *words: str) -> list[dict[str, Any]]:
-    """What a tiny run of one section found. It leaves nothing but its JSON behind."""
+    """What a tiny run of one section found. It leaves only its JSON."""
     file = home / "found.json"
     command = [sys.executable, str(BENCH / script), "--tiny", "--json", str(file), "--directory", str(home), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)

@@ -23,7 +23,7 @@ from scipy import special  # type: ignore[import-untyped]  # it ships no types
 from tests.edge import joining, windowing
 from tests.edge.aggregating import TEXTS, Longest
 from tests.edge.aggregating import check as check_aggregates
-from tests.edge.process_functions import TOLD, Visits, by_hand
+from tests.edge.process_functions import OUT_SCHEMA, Visits, by_hand
 from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, same_rows
 
 from fordstone import Pattern, Pipeline, Stream, by_count, session, sliding, tumbling
@@ -341,14 +341,14 @@ def _check_match(found: Found, given: Given) -> None:
 
 def _build_process(inputs: Inputs, out: Out) -> None:
     rows = inputs.rows.select("k", "ts", "n AS x", name="process_x")
-    told = rows.group_by("k").process(Visits, schema=TOLD, name="process")
-    out("out", told)
-    out("late", told.late)
+    visited = rows.group_by("k").process(Visits, schema=OUT_SCHEMA, name="process")
+    out("out", visited)
+    out("late", visited.late)
 
 
 def _check_process(found: Found, given: Given) -> None:
     wanted, late = by_hand(given.of(0, 1, 3))
-    assert Counter(found("out").select(list(TOLD)).rows()) == wanted
+    assert Counter(found("out").select(list(OUT_SCHEMA)).rows()) == wanted
     assert found("late").height == late
 
 

@@ -52,7 +52,9 @@ def as_stream(spark: SparkSession, given: tuple[Given, Path], tmp_path_factory: 
     running.awaitTermination()
     assert len(batches) > 2
     # Spark's own watermark plays no part (rule 7).
-    assert all(one.numRowsDroppedByWatermark == 0 for told in running.recentProgress for one in told.stateOperators)
+    assert all(
+        one.numRowsDroppedByWatermark == 0 for progress in running.recentProgress for one in progress.stateOperators
+    )
     return built
 
 

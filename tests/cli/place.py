@@ -55,7 +55,7 @@ def write_rows(file: Path, numbers: range) -> None:
 
 
 def read_rows(directory: Path) -> list[dict[str, object]]:
-    """What a sink has let out."""
+    """What a sink has released."""
     return [
         json.loads(line) for file in sorted(directory.glob("[!._]*.jsonl")) for line in file.read_text().splitlines()
     ]

@@ -97,7 +97,7 @@ def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: p
         (["flow.py", "--hub", NOBODY, "--outbox-max", "0"], "this is not a size"),
     ],
 )
-def test_what_makes_no_sense_is_told_at_once(
+def test_what_makes_no_sense_is_reported_at_once(
     invoke: Invoke, started: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
 ):
     monkeypatch.delenv("FORDSTONE_HUB", raising=False)
@@ -109,8 +109,8 @@ def test_what_makes_no_sense_is_told_at_once(
 
 
 def test_lines_that_are_no_log_lines_become_some():
-    told = forwarded("flow", '{"at": "x", "level": "INFO", "event": "started", "pipeline": "p"}')
-    assert json.loads(told)["pipeline"] == "p"
+    line = forwarded("flow", '{"at": "x", "level": "INFO", "event": "started", "pipeline": "p"}')
+    assert json.loads(line)["pipeline"] == "p"
     assert json.loads(forwarded("flow", '{"level": "INFO", "event": "started"}'))["pipeline"] == "flow"
     wrapped = json.loads(forwarded("flow", "Traceback (most recent call last):"))
     assert (wrapped["level"], wrapped["pipeline"], wrapped["text"]) == (
@@ -156,7 +156,7 @@ def agent(place: Path) -> Iterator[Callable[..., Agent]]:
 
 
 @pytest.mark.slow
-def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_when_told(
+def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_on_request(
     place: Path, agent: Callable[..., Agent]
 ):
     running = agent("one.py", "two.py")

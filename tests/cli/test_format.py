@@ -69,6 +69,6 @@ def test_counts_take_the_plural_unless_they_are_one():
     ]
 
 
-def test_a_time_beyond_the_calendar_is_still_told():
+def test_a_time_beyond_the_calendar_is_still_shown():
     assert fmt.instant(0) == "1970-01-01 00:00:00"
     assert fmt.instant(2**62) == f"{2**62} us since 1970"

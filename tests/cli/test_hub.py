@@ -101,7 +101,7 @@ def stream(**facts: Any) -> StreamInfo:
         ({}, "watermark", "2027-01-15 07:59:59, 1.00 s ago"),
     ],
 )
-def test_streams_are_shown_with_their_time_and_who_is_behind(facts: dict[str, Any], column: str, shown: str):
+def test_streams_are_shown_with_their_time_and_the_lag_of_consumers(facts: dict[str, Any], column: str, shown: str):
     table = streams_table([stream(**facts)], NOW_US)
     assert dict(zip(table.head, table.rows[0], strict=True))[column] == shown
 
@@ -145,7 +145,7 @@ def test_machines_get_what_the_hub_said_and_people_a_table(
     assert shown.startswith(("node ", "pipeline ", "This hub has"))
 
 
-def test_a_hub_that_is_not_there_is_told_with_what_to_do(invoke: Invoke):
+def test_a_hub_that_is_not_there_is_reported_with_what_to_do(invoke: Invoke):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -156,7 +156,9 @@ def test_a_hub_that_is_not_there_is_told_with_what_to_do(invoke: Invoke):
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, "unauthorised"), (403, "forbidden")])
-def test_a_wrong_token_is_told_with_what_to_do(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, status: int, code: str):
+def test_a_wrong_token_is_reported_with_what_to_do(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, status: int, code: str
+):
     def refuse(*_: object) -> None:
         raise HubRefusedError("the hub does not know this token.", status=status, code=code)
 

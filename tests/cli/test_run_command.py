@@ -169,7 +169,7 @@ def test_after_a_kill_the_same_command_goes_on_from_the_last_checkpoint(place: P
 
 
 @pytest.mark.slow
-def test_a_second_process_on_one_state_directory_is_told_who_was_first(place: Path, invoke: Invoke):
+def test_a_second_process_on_one_state_directory_is_refused_naming_the_first(place: Path, invoke: Invoke):
     (place / "live.py").write_text(LIVE)
     process = start(place, "run", "live.py", "--json")
     first_event(process)

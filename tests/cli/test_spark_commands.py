@@ -213,7 +213,7 @@ def test_help_lists_the_options_of_each_engine_apart(invoke: Invoke):
     assert {option.name for option in center.params} <= {option.name for option in run.params}
 
 
-def test_a_mistake_told_by_spark_is_shown_without_a_traceback(invoke: Invoke, spark_stand_in: FakeSpark):
+def test_an_error_reported_by_spark_is_shown_without_a_traceback(invoke: Invoke, spark_stand_in: FakeSpark):
     def fail() -> Report:
         raise SourceError("source readings: no file matches 'in/*.jsonl'.")
 
@@ -230,7 +230,7 @@ def test_an_exception_in_a_worker_is_traced_in_the_users_code_only(invoke: Invok
         """As Spark raises it."""
 
     WorkerError.__module__ = "pyspark.errors.exceptions.captured"
-    told = (
+    text = (
         'terminated with exception: Traceback (most recent call last):\n  File "/x/pyspark/sql/utils.py", line 1, in call\n    raise\n'
         'PythonException: Traceback (most recent call last):\n  File "/opt/fordstone/operators/rowwise.py", line 9, in apply\n    f(row)\n'
         '  File "/tmp/s/flow-1f.zip/flow.py", line 14, in warm\n    return row["tmep"]\n           ~~~^^^^^^^^\n'
@@ -238,7 +238,7 @@ def test_an_exception_in_a_worker_is_traced_in_the_users_code_only(invoke: Invok
     )
 
     def fail() -> Report:
-        raise TaskError("pipeline cold-chain failed 6 times in a row on Spark") from WorkerError(told)
+        raise TaskError("pipeline cold-chain failed 6 times in a row on Spark") from WorkerError(text)
 
     spark_stand_in.run = fail
     result = invoke("run", "flow.py", "--on", "spark")

@@ -62,7 +62,7 @@ def test_help_teaches_with_examples_and_exit_codes(invoke, command: list[str]):
     assert "Exit codes: 0 finished or stopped cleanly, 1 failed, 2 wrong usage." in result.stdout
 
 
-def test_the_version_is_told(invoke):
+def test_the_version_is_printed(invoke):
     assert invoke("--version").stdout == f"fordstone, version {fordstone.__version__}\n"
 
 

@@ -96,7 +96,7 @@ def test_each_with_its_token_does_its_part_and_another_machine_takes_over_where_
     stop(center)
 
 
-def test_a_token_for_something_else_is_told_where_it_is_used(place: Place):
+def test_a_token_for_something_else_is_reported_where_it_is_used(place: Place):
     code, _, err = place.ask("nodes", token="gateway")
     assert (code, "fordstone hub token add" in err) == (1, True), err
     edge = place.begin(*place.with_hub("center", "edge", "chain.py", "--node", "gateway", "--interval", "200ms"))

@@ -69,7 +69,7 @@ class Stage:
         self.step()
 
     @property
-    def told(self) -> list[str]:
+    def stopping(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.heard and process.code is None]
 
 
@@ -82,28 +82,28 @@ def test_the_halves_start_when_the_hub_listens_and_know_where():
     assert stage.processes[CENTER].command == (CENTER, URL)
 
 
-def test_told_to_stop_the_edge_goes_first_then_the_center_then_the_hub():
+def test_on_a_stop_the_edge_ends_first_then_the_center_then_the_hub():
     stage = Stage()
     stage.ready()
     stage.schedule.stop()
     stage.step()
-    assert stage.told == [EDGE]
+    assert stage.stopping == [EDGE]
     stage.schedule.stop()
     stage.end(EDGE)
-    assert stage.told == [CENTER]
+    assert stage.stopping == [CENTER]
     stage.end(CENTER)
-    assert stage.told == [HUB]
+    assert stage.stopping == [HUB]
     assert stage.schedule.phase == "stopping hub"
     stage.end(HUB)
     assert (stage.schedule.phase, stage.schedule.failed) == ("over", None)
 
 
-def test_told_to_stop_before_the_hub_listens_nothing_else_is_started():
+def test_on_a_stop_before_the_hub_listens_nothing_else_is_started():
     stage = Stage()
     stage.schedule.stop()
     stage.url = URL
     stage.step()
-    assert stage.told == [HUB]
+    assert stage.stopping == [HUB]
     stage.end(HUB)
     assert (stage.schedule.phase, list(stage.processes)) == ("over", [HUB])
 
@@ -114,14 +114,14 @@ def test_a_bounded_run_is_the_edge_to_its_end_then_the_center():
     assert list(stage.processes) == [HUB, EDGE]
     stage.end(EDGE)
     assert list(stage.processes) == [HUB, EDGE, CENTER]
-    assert stage.told == []
+    assert stage.stopping == []
     stage.end(CENTER)
-    assert stage.told == [HUB]
+    assert stage.stopping == [HUB]
     stage.end(HUB)
     assert stage.schedule.phase == "over"
 
 
-def test_a_bounded_run_that_is_told_to_stop_starts_no_center():
+def test_a_bounded_run_that_is_stopped_starts_no_center():
     stage = Stage(bounded=True)
     stage.ready()
     stage.schedule.stop()
@@ -136,7 +136,7 @@ def test_a_part_that_fails_stops_the_rest_in_order(part: str):
     stage.ready()
     stage.end(part, 1)
     other = CENTER if part == EDGE else EDGE
-    assert stage.told == [other]
+    assert stage.stopping == [other]
     stage.end(other)
     stage.end(HUB)
     assert (stage.schedule.phase, stage.schedule.failed) == ("over", part)

@@ -86,7 +86,7 @@ def test_bounded_input_and_input_that_ended_have_no_lag():
         assert not any("lag" in word for word in words)
 
 
-def test_a_rate_is_smoothed_and_starts_anew_when_counting_does():
+def test_a_rate_is_smoothed_and_starts_over_when_counting_does():
     rate = Rate()
     assert rate(0, 0) == 0
     assert rate(1_000, 1_000_000) == pytest.approx(1_000)
@@ -96,7 +96,7 @@ def test_a_rate_is_smoothed_and_starts_anew_when_counting_does():
     assert rate(500, 3_000_000) == after_a_jump, "no time has passed"
 
 
-def test_a_stalled_pipeline_that_was_told_to_stop_says_both():
+def test_a_stalled_pipeline_that_is_stopping_shows_both():
     both = msgspec.structs.replace(PROGRESS, stalled="the disk is full.\nMake room.", stopping=True)
     assert notices_of(both) == [
         "STALLED: the disk is full. Make room.",
@@ -186,7 +186,7 @@ def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
     ]
 
 
-def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_begin_anew():
+def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_start_over():
     report = Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS, resumed_from=41)
     text = summary(report, took_us=1)
     assert "had ended already" in text
@@ -199,7 +199,7 @@ def live_view(clock: Clock, *, bounded: bool, width: int = 120) -> tuple[LiveVie
     return LiveView(**facts(clock, bounded=bounded), console=console), screen
 
 
-def test_on_a_terminal_the_line_is_drawn_anew_and_gone_at_the_end():
+def test_on_a_terminal_the_line_is_drawn_again_and_gone_at_the_end():
     clock = Clock()
     view, screen = live_view(clock, bounded=False)
     with view:
@@ -253,7 +253,7 @@ def test_on_a_terminal_bounded_input_has_a_bar_with_what_is_left():
     assert " 25% · 1,000 rows · 500 kB of 2.00 MB · 30 s left" in screen.getvalue()
 
 
-def test_on_a_terminal_a_stall_is_told_in_full():
+def test_on_a_terminal_a_stall_is_described_in_full():
     clock = Clock()
     view, screen = live_view(clock, bounded=False, width=40)
     with view:

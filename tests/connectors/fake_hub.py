@@ -85,8 +85,8 @@ class FakeHub(HubClient):
         self._heads.clear()
         self._seq = 0
 
-    def let_go(self, node: str, epoch: int) -> None:
-        """Forget epochs of a node up to one."""
+    def remove_epochs(self, node: str, epoch: int) -> None:
+        """Remove the epochs of a node up to and including `epoch`."""
         self.entries = [entry for entry in self.entries if entry.node != node or entry.epoch > epoch]
 
     def goes(self, *, away: bool) -> None:

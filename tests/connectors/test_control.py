@@ -33,7 +33,7 @@ def test_rows_carry_what_they_do_and_their_version():
     assert (chunk.position, chunk.ended, chunk.row_positions) == (2, False, None)
 
 
-def test_reading_goes_on_when_versions_come_and_stops_where_it_is_told():
+def test_reading_goes_on_when_versions_come_and_stops_at_the_given_version():
     source = source_of(2)
     reader = source.open(PARTITION, Position(0), with_positions=True)
     chunk = reader.read(100, Position(1))

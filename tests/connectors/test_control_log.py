@@ -108,7 +108,7 @@ def test_compaction_keeps_the_table_and_what_may_still_be_read():
             one.read(0, 1000, until=12)
 
 
-def test_a_large_table_is_not_written_anew_for_a_few_rows():
+def test_a_large_table_is_not_written_again_for_a_few_rows():
     log = opened(MemoryDisk())
     log.begin_at(1, control_rows({f"d{number}": 1.0 for number in range(1000)}))
     for version in range(2, 2 + COMPACT_FILES_MAX):
@@ -121,7 +121,7 @@ def test_a_large_table_is_not_written_anew_for_a_few_rows():
 
 
 @pytest.mark.parametrize("torn", [b"", b"\0" * 300, None])
-def test_a_damaged_version_is_cut_off_with_all_that_is_behind_it(torn, caplog):
+def test_a_damaged_version_is_cut_off_with_all_that_comes_after_it(torn, caplog):
     disk = MemoryDisk()
     versions = [{"a": float(n)} for n in range(1, 7)]
     filled(disk, versions)

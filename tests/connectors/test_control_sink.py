@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from tests.connectors.control_hub import GONE, KEYS, SCHEMA, FakeHub, Table, applied, as_table, control_rows
 
-from fordstone.connectors.base import ConnectorSpec, Delivery, SinkStream
-from fordstone.connectors.control import ControlSink, PublishDelayedError
+from fordstone.connectors.base import ConnectorSpec, Delivery, SinkDelayedError, SinkStream
+from fordstone.connectors.control import ControlSink
 from fordstone.connectors.registry import open_sink, sink_delivery
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import ConfigError, FencedError, HubRefusedError, SinkError, StorageError
@@ -60,7 +60,7 @@ def test_epochs_without_rows_publish_nothing_and_ask_nobody():
     assert hub.asked == []
 
 
-def test_rows_without_a_key_are_left_out_and_told(caplog):
+def test_rows_without_a_key_are_left_out_and_logged(caplog):
     hub = FakeHub()
     bad = pl.DataFrame({"device": [None, None], "threshold": [1.0, 2.0]}, schema=SCHEMA.polars)
     sink_of(hub).release(1, pl.concat([bad, rows(a=1.0)]))
@@ -74,7 +74,7 @@ def test_rows_without_a_key_are_left_out_and_told(caplog):
 def test_an_epoch_that_is_released_again_is_published_once_even_if_the_answer_was_lost():
     hub = FakeHub(loses_answers=1)
     sink = sink_of(hub)
-    with pytest.raises(PublishDelayedError, match="will be tried again"):
+    with pytest.raises(SinkDelayedError, match="will be tried again"):
         sink.release(3, rows(a=1.0))
     sink.release(3, rows(a=1.0))
     sink_of(hub).release(3, rows(a=1.0))
@@ -103,7 +103,7 @@ def test_blobs_that_the_hub_has_dropped_meanwhile_are_sent_again_at_the_next_try
 
     hub = Forgetful()
     sink = sink_of(hub)
-    with pytest.raises(PublishDelayedError):
+    with pytest.raises(SinkDelayedError):
         sink.release(1, rows(a=1.0))
     sink.release(1, rows(a=1.0))
     assert table_of(hub) == {"a": 1.0}
@@ -113,7 +113,7 @@ def test_who_was_followed_by_another_owner_is_fenced():
     hub = FakeHub()
     old = sink_of(hub, owner="old")
     old.release(7, rows(a=1.0))
-    # Begun anew: batches count from 1 again, and are published all the same.
+    # Started over: batches count from 1 again, and are published all the same.
     sink_of(hub, owner="new").release(1, rows(a=2.0))
     with pytest.raises(FencedError, match="newer publisher"):
         old.release(8, rows(a=3.0))
@@ -167,7 +167,7 @@ def test_the_first_version_of_an_opening_is_no_snapshot_since_another_may_still_
     assert table_of(hub) == {"a": SNAPSHOT_EVERY + 4.0, "b": 1.0, "c": 1.0}
 
 
-def test_a_table_whose_columns_are_others_now_begins_anew_with_a_snapshot():
+def test_a_table_whose_columns_are_others_now_starts_over_with_a_snapshot():
     hub = FakeHub()
     hub.add_frame(pl.DataFrame({"device": ["z"], "limit": [1], OP: ["upsert"]}))
     sink_of(hub).release(1, rows(a=1.0))
@@ -203,6 +203,6 @@ def test_the_registry_opens_it_with_an_address_and_says_so_without():
         open_sink(spec, stream)
     placed = ConnectorSpec(spec.kind, spec.options, {"url": "http://127.0.0.1:1"})
     sink = open_sink(placed, stream)
-    with pytest.raises(PublishDelayedError):
+    with pytest.raises(SinkDelayedError):
         sink.release(1, rows(a=1.0))
     sink.close()

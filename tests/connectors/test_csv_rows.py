@@ -66,7 +66,7 @@ def test_other_delimiters(tmp_path: Path) -> None:
     assert read(tmp_path, "a\tb\nx\t1\n", KINDS, delimiter="\t").rows.rows() == [("x", 1)]
 
 
-def test_header_names_may_be_quoted_and_behind_a_byte_order_mark(tmp_path: Path) -> None:
+def test_header_names_may_be_quoted_and_after_a_byte_order_mark(tmp_path: Path) -> None:
     assert read(tmp_path, b'\xef\xbb\xbf"a","b"\r\nx,1\r\n', KINDS).rows.rows() == [("x", 1)]
 
 

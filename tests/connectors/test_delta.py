@@ -1,4 +1,4 @@
-"""Delta tables: an epoch is one commit, made once, whoever else writes; keys and types are kept exactly."""
+"""Delta tables: an epoch is one commit, made once, also with other writers; keys and types are kept exactly."""
 
 import datetime as dt
 import math
@@ -149,7 +149,7 @@ def test_a_commit_that_power_left_empty_is_made_again(tmp_path: Path) -> None:
     assert numbers(tmp_path / "t") == [1, 2]
 
 
-def test_a_data_file_that_power_left_short_is_told_when_the_table_is_opened(tmp_path: Path) -> None:
+def test_a_data_file_that_power_left_short_is_reported_when_the_table_is_opened(tmp_path: Path) -> None:
     opened(tmp_path / "t").release(1, frame(1))
     (file,) = (tmp_path / "t").glob("*.parquet")
     os.truncate(file, 3)
@@ -269,7 +269,7 @@ def test_tries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert DeltaTable(tmp_path / "t").transaction_version("fordstone/results") == 1
 
 
-def test_a_table_that_is_altered_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_table_that_is_altered_meanwhile_is_reported(tmp_path: Path) -> None:
     sink = opened(tmp_path / "t")
     sink.release(1, frame(1))
     other = Schema.of({"device": "string", "n": "bigint", "more": "int"})
@@ -538,7 +538,7 @@ def test_a_pipeline_that_is_killed_around_a_release_goes_on_and_every_row_counts
     assert Counter(seen(tmp_path / "totals").rows()) == Counter(counts.filter(pl.col("n") < 700).rows())
 
 
-def test_a_pipeline_that_starts_anew_on_an_old_table_says_so(tmp_path: Path) -> None:
+def test_a_pipeline_that_starts_over_on_an_old_table_says_so(tmp_path: Path) -> None:
     for run, seed in (("first", 1), ("second", 2)):
         p = Pipeline("readings")
         source = p.source("readings", generator(rows=100, seed=seed), schema={"device": "string", "n": "bigint"})

@@ -136,7 +136,7 @@ def test_an_epoch_found_after_a_kill_is_durable_before_release_returns() -> None
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_rows_let_out_at_once_survive_a_power_cut_when_write_has_returned(file_format: str) -> None:
+def test_rows_released_at_once_survive_a_power_cut_when_write_has_returned(file_format: str) -> None:
     cuts = 0
     for cut_after in range(40):
         disk = MemoryDisk()
@@ -176,7 +176,7 @@ def test_a_disk_that_refuses_leaves_no_part_of_an_epoch_visible(file_format: str
 
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_full_disk_while_rows_are_let_out_tears_no_later_row(file_format: str, first: bool) -> None:
+def test_a_full_disk_while_rows_are_released_tears_no_later_row(file_format: str, first: bool) -> None:
     disk = MemoryDisk()
     sink = on_disk(disk, file_format)
     sink.write(frame(1, 2)) if not first else sink._claimed()
@@ -285,7 +285,7 @@ def test_the_latest_view_follows_a_model(tmp_path: Path, file_format: str) -> No
     assert changes_seen["__epoch"].is_sorted()
 
 
-def test_the_latest_view_counts_what_was_let_out_at_once_and_null_keys() -> None:
+def test_the_latest_view_counts_what_was_released_at_once_and_null_keys() -> None:
     disk = MemoryDisk()
     sink = on_disk(disk, "jsonl", UPSERTS)
     sink.release(1, pl.DataFrame({"device": [None, "a"], "n": [1, 2]}, schema=SCHEMA.polars))

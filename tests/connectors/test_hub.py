@@ -149,10 +149,10 @@ def test_a_hub_that_was_set_back_is_not_waited_for_until_other_epochs_have_the_n
     source.close()
 
 
-def test_a_hub_that_let_go_of_all_that_was_read_was_not_set_back():
+def test_a_hub_that_removed_all_that_was_read_was_not_set_back():
     hub = FakeHub()
     hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
-    hub.let_go("a", 5)
+    hub.remove_epochs("a", 5)
     hub.add("b", Epoch())
     source = opened(hub, bounded=False)
     known(source, "b", 1)
@@ -374,7 +374,7 @@ def test_a_promised_read_gives_up_after_a_bounded_time_and_says_what_to_do():
     assert RETRY_SECONDS_MAX / 2 < sum(pauses) <= RETRY_SECONDS_MAX
 
 
-def test_bounded_input_behind_a_hub_that_is_away_is_an_error_and_may_be_tried_again():
+def test_bounded_input_from_a_hub_that_is_away_is_an_error_and_may_be_tried_again():
     hub = FakeHub(away=True)
     source = opened(hub, pause=lambda _: None)
     with pytest.raises(SourceError, match="start the hub again"):
@@ -384,7 +384,7 @@ def test_bounded_input_behind_a_hub_that_is_away_is_an_error_and_may_be_tried_ag
     assert list(source.partitions()) == ["a"]
 
 
-def test_a_token_that_is_not_for_centers_is_told():
+def test_a_token_that_is_not_for_centers_is_reported():
     hub = FakeHub(refuses=HubRefusedError("this token may not read streams.", status=403, code="forbidden"))
     for bounded in (True, False):
         source = opened(hub, bounded=bounded)
@@ -428,10 +428,10 @@ def test_rows_of_another_plan_are_an_error(rows: pl.DataFrame):
         reader(opened(hub)).read(1)
 
 
-def test_an_epoch_that_the_hub_has_let_go_is_an_error_for_whoever_still_needs_it():
+def test_an_epoch_that_the_hub_has_removed_is_an_error_for_a_reader_that_needs_it():
     hub = FakeHub()
     hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
-    hub.let_go("a", 3)
+    hub.remove_epochs("a", 3)
     with pytest.raises(SourceError, match=r"epoch 2 is to be read.*its next one is 4"):
         reader(opened(hub), position=1).read(1)
     with pytest.raises(SourceError, match=r"epoch 2 is to be read"):
@@ -447,7 +447,7 @@ def test_a_planned_epoch_that_the_hub_never_had_is_an_error():
         reader(opened(hub)).read(1, Position(2))
 
 
-# What the hub may let go.
+# What the hub may remove.
 
 
 @pytest.mark.parametrize("bounded", [True, False])

@@ -22,7 +22,7 @@ def frame(first: int, rows: int) -> pl.DataFrame:
     return pl.DataFrame({"n": range(first, first + rows)}, schema={"n": pl.Int64})
 
 
-def test_what_was_read_is_let_go_of_so_that_a_long_stream_does_not_slow_down() -> None:
+def test_what_was_read_is_removed_so_that_a_long_stream_does_not_slow_down() -> None:
     live = MemorySource([[]])
     reader = reader_of(live)
     for round_ in range(100):

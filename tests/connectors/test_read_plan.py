@@ -247,7 +247,7 @@ def test_a_file_without_news_is_not_opened(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("name", "content", "begin"), [("1.jsonl", b"", 0), ("1.jsonl", b"\xef\xbb\xbf", 3), ("1.csv", b"n,s\n", 4)]
 )
-def test_a_file_without_records_ends_behind_its_head_if_it_is_bounded(
+def test_a_file_without_records_ends_after_its_head_if_it_is_bounded(
     tmp_path: Path, name: str, content: bytes, begin: int
 ) -> None:
     path = tmp_path / name

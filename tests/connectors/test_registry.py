@@ -74,7 +74,7 @@ def test_an_installed_kind_that_cannot_be_used_is_an_error_that_says_why(offers:
         registry.source_delivery(ConnectorSpec(kind="odd"))
 
 
-def test_delivery_is_told_without_touching_the_system() -> None:
+def test_delivery_is_described_without_touching_the_system() -> None:
     assert registry.source_delivery(files("/no/such/place/*.jsonl")) is Delivery.EXACTLY_ONCE
     assert registry.sink_delivery(files("/no/such/place", format="csv")) is Delivery.EXACTLY_ONCE
     with pytest.raises(ConfigError, match="'generator' cannot be written to"):

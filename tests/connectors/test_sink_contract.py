@@ -48,5 +48,5 @@ class TestDelta(SinkContract):
         return delta(str(place / "table"))
 
     def seen(self, place: Path) -> pl.DataFrame:
-        # A table has no order; what the suite lets out is numbered.
+        # A table has no order; what the suite writes is numbered.
         return pl.DataFrame(DeltaTable(place / "table").scan()).sort("n")

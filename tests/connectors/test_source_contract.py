@@ -140,7 +140,7 @@ class TestCsvWithBadOnesAmong(FilesContract):
         return _mixed(super().content(frame, header=header).splitlines(), self.bad, b"\n")
 
     def grow(self, place: Path) -> pl.DataFrame | None:
-        """While input may grow, a quote that is open may yet be closed: the rows behind it wait."""
+        """While input may grow, a quote that is open may yet be closed: the rows after it wait."""
         return None
 
 

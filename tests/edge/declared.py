@@ -45,7 +45,7 @@ def rows(*found: tuple[str | None, float | None, int], late: Sequence[int] = ())
 
 
 def epoch(second: float, *found: tuple[str | None, float | None, int], late: Sequence[int] = ()) -> Epoch:
-    """An epoch with rows, behind which the node's time has come to `second`."""
+    """An epoch with rows, after which the node's time has come to `second`."""
     runs = [rows(*found, late=late)] if found else []
     return Epoch(runs=runs, watermark_us=round(second * SECOND_US))
 
@@ -169,7 +169,7 @@ class Center:
             wait_until_listed(self.source._own, entry.node, entry.epoch)
 
     def run(self, rounds: int = ROUNDS) -> Center:
-        """Begin if need be, hear the news, and take so many steps."""
+        """Begin if need be, hear the news, and take `rounds` steps."""
         engine = self.engine or self.start()
         self.heard()
         for _ in range(rounds):

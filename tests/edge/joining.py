@@ -92,7 +92,7 @@ def source(pipeline: Pipeline, name: str, root: Path) -> Stream:
 
 @dataclass
 class Joined:
-    """A join of two file sources, with a window behind it where it has time."""
+    """A join of two file sources, with a window after it where it has time."""
 
     pipeline: Pipeline
     out: MemorySink
@@ -124,7 +124,7 @@ class Joined:
 
 
 def windows_of(joined: pl.DataFrame, how: str, from_s: int, to_s: int) -> pl.DataFrame:
-    """The counts of a window behind a join."""
+    """The counts of a window after a join."""
     if how == "right" or (how == "inner" and from_s >= 0 < to_s):
         time = pl.col("ts_right") + pl.duration(seconds=max(-from_s, 0))
     else:

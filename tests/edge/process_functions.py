@@ -13,7 +13,7 @@ from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, Valu
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "bigint"}
-TOLD = {"k": "string", "ts": "timestamp", "what": "string", "n": "bigint", "seen": "string"}
+OUT_SCHEMA = {"k": "string", "ts": "timestamp", "what": "string", "n": "bigint", "seen": "string"}
 
 
 class Visits(KeyedFunction):
@@ -33,14 +33,14 @@ class Visits(KeyedFunction):
             ctx.set_timer("seven", at=ctx.time + timedelta(seconds=1))
         if row["x"] == 8:
             ctx.delete_timer("seven")
-        yield self._told(ctx, "row")
+        yield self._row(ctx, "row")
 
     def on_timer(self, timer, ctx):
-        yield self._told(ctx, timer.name)
+        yield self._row(ctx, timer.name)
         if timer.name == "over":
             self.n.clear()
 
-    def _told(self, ctx, what):
+    def _row(self, ctx, what):
         seen = f"{self.lately.get()} {self.counts.items()}"
         return {"k": ctx.key, "ts": ctx.time, "what": what, "n": self.n.get(), "seen": seen}
 
@@ -74,10 +74,10 @@ def some_rows(seed: int, count: int) -> list[tuple[str | None, int, int | None]]
 def visits(source: MemorySource, out: MemorySink, late: MemorySink | None = None, **options: Any) -> Pipeline:
     pipeline = Pipeline("visits", **options)
     rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-    told: Stream = rows.group_by("k").process(Visits, schema=TOLD)
-    told.sink("out", memory(out))
+    visited: Stream = rows.group_by("k").process(Visits, schema=OUT_SCHEMA)
+    visited.sink("out", memory(out))
     if late is not None:
-        told.late.sink("late", memory(late))
+        visited.late.sink("late", memory(late))
     return pipeline
 
 

@@ -60,17 +60,17 @@ def run_in_parts(
 ) -> None:
     """Run with one, three and two subtasks; each finds `PART_ROWS` more of every partition, and the last runs to the end.
 
-    The others are stopped when they have read their rows and, if `out`, some rows are out. `after` is told each part that ended.
+    The others are stopped when they have read their rows and, if `out`, some rows are out. `after` is called with each part that ended.
     """
     ticks = 0
-    told: set[int] = set()
+    stopped: set[int] = set()
 
     def stop_when_read(progress: Progress) -> None:
         nonlocal ticks
         read = progress.rows_in == PART_ROWS * len(partitions) and (progress.rows_out > 0 or not out)
-        # Told twice, a run would stop at once.
-        if part not in told and (read or ticks > TICKS_MAX):
-            told.add(part)
+        # After a second signal, a run would stop at once.
+        if part not in stopped and (read or ticks > TICKS_MAX):
+            stopped.add(part)
             signal.raise_signal(signal.SIGTERM)
         ticks += 1
 

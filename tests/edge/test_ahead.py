@@ -65,7 +65,7 @@ def judged(partition: Partition, *times: int | None, step: p.Source = STEP) -> t
         pytest.param([50, 100], [50, 100], [], 100, id="a tie with the limit is in time"),
         pytest.param([50, 101], [50], [101], 50, id="one more is not"),
         pytest.param([50, 60, 70, 999], [50, 60, 70], [999], 70, id="rows in order are looked at too"),
-        pytest.param([999, 50], [50], [999], 50, id="what is behind it is not late for it"),
+        pytest.param([999, 50], [50], [999], 50, id="what comes after it is not late for it"),
         pytest.param([50, 999, 40, 39], [50, 40], [999, 39], 50, id="but for what was before it"),
         pytest.param([999, 1_000], [], [999, 1_000], TIME_MIN_US, id="all of them"),
         pytest.param([101, 95, 90, 85, 84, 102], [95, 90, 85], [101, 84, 102], 95, id="late rows keep their order"),
@@ -186,7 +186,7 @@ def test_each_stage_of_an_epoch_has_its_own_limit_when_it_is_replayed():
         ({}, None),
     ],
 )
-def test_an_hour_is_believed_unless_told_otherwise(options, max_ahead_us):
+def test_an_hour_is_believed_unless_set_otherwise(options, max_ahead_us):
     pipeline = Pipeline("p")
     pipeline.source("s", memory([]), schema=SCHEMA, **options).sink("out", memory([]))
     (step, _) = pipeline.plan().steps
@@ -255,7 +255,7 @@ class Node:
                     one.step()
 
     def seal(self) -> int:
-        """Step until the next epoch has been sealed and let out; gives its number."""
+        """Step until the next epoch has been sealed and released; return its number."""
         epoch = self.engine.writer.epoch
         while self.engine.writer.epoch == epoch or self.engine.coordinator.running:
             self.step(rounds=1)
@@ -274,7 +274,7 @@ class Node:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_row_a_year_ahead_closes_no_window_and_is_late(guarantee, parallelism):
+def test_a_row_one_year_ahead_closes_no_window_and_is_late(guarantee, parallelism):
     node = Node(guarantee=guarantee, parallelism=parallelism)
     node.source.add_partition()
     node.source.append(0, [(1, at(0)), (2, at(365 * 24 * HOUR_US)), (3, at(1_000_000))])

@@ -78,7 +78,7 @@ def test_rows_are_counted_in_and_out():
     assert (channel.rows, len(channel)) == (0, 0)
 
 
-def test_nothing_behind_an_overtaking_barrier_is_taken_before_the_barrier_has_been_seen():
+def test_nothing_after_an_overtaking_barrier_is_taken_before_the_barrier_has_been_seen():
     channel = Channel("c")
     channel.overtake(barrier(1))
     channel.offer(batch(1))

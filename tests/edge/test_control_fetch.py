@@ -44,7 +44,7 @@ def fetcher_of(hub: FakeHub, log: ControlLog, *, taken: int = 0, failpoints: Any
     return ControlFetcher(hub, log, pipeline="p", control="t", taken=taken, failpoints=failpoints, chance=lambda: 1.0)
 
 
-def told(fetcher: ControlFetcher) -> str | None:
+def problem_of(fetcher: ControlFetcher) -> str | None:
     return fetcher.problem
 
 
@@ -155,12 +155,12 @@ def test_a_hub_that_is_away_is_asked_less_and_less_often_and_the_table_stays():
     waits = [fetcher.step() for _ in range(12)]
     assert waits[:3] == [0.2, 0.4, 0.8]
     assert waits[-1] == FETCH_BACKOFF.max_us / 1e6
-    assert told(fetcher) == "control table t: the hub is away"
+    assert problem_of(fetcher) == "control table t: the hub is away"
     assert as_table(log.table()) == {"a": 1.0}
     hub.away = False
     hub.add({"a": 2.0})
     assert fetcher.step() == 0.0
-    assert told(fetcher) is None
+    assert problem_of(fetcher) is None
     assert as_table(log.table()) == {"a": 2.0}
 
 
@@ -176,7 +176,7 @@ def unfit(name: str) -> pl.DataFrame:
 
 @pytest.mark.parametrize("what", ["type", "column", "op", "no_op"])
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_version_that_does_not_fit_is_refused_and_told_and_the_table_stays(what, snapshot, caplog):
+def test_a_version_that_does_not_fit_is_refused_and_reported_and_the_table_stays(what, snapshot, caplog):
     hub, log = FakeHub(), log_of(MemoryDisk())
     hub.add({"a": 1.0})
     hub.add({"a": 2.0})
@@ -192,12 +192,12 @@ def test_a_version_that_does_not_fit_is_refused_and_told_and_the_table_stays(wha
         assert fetcher.step() > 0.0
     assert log.newest == 2
     assert as_table(log.table()) == {"a": 2.0}
-    assert "version 3 has" in (told(fetcher) or "")
+    assert "version 3 has" in (problem_of(fetcher) or "")
     assert "control table not fetched" in caplog.text
-    # The center is put right: its table begins anew.
+    # The center is put right: its table starts over.
     hub.add({"b": 3.0}, snapshot=True)
     assert fetcher.step() == 0.0
-    assert told(fetcher) is None
+    assert problem_of(fetcher) is None
     assert as_table(log.table()) == {"b": 3.0}
 
 
@@ -209,7 +209,7 @@ def test_rows_without_a_key_are_left_out_and_the_last_of_a_key_counts():
     assert as_table(log.table()) == {"a": 2.0}
 
 
-def test_a_hub_that_was_begun_anew_is_told_and_nothing_is_stored():
+def test_a_hub_that_started_over_is_reported_and_nothing_is_stored():
     hub, log = FakeHub(), log_of(MemoryDisk())
     for number in range(3):
         hub.add({"a": float(number)})
@@ -218,7 +218,7 @@ def test_a_hub_that_was_begun_anew_is_told_and_nothing_is_stored():
     fresh.add({"a": 9.0})
     fetcher = fetcher_of(fresh, log)
     assert fetcher.step() > 0.0
-    assert "the hub started over" in (told(fetcher) or "")
+    assert "the hub started over" in (problem_of(fetcher) or "")
     assert log.newest == 3
 
 
@@ -250,7 +250,7 @@ def test_without_what_lies_between_folder_and_checkpoint_nothing_is_guessed():
     hub.forget_before(8)
     fetcher = fetcher_of(hub, log, taken=5)
     assert fetcher.step() > 0.0
-    assert "no longer has the versions between" in (told(fetcher) or "")
+    assert "no longer has the versions between" in (problem_of(fetcher) or "")
     assert log.newest == 0
 
 
@@ -292,7 +292,7 @@ def test_nothing_is_stored_once_it_was_stopped_although_the_hub_answers_later():
     fetching.check()
 
 
-def test_what_ends_a_fetcher_is_told_to_who_runs_the_pipeline():
+def test_what_ends_a_fetcher_is_raised_where_the_pipeline_runs():
     hub, disk = FakeHub(), MemoryDisk()
     hub.add({"a": 1.0})
     disk.fail_next("fsync", "sync", after=0)

@@ -19,8 +19,7 @@ from tests.hub.running import running_hub
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
-from fordstone.connectors.base import ConnectorSpec, Sink, SinkStream
-from fordstone.connectors.control import PublishDelayedError
+from fordstone.connectors.base import ConnectorSpec, Sink, SinkDelayedError, SinkStream
 from fordstone.connectors.registry import open_sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
@@ -54,16 +53,16 @@ class Node:
 
     def run_until(self, seen: Callable[[], bool], *, hub: HubAddress | None) -> None:
         ticks = 0
-        told = False
+        stopped = False
 
         def tick(progress: Progress) -> None:
-            nonlocal ticks, told
+            nonlocal ticks, stopped
             ticks += 1
             if progress.hub_problem is not None:
                 self.problems.append(progress.hub_problem)
             self.feed(1)
-            if not told and (seen() or ticks > TICKS_MAX):
-                told = True
+            if not stopped and (seen() or ticks > TICKS_MAX):
+                stopped = True
                 signal.raise_signal(signal.SIGTERM)
 
         config = RunConfig(state=self.state, node="n1", interval="20ms", hub=hub)
@@ -78,7 +77,7 @@ class Node:
         self.rows += count
 
     def newest(self) -> dict[str, Any]:
-        """By device: what the last rows that were let out saw."""
+        """By device: what the last rows that were released saw."""
         rows = self.out.rows()
         if not rows.height:
             return {}
@@ -102,7 +101,7 @@ def test_thresholds_reach_the_rows_and_stay_when_the_hub_is_gone(tmp_path):
     node.run_until(lambda: len(node.out.released) > released + 2, hub=address)
     assert node.newest() == {"a": None, "b": 2.0}
     assert any("limits" in problem or "does not answer" in problem for problem in node.problems)
-    # Every row once, and those that were let out at once too.
+    # Every row once, and those that were released at once too.
     numbers = node.out.rows().get_column("n").to_list()
     assert len(set(numbers)) == len(numbers)
     assert set(pl.concat(node.alarms.written).get_column("n").to_list()) >= set(numbers)
@@ -117,7 +116,7 @@ def test_a_publisher_with_a_checkpoint_of_its_own_shuts_the_one_before_out(tmp_p
             old.release(8, control_rows({"a": 3.0}))
         page = HubClient(address).control_page("cold-chain", "limits")
         assert [(version.owner, version.batch) for version in page.versions] == [("old", 7), ("new", 1)]
-    with pytest.raises(PublishDelayedError):
+    with pytest.raises(SinkDelayedError):
         old.release(8, control_rows({"a": 3.0}))
 
 
@@ -146,7 +145,7 @@ def test_the_center_is_the_same_publisher_after_a_restart_and_another_with_anoth
         owners = [owner for owner, _ in versions(address)]
         assert [owners.index(owner) for owner in owners] == [0, 0, 2]
         assert [batch for _, batch in versions(address)] == [1, 2, 1]
-        # Let out again at the start: nothing new.
+        # Released again at the start: nothing new.
         before = versions(address)
         run(center(MemorySource([[]]), address), {}, RunConfig(state=tmp_path / "three", node="center", bounded=True))
         assert versions(address) == before

@@ -49,7 +49,7 @@ class Node:
     tables: list[Table] = field(default_factory=lambda: [{}])
     cuts: dict[int, Cut] = field(default_factory=dict)
     rows: dict[int, str] = field(default_factory=dict)
-    rebuilt: int = 0
+    replayed: int = 0
     guarantee: Guarantee = "exactly_once"
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Node:
             clock=self.clock, disk=self.disk, choose=self.rng.randrange, dead_letters=lambda _: _none()
         )
         made = recovered_engine(self.plan, {}, config, environment, self.store(), None)
-        self.rebuilt += len(made.resumption.replay)
+        self.replayed += len(made.resumption.replay)
         source = made.sources["limits"]
         assert isinstance(source, ControlSource)
         manifest = made.resumption.manifest
@@ -191,7 +191,7 @@ def test_rows_see_the_table_of_the_epochs_before_theirs_whatever_crashes_and_is_
     assert node.live(0, bounded=True)
     node.check()
     assert max(node.version_before(epoch) for epoch in node.out.released) > 0
-    # Those that were let out at once came at least once, each under its own id.
+    # Those that were released at once came at least once, each under its own id.
     assert {row["n"] for frame in node.alarms.written for row in frame.iter_rows(named=True)} == set(node.rows)
     ids = {(row["n"], row[ROW_ID]) for frame in node.alarms.written for row in frame.iter_rows(named=True)}
     assert len(ids) == len({number for number, _ in ids}) == len({one for _, one in ids})
@@ -199,7 +199,7 @@ def test_rows_see_the_table_of_the_epochs_before_theirs_whatever_crashes_and_is_
 
 @pytest.mark.slow
 def test_epochs_were_computed_again_in_that_test_with_versions_in_them():
-    rebuilt = 0
+    replayed = 0
     for seed in range(3):
         node = Node(seed=seed)
         for _ in range(3):
@@ -208,8 +208,8 @@ def test_epochs_were_computed_again_in_that_test_with_versions_in_them():
             node.damage_newest()
         assert node.live(0, bounded=True)
         node.check()
-        rebuilt += node.rebuilt
-    assert rebuilt > 3
+        replayed += node.replayed
+    assert replayed > 3
 
 
 def test_the_same_rows_and_versions_give_the_same_with_one_subtask_and_with_four():

@@ -61,7 +61,7 @@ def chunk(frame: pl.DataFrame, watermark_us: int | None = None, late: list[bool]
     )
 
 
-def test_what_is_declared_counts_behind_the_rows_and_never_goes_back():
+def test_what_is_declared_counts_after_the_rows_and_never_goes_back():
     partition = Partition(name="a")
     old = rows(("x", 5.0, 1)).drop("__late")
     judged = partition.judged(STEP, chunk(old, watermark_us=9 * SECOND_US), old)
@@ -336,7 +336,7 @@ def test_at_the_end_of_bounded_input_everything_comes_out(hub: FakeHub):
     assert out.ids("late") == []
 
 
-def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub):
+def test_the_hub_may_remove_what_lies_before_the_oldest_checkpoint(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
     for second in range(1, 9):
@@ -348,9 +348,9 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
     kept = center.engine.store.manifest(center.engine.store.epochs()[0]).cut.sources["s"].partitions["a"].position
     assert passed <= kept
     assert hub.wait_for_passed("center", {"a": kept}), (hub.passed, kept)
-    # What it then lets go is never asked for again, not even by a run that has to compute epochs anew.
+    # What it then removes is never requested again, not even by a run that has to compute epochs again.
     center.kill()
-    hub.let_go("a", kept)
+    hub.remove_epochs("a", kept)
     center.start(damage_newest=True)
     hub.add("a", epoch(100))
     center.run()
@@ -358,24 +358,24 @@ def test_the_hub_may_let_go_what_lies_before_the_oldest_checkpoint(hub: FakeHub)
     center.kill()
 
 
-def test_nothing_is_let_go_that_the_oldest_checkpoint_would_read_again(hub: FakeHub):
+def test_nothing_is_acknowledged_that_the_oldest_checkpoint_would_read_again(hub: FakeHub):
     center = Center(hub, center_plan(Outputs()))
     hub.add("a", epoch(1))
     center.run()
-    told: list[tuple[int, int, int]] = []
+    acknowledged: list[tuple[int, int, int]] = []
 
-    def let_go(cuts: Mapping[str, PartitionCut]) -> None:
+    def ack(cuts: Mapping[str, PartitionCut]) -> None:
         assert center.engine is not None
         store = center.engine.store
         oldest, *_, newest = (store.manifest(one).cut.sources["s"].partitions["a"].position for one in store.epochs())
-        told.append((cuts["a"].position, oldest, newest))
+        acknowledged.append((cuts["a"].position, oldest, newest))
 
-    center.source.ack = let_go  # type: ignore[method-assign]
+    center.source.ack = ack  # type: ignore[method-assign]
     for second in range(2, 5):
         hub.add("a", epoch(second))
         center.run()
-    assert all(position == oldest for position, oldest, _ in told)
-    assert any(oldest < newest for _, oldest, newest in told)
+    assert all(position == oldest for position, oldest, _ in acknowledged)
+    assert any(oldest < newest for _, oldest, newest in acknowledged)
     center.kill()
 
 
@@ -468,7 +468,7 @@ def test_folded_commits_other_batches_kills_and_epochs_computed_again_give_the_s
 # A real hub.
 
 
-def test_a_center_over_a_real_hub_goes_on_when_the_hub_comes_back_and_lets_the_hub_let_go(tmp_path: Path):
+def test_a_center_over_a_real_hub_goes_on_when_the_hub_comes_back_and_lets_it_remove_epochs(tmp_path: Path):
     out = Outputs()
     now_s = time.time()
     with ExitStack() as first:

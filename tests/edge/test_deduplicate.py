@@ -22,7 +22,7 @@ def record(row: Row) -> tuple[Any, ...]:
     return (row[0], START + timedelta(seconds=row[1]), row[2])
 
 
-def test_windows_count_rows_once_behind_a_deduplication(tmp_path):
+def test_windows_count_rows_once_after_a_deduplication(tmp_path):
     out = MemorySink()
     pipeline = Pipeline("twice")
     given = [record((f"{second}", second, 1.0)) for second in range(20) for _ in range(2)]

@@ -68,7 +68,7 @@ def test_a_restored_gate_keeps_time_that_idleness_had_let_pass():
     assert events(gate) == [Moved()]
 
 
-def test_rows_behind_a_barrier_wait_for_the_other_channels_barrier():
+def test_rows_after_a_barrier_wait_for_the_other_channels_barrier():
     gate, (one, two) = gate_of(2)
     one.offer(barrier(1))
     one.offer(ROW)
@@ -92,7 +92,7 @@ def test_unaligned_what_is_in_flight_is_logged_until_each_channels_barrier():
     assert gate.next() == InFlight(Attempt(1), {"c0": (ROW,), "c1": (Watermark(3), ROW)})
 
 
-def test_unaligned_rows_behind_the_barrier_are_not_logged():
+def test_unaligned_rows_after_the_barrier_are_not_logged():
     gate, (one, two) = gate_of(2)
     one.overtake(barrier(1, overtakes=True))
     gate.next()
@@ -161,7 +161,7 @@ def test_what_has_ended_does_not_end_time_for_what_is_only_idle():
     assert gate.watermark_us == TIME_MAX_US
 
 
-def test_idleness_is_taken_up_at_the_cut_whoever_speaks_first_behind_it():
+def test_idleness_is_taken_up_at_the_cut_whichever_channel_comes_first_after_it():
     gate, (one, two) = gate_of(2)
     one.offer(Watermark(10))
     two.offer(Watermark(2, idle=True))
@@ -173,7 +173,7 @@ def test_idleness_is_taken_up_at_the_cut_whoever_speaks_first_behind_it():
     assert gate.watermark_us == 10
 
 
-def test_a_channel_that_falls_idle_with_the_barrier_lets_time_go_behind_the_cut():
+def test_a_channel_that_falls_idle_with_the_barrier_lets_time_advance_after_the_cut():
     gate, (one, two) = gate_of(2)
     one.offer(Watermark(10))
     two.offer(Watermark(2))
@@ -184,7 +184,7 @@ def test_a_channel_that_falls_idle_with_the_barrier_lets_time_go_behind_the_cut(
     assert found[-2:] == [CutHere(barrier(1), logging=False), TimeMoved(10, idle=False)]
 
 
-def test_without_holding_back_what_a_channel_said_behind_its_barrier_stands():
+def test_without_holding_back_what_a_channel_said_after_its_barrier_stands():
     channels = [Channel("c0"), Channel("c1")]
     gate = Gate(channels, hold=False)
     channels[0].offer(replace(barrier(1), idle=True))

@@ -38,13 +38,13 @@ TICKS_MAX = 2000
 
 def stop_when(done: Callable[[Progress], bool]) -> Callable[[Progress], None]:
     """Tells the run to stop, once, when it has come far enough."""
-    ticks, told = 0, False
+    ticks, stopped = 0, False
 
     def look(progress: Progress) -> None:
-        nonlocal ticks, told
+        nonlocal ticks, stopped
         ticks += 1
-        if not told and (done(progress) or ticks > TICKS_MAX):
-            told = True
+        if not stopped and (done(progress) or ticks > TICKS_MAX):
+            stopped = True
             signal.raise_signal(signal.SIGTERM)
 
     return look
@@ -90,7 +90,7 @@ def test_late_rows_cross_and_are_marked(tmp_path: Path):
         assert sorted(rows_at(hub).select("id", "__late").iter_rows()) == [(1, False), (2, True), (3, False)]
 
 
-def test_watermarks_at_the_hub_never_go_back_and_stand_behind_their_rows(tmp_path: Path):
+def test_watermarks_at_the_hub_never_go_back_and_stand_after_their_rows(tmp_path: Path):
     source = source_of(60)
     with running_hub(tmp_path / "hub") as hub:
         run_plan(plan_over(memory(source)), hub, tmp_path / "a", bounded=False, on_progress=read(60))
@@ -150,7 +150,7 @@ def test_a_run_that_had_ended_sends_what_it_had_left(tmp_path: Path):
         assert ids_at(hub) == list(range(30))
 
 
-def test_what_the_hub_has_is_let_go_here(tmp_path: Path):
+def test_what_the_hub_has_is_removed_here(tmp_path: Path):
     source = source_of(50)
     plan = plan_over(memory(source), time=None)
     with running_hub(tmp_path / "hub") as hub:
@@ -164,7 +164,7 @@ def test_what_the_hub_has_is_let_go_here(tmp_path: Path):
     assert not first & {run.name for run in (tmp_path / "state" / PIPELINE / "node" / "runs").iterdir()}
 
 
-def test_what_waits_for_the_hub_is_kept_however_many_checkpoints_are_let_go(tmp_path: Path):
+def test_what_waits_for_the_hub_is_kept_however_many_checkpoints_are_removed(tmp_path: Path):
     away = nobody()
     plan = plan_over(memory(source_of(300)))
     report = run_plan(plan, away, tmp_path / "state", keep=1, bounded=False, on_progress=read(300))
@@ -208,7 +208,7 @@ def test_an_empty_state_directory_does_not_take_over_unasked(tmp_path: Path):
         assert ids_at(hub) == list(range(10))
 
 
-def test_taking_over_without_the_hub_does_not_begin_anew(tmp_path: Path):
+def test_taking_over_without_the_hub_does_not_start_over(tmp_path: Path):
     with pytest.raises(StorageError, match="taken over"):
         run_plan(plan_over(memory(source_of(10))), nobody(), tmp_path / "a", take_over=True)
 

@@ -48,7 +48,7 @@ def test_it_runs_on_threads_as_well_and_a_stream_joins_itself(tmp_path):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_windows_are_joined_and_windows_stand_behind_that(tmp_path, parallelism):
+def test_windows_are_joined_and_windows_stand_after_that(tmp_path, parallelism):
     given = Input.of(4)
     given.write(tmp_path)
     out, late = MemorySink(), MemorySink()
@@ -84,7 +84,7 @@ def test_windows_are_joined_and_windows_stand_behind_that(tmp_path, parallelism)
 # Lookups.
 
 
-def test_a_table_in_a_file_is_looked_up_and_windows_go_on_behind_it(tmp_path):
+def test_a_table_in_a_file_is_looked_up_and_windows_go_on_after_it(tmp_path):
     (tmp_path / "sites.csv").write_text("id,site\na,north\nb,south\n")
     given = Input.of(1)
     given.write(tmp_path)
@@ -157,7 +157,7 @@ def test_the_newest_control_rows_outlive_a_restart(tmp_path):
     assert sorted(out.rows().rows()) == [("a", 1, 0.5), ("b", 2, 2.0)]
 
 
-def test_windows_stand_behind_rows_that_do_not_wait(tmp_path):
+def test_windows_stand_after_rows_that_do_not_wait(tmp_path):
     given = Input.of(2)
     given.write(tmp_path)
     out, late = MemorySink(), MemorySink()

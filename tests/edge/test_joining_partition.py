@@ -34,7 +34,7 @@ def run_a_while(engine: Engine, clock: SimClock) -> None:
         ("at_most_once", "aligned"),
     ],
 )
-def test_time_waits_for_a_partition_that_joins_an_idle_task_before_any_time_was_told(guarantee: Guarantee, mode: Mode):
+def test_time_waits_for_a_partition_that_joins_an_idle_task_before_any_time_was_known(guarantee: Guarantee, mode: Mode):
     source, windows, late = MemorySource([[(1, "2026-01-01T00:00:14Z")]]), MemorySink(), MemorySink()
     pipeline = Pipeline("joining", guarantee=guarantee, mode=mode)
     stream = pipeline.source(

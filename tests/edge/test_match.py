@@ -84,7 +84,7 @@ def test_windows_over_matches_count_them_by_when_they_were_decided(tmp_path):
 
 
 def test_explain_says_what_is_looked_for_and_what_is_kept():
-    pipeline = Pipeline("told")
+    pipeline = Pipeline("explained")
     rows = pipeline.source("rows", memory([[]]), schema=SCHEMA, time="ts")
     rows.group_by("k").match(RISE, MEASURES).sink("out", stdout())
     text = explain(pipeline.plan())

@@ -43,7 +43,7 @@ STEPS: dict[str, Callable[[Stream], Stream]] = {
 
 
 @pytest.mark.parametrize("kind", STEPS)
-def test_what_time_let_go_since_the_checkpoint_is_lost_rather_than_repeated(kind: str):
+def test_what_time_released_since_the_checkpoint_is_lost_rather_than_repeated(kind: str):
     source, found = MemorySource([[(1, "2026-01-01T00:00:01Z"), (2, "2026-01-01T00:00:02Z")]]), MemorySink()
     pipeline = Pipeline("once", guarantee="at_most_once")
     stream = pipeline.source("source", memory(source), schema={"id": "bigint", "ts": "timestamp"}, time="ts")
@@ -65,7 +65,7 @@ def test_what_time_let_go_since_the_checkpoint_is_lost_rather_than_repeated(kind
     assert found.rows().height == 0
     source.append(0, [(3, "2026-01-01T00:01:00Z")])
     run_until_killed("1h")
-    let_go = found.rows()["id"].to_list()
-    assert 1 in let_go
+    released = found.rows()["id"].to_list()
+    assert 1 in released
     run_until_killed("1h")
-    assert found.rows()["id"].to_list() == let_go
+    assert found.rows()["id"].to_list() == released

@@ -15,7 +15,7 @@ from tests.examples import examples
 
 from fordstone.edge.link.outbox import Outbox, entry_of
 from fordstone.edge.link.owner import next_owner
-from fordstone.epochs.epoch_log import Delivery
+from fordstone.epochs.epoch_log import DeliveryState
 from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut, encode_cut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
@@ -57,7 +57,7 @@ class Node:
         for one in cuts:
             record = cut(one) if isinstance(one, int) else one
             self.outbox.make_room(record)
-            self.store.log.record(record, rebuilt=False, needed_from=10**9)
+            self.store.log.record(record, sealed_before=False, needed_from=10**9)
             self.outbox.add(record)
 
     def waiting(self) -> list[int]:
@@ -194,7 +194,7 @@ def test_a_directory_without_a_past_at_the_hub_owes_it_nothing_from_before():
 def test_years_of_epochs_that_hold_nothing_for_the_hub_are_not_listed(fresh: bool):
     sealed, disk = 50_000_000, MemoryDisk()
     store = CheckpointStore(disk, pipeline="p", node="n")
-    store.log.record(cut(sealed, stream=None), rebuilt=False, needed_from=1)
+    store.log.record(cut(sealed, stream=None), sealed_before=False, needed_from=1)
     outbox = Node(disk, sealed=sealed, fresh=fresh).outbox
     assert (outbox.epochs, outbox.sent, outbox.unsent_before) == (0, sealed, sealed)
     # After a restart it still knows.
@@ -218,7 +218,9 @@ def test_beginning_again_after_a_damaged_checkpoint_changes_nothing():
 def test_rows_that_were_computed_again_are_not_compared_with_the_hub():
     node = Node()
     node.seal(1, 2)
-    node.store.log.record(msgspec.structs.replace(cut(2, name="again"), restated=True), rebuilt=True, needed_from=1)
+    node.store.log.record(
+        msgspec.structs.replace(cut(2, name="again"), restated=True), sealed_before=True, needed_from=1
+    )
     again = Node(node.disk, sealed=2).outbox
     assert again.oldest(9)[1].streams == entry_of(cut(2, name="again")).streams
     assert (again.digest(1), again.digest(2)) == (entry(1).digest(), None)
@@ -330,7 +332,7 @@ def test_whatever_happens_in_whatever_order_no_epoch_is_lost_before_it_is_marked
 @pytest.mark.slow
 def test_days_without_the_hub_are_opened_in_seconds():
     node, count = Node(), 30_000
-    node.store.log.note_delivery(Delivery(acknowledged=0))
+    node.store.log.note_delivery(DeliveryState(acknowledged=0))
     rewrite(node.disk, node.disk.read(PATH) + b"\n".join(encode_cut(cut(epoch)) for epoch in range(1, count + 1)))
     began = time.process_time()
     outbox = Node(node.disk, sealed=count).outbox
@@ -360,7 +362,7 @@ def test_a_damaged_owner_file_is_somebody_else_to_the_hub():
     assert next_owner(disk, HOME).holder != first.holder
 
 
-def test_entries_are_the_same_bytes_whoever_encodes_them():
+def test_entries_are_the_same_bytes_with_every_encoder():
     body = msgspec.json.encode(entry(1), order="deterministic")
     assert hashlib.sha256(body).hexdigest() == entry(1).digest()
 

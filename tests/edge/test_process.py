@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, by_hand, record, some_rows, visits
+from tests.edge.process_functions import OUT_SCHEMA, SCHEMA, Reminders, Visits, by_hand, record, some_rows, visits
 from tests.simulation.simulator import SimClock
 
 from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
@@ -18,7 +18,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import PlanError, RebuildError
+from fordstone.errors import PlanError, ReplayError
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan
 from fordstone.planner.check import step_digests, stream_types
@@ -35,7 +35,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(sink: MemorySink) -> Counter[Any]:
-    return Counter(sink.rows().select(list(TOLD)).rows()) if sink.released else Counter()
+    return Counter(sink.rows().select(list(OUT_SCHEMA)).rows()) if sink.released else Counter()
 
 
 # Crashes, with a clock and a disk of our own.
@@ -48,20 +48,20 @@ class World:
         self.plan, self.functions = plan, functions
         self.rng = random.Random(seed)
         self.disk, self.clock = MemoryDisk(), SimClock()
-        self.rebuilt = 0
+        self.replayed = 0
 
     def engine(self, *, parallelism: int, bounded: bool = True) -> Engine:
         config = RunConfig(bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=4, compression="none")
         environment = Environment(clock=self.clock, disk=self.disk)
         engine = recovered_engine(self.plan, self.functions, config, environment, self.store(), None)
-        self.rebuilt += len(engine.resumption.replay)
+        self.replayed += len(engine.resumption.replay)
         return engine
 
     def store(self) -> CheckpointStore:
         return CheckpointStore(self.disk, pipeline=self.plan.pipeline, node="node", compression="none")
 
     def step(self, engine: Engine, steps: int) -> bool:
-        """Do so many small things; whether it is over."""
+        """Take up to `steps` steps; return whether the run is over."""
         parts = engine.steppables()
         for _ in range(steps):
             self.clock.now_us += self.rng.randrange(200)
@@ -121,11 +121,11 @@ def test_timers_by_the_clock_ring_at_the_same_epochs_when_these_are_computed_aga
         world.step(world.engine(parallelism=2, bounded=False), 400)
         rung.append(out.rows().height)
         world.crash()
-        # What was sealed is compared with what comes of computing it again, hours later: `edge.rebuild` stops if it differs.
+        # What was sealed is compared with what comes of computing it again, hours later: `edge.replay` stops if it differs.
         world.lose_newest()
         world.clock.now_us += 3_600_000_000 if rung[-1] >= 4 else 0
-    assert world.rebuilt > 0
-    assert rung[-1] >= 4, "keys are told of at least twice, and forgotten"
+    assert world.replayed > 0
+    assert rung[-1] >= 4, "keys are reported at least twice, and forgotten"
     assert None in out.rows()["n"].to_list()
 
 
@@ -149,7 +149,7 @@ def test_a_function_of_clock_and_chance_is_found_out_when_an_epoch_is_computed_a
     world.crash()
     for epoch in store.epochs()[1:]:
         world.disk.damage(f"{store.pipeline}/{store.node}/manifests/{epoch:012}.json", b"not a manifest")
-    with pytest.raises(RebuildError):
+    with pytest.raises(ReplayError):
         world.step(world.engine(parallelism=1, bounded=False), STEPS_MAX)
 
 
@@ -168,8 +168,8 @@ def test_windows_over_what_a_function_gives_and_a_function_over_windows(tmp_path
     rows = [record(("a", second, second)) for second in range(0, 40, 2)]
     pipeline = Pipeline("both")
     source = pipeline.source("rows", memory([rows]), schema=SCHEMA, time="ts")
-    told_ = source.group_by("k").process(Visits, schema=TOLD)
-    told_.group_by("k").window(tumbling("10s")).agg(rows="count(*)").sink("out", memory(out))
+    visited = source.group_by("k").process(Visits, schema=OUT_SCHEMA)
+    visited.group_by("k").window(tumbling("10s")).agg(rows="count(*)").sink("out", memory(out))
     counts = source.group_by("k").window(tumbling("10s")).agg(n="count(*)", name="counts")
     schema = counts.schema.to_dict() | {"change": "bigint"}
     counts.group_by("k").process(Last, schema=schema).sink("ends", memory(ends))
@@ -182,7 +182,7 @@ def test_windows_over_what_a_function_gives_and_a_function_over_windows(tmp_path
 def process_plan(function: type[KeyedFunction] = Visits) -> Plan:
     pipeline = Pipeline("explained")
     rows = pipeline.source("rows", memory(MemorySource()), schema=SCHEMA, time="ts")
-    rows.group_by("k").process(function, schema=TOLD, name="visits").sink("out", stdout())
+    rows.group_by("k").process(function, schema=OUT_SCHEMA, name="visits").sink("out", stdout())
     return pipeline.plan()
 
 

@@ -9,7 +9,7 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import memory
 from fordstone.edge.engine.replay import extra_rows, nondeterministic_sinks
 from fordstone.epochs.manifest import Cut, Segment
-from fordstone.errors import RebuildError
+from fordstone.errors import ReplayError
 from fordstone.planner.check import stream_types
 from fordstone.state.base import RunRef
 
@@ -17,7 +17,7 @@ SCHEMA = {"k": "string", "ts": "timestamp", "x": "double"}
 ONE_ROW = Cut(epoch=3, sources={}, segments=(Segment("out", (RunRef(digest="a", size_bytes=1, rows=1),)),))
 
 
-def test_only_sinks_behind_a_sketch_that_depends_on_batches_vary():
+def test_only_sinks_after_a_sketch_that_depends_on_batches_vary():
     pipeline = Pipeline("p")
     rows = pipeline.source("s", memory([]), schema=SCHEMA, time="ts")
     windows = rows.group_by("k").window(tumbling("1m"))
@@ -30,7 +30,7 @@ def test_only_sinks_behind_a_sketch_that_depends_on_batches_vary():
 def test_other_values_are_taken_where_they_may_vary_but_not_fewer_or_more_rows():
     sealed, again = pl.DataFrame({"m": [1.0]}), pl.DataFrame({"m": [1.5]})
     assert extra_rows(ONE_ROW, "out", [sealed], [again], nondeterministic=True) == []
-    with pytest.raises(RebuildError, match="are missing in the replay"):
+    with pytest.raises(ReplayError, match="are missing in the replay"):
         extra_rows(ONE_ROW, "out", [sealed], [again])
-    with pytest.raises(RebuildError, match="1 rows were sealed, and the replay gave 2"):
+    with pytest.raises(ReplayError, match="1 rows were sealed, and the replay gave 2"):
         extra_rows(ONE_ROW, "out", [sealed], [pl.concat([again, again])], nondeterministic=True)

@@ -1,4 +1,4 @@
-"""The sender step by step, against a hub that loses answers, says no, and is away for as long as the clock is told."""
+"""The sender step by step, against a hub that loses answers, says no, and is away for as long as the clock says."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_state_that_the_hub_has_is_not_sent_again():
     assert node.hub.calls.count("put") == puts + 3
 
 
-def test_behind_all_segments_are_sent_and_only_the_last_manifest(monkeypatch: pytest.MonkeyPatch):
+def test_when_it_lags_all_segments_are_sent_and_only_the_last_manifest(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fordstone.edge.link.sender.EPOCHS_PER_COMMIT_MAX", 100)
     node = Node()
     node.seal(250)
@@ -360,7 +360,7 @@ def test_an_older_generation_stops_and_keeps_everything():
     assert len(node.outbox.held()) == 2
 
 
-def test_whoever_was_shut_out_is_told_so_even_if_the_successor_has_sent_other_rows():
+def test_a_fenced_node_gets_that_error_even_if_the_successor_has_sent_other_rows():
     node = Node()
     node.seal(2)
     node.step()
@@ -371,7 +371,7 @@ def test_whoever_was_shut_out_is_told_so_even_if_the_successor_has_sent_other_ro
     assert node.outbox.epochs == 2
 
 
-def test_an_old_copy_of_a_state_directory_is_told_so():
+def test_an_old_copy_of_a_state_directory_is_refused():
     node = Node()
     node.hub.before = once("lease", refused("stale_generation", 412))
     with pytest.raises(FencedError, match="old copy"):
@@ -572,14 +572,14 @@ def test_a_person_can_end_the_waiting_and_the_rest_stays():
     assert node.outbox.epochs == 5
 
 
-def test_told_to_stop_what_is_left_is_sent_if_the_hub_is_there():
+def test_on_a_stop_what_is_left_is_sent_if_the_hub_is_there():
     node = Node()
     node.seal(5)
     node.sender.finish(patient=False, wait=lambda _: True)
     assert len(node.hub.entries) == 5
 
 
-def test_told_to_stop_a_hub_that_is_away_holds_nobody_up():
+def test_on_a_stop_a_hub_that_is_away_delays_nothing():
     node = Node()
     node.seal(5)
     node.hub.before = away

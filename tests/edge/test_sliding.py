@@ -91,7 +91,7 @@ def test_windows_of_windows_hold_exactly_those_that_lie_in_them(tmp_path):
     assert found == [(6, 55), (6, 60), (1, 5)]
 
 
-def test_results_carry_ids_of_key_and_window_where_they_are_let_out_at_once(tmp_path):
+def test_results_carry_ids_of_key_and_window_where_they_are_released_at_once(tmp_path):
     slid, out = Slid(20, 5), MemorySink()
     pipeline = Pipeline("ids")
     given = MemorySource([[record(row) for row in some_rows(1, 60)]])
@@ -116,12 +116,12 @@ def words(plan: Plan) -> str:
 
 
 def test_explain_says_what_windows_share_what_is_early_and_where_gaps_are():
-    told = words(plan_of(early="1s"))
-    assert "1m windows every 10s for each k" in told
-    assert "provisional results about every 1s, at barriers" in told
-    assert "replace each other by k, window_start, window_end" in told
-    assert "partial aggregates of the panes of open windows, which these share" in told
-    assert "final results: " in told
+    text = words(plan_of(early="1s"))
+    assert "1m windows every 10s for each k" in text
+    assert "provisional results about every 1s, at barriers" in text
+    assert "replace each other by k, window_start, window_end" in text
+    assert "partial aggregates of the panes of open windows, which these share" in text
+    assert "final results: " in text
     gaps = words(plan_of(every="90s"))
     assert "1m windows every 1m30s (with gaps of 30s, where rows count for none) for each k" in gaps
     assert "partial aggregates of open windows" in gaps

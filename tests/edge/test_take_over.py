@@ -12,7 +12,7 @@ from fordstone.testing.memory_disk import MemoryDisk
 
 
 class Busy(HubClient):
-    """A hub to which somebody commits an epoch behind every answer, until shut out."""
+    """A hub to which somebody commits an epoch after every answer, until shut out."""
 
     def __init__(self) -> None:
         self.epoch = 19

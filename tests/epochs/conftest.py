@@ -66,11 +66,11 @@ def open_store(disk: Disk, **options: object) -> CheckpointStore:
     return CheckpointStore(disk, pipeline=PIPELINE, node=NODE, **options)  # type: ignore[arg-type]  # passed on as it is
 
 
-def commit_epoch(store: CheckpointStore, epoch: int, *, rebuilt: bool = False) -> Manifest:
+def commit_epoch(store: CheckpointStore, epoch: int, *, sealed_before: bool = False) -> Manifest:
     """One incremental checkpoint: the state runs of the last three epochs, and one run of output."""
     state = tuple(store.write_run(frame_of(number)) for number in range(max(1, epoch - 2), epoch + 1))
     manifest = manifest_of(epoch, state, (store.write_run(frame_of(1000 + epoch)),))
-    store.commit(manifest, rebuilt=rebuilt)
+    store.commit(manifest, sealed_before=sealed_before)
     return manifest
 
 

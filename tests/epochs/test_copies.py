@@ -20,7 +20,7 @@ from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 
 class Flaky(Remote):
-    """Another remote behind a network: requests fail by plan, and a failed put may have come through in part."""
+    """Another remote across a network: requests fail by plan, and a failed put may have come through in part."""
 
     def __init__(self, inner: Remote, fails: Any = lambda _number: False) -> None:
         self.inner = inner
@@ -169,7 +169,7 @@ def test_one_step_moves_one_file_at_most(build: Any, store: CheckpointStore, far
     assert uploader.status.uploaded == 1
 
 
-def test_what_goes_up_is_pinned_and_let_go_afterwards(build: Any, disk: MemoryDisk, far: Any) -> None:
+def test_what_goes_up_is_pinned_and_released_afterwards(build: Any, disk: MemoryDisk, far: Any) -> None:
     store = build.open(disk, keep=1)
     build.commit(store, 1)
     uploader = Uploader(store, far)
@@ -232,7 +232,7 @@ def test_with_a_bad_network_the_remote_never_shows_a_broken_checkpoint_as_whole(
     decision = decide(far, store)
     assert isinstance(decision, Resume)
     # A removal that failed after the last upload waits for the next one, so older ones may still lie there.
-    assert (decision.epoch, decision.rebuild) == (11, ())
+    assert (decision.epoch, decision.replay) == (11, ())
     elsewhere = build.open(MemoryDisk())
     fetch_checkpoint(far, elsewhere)
     assert_same(store, elsewhere, 11)
@@ -349,7 +349,7 @@ def test_a_remote_manifest_of_a_newer_version_keeps_every_run_there(
         survey_remote(far, store)
 
 
-def test_a_share_that_fails_a_sync_is_opened_anew(
+def test_a_share_that_fails_a_sync_is_opened_again(
     build: Any, store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -431,9 +431,9 @@ def test_a_damaged_remote_manifest_is_not_taken(build: Any, store: CheckpointSto
     uploaded.inner.put(f"{build.base}/manifests/000000000003.json", data)
     elsewhere = build.open(MemoryDisk())
     decision = decide(uploaded, elsewhere)
-    assert (decision.epoch, decision.rebuild) == (2, (3,))
+    assert (decision.epoch, decision.replay) == (2, (3,))
     assert fetch_checkpoint(uploaded, elsewhere).epoch == 2
-    assert elsewhere.cut(3) == store.cut(3), "what is needed to rebuild epoch 3 came along"
+    assert elsewhere.cut(3) == store.cut(3), "what is needed to replay epoch 3 came along"
 
 
 def test_an_older_epoch_can_be_asked_for(build: Any, store: CheckpointStore, uploaded: Any) -> None:
@@ -498,7 +498,7 @@ def test_a_local_and_a_remote_copy_together_give_the_newest_and_prefer_the_local
     local = store.survey()
     decision = decide_recovery([*local.checkpoints, *remote.checkpoints], local.cuts | remote.cuts)
     assert isinstance(decision, Resume)
-    assert (decision.epoch, decision.where, decision.rebuild) == (3, "remote", ())
+    assert (decision.epoch, decision.where, decision.replay) == (3, "remote", ())
     fetch_checkpoint(uploaded, store, 3)
     assert store.survey().checkpoints[-1].problem is None
 

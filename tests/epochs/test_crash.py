@@ -38,7 +38,7 @@ def recover(store: CheckpointStore) -> Any:
     if isinstance(decision, StartEmpty):
         return 0
     assert decision.damaged == ()
-    assert decision.rebuild == ()
+    assert decision.replay == ()
     return decision.epoch
 
 
@@ -153,14 +153,14 @@ def test_power_cut_while_setting_aside_never_unseals_the_epoch(build: Any) -> No
             with contextlib.suppress(PowerCut):
                 store = build.open(disk, keep=2)
                 store.set_aside(3, "it is short")
-                store.commit(manifest, rebuilt=True)
+                store.commit(manifest, sealed_before=True)
                 done = True
             disk.crash(Random(seed))
             survey = build.open(disk, keep=2).survey(deep=True)
             decision = decide_recovery(survey.checkpoints, survey.cuts)
             assert isinstance(decision, Resume)
             assert decision.next_epoch == 4
-            assert decision.epoch == 3 or decision.rebuild == (3,)
+            assert decision.epoch == 3 or decision.replay == (3,)
         cut_after += 1
     assert cut_after > 10
 

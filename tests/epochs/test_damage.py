@@ -59,7 +59,7 @@ def test_any_damage_to_the_newest_manifest_is_noticed_and_the_one_before_is_used
         disk.damage(path, data)
         decision = judge(disk, build, deep=False)
         assert isinstance(decision, Resume), what
-        assert (decision.epoch, decision.rebuild) == (2, (3,)), what
+        assert (decision.epoch, decision.replay) == (2, (3,)), what
         with pytest.raises(DamagedError, match="checkpoint 3 of pipeline cold-chain is damaged"):
             three.manifest(3)
     disk.damage(path, whole)
@@ -78,7 +78,7 @@ def test_any_damage_to_a_run_is_noticed_and_the_checkpoint_before_is_used(
         disk.damage(path, data)
         decision = judge(disk, build)
         assert isinstance(decision, Resume), what
-        assert (decision.epoch, decision.rebuild) == (2, (3,)), what
+        assert (decision.epoch, decision.replay) == (2, (3,)), what
         with pytest.raises(DamagedError, match="is damaged"):
             three.read_run(run)
         if len(data) != len(whole):
@@ -132,7 +132,7 @@ def test_a_run_shared_by_all_checkpoints_takes_all_of_them_down_and_everything_i
     assert shared in three.manifest(3).states[0].runs
     disk.damage(f"{build.base}/runs/{shared.digest}", b"")
     assert judge(disk, build, deep=False) == Resume(
-        epoch=0, where="empty", rebuild=(1, 2, 3), damaged=judge(disk, build, deep=False).damaged
+        epoch=0, where="empty", replay=(1, 2, 3), damaged=judge(disk, build, deep=False).damaged
     )
 
 

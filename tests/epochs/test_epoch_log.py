@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fordstone.epochs.epoch_log import Delivery, EpochLog, parse_epoch_log
+from fordstone.epochs.epoch_log import DeliveryState, EpochLog, parse_epoch_log
 from fordstone.epochs.manifest import encode_cut
 from fordstone.storage.failpoint import NoFailpoints
 from fordstone.testing.memory_disk import MemoryDisk
@@ -15,9 +15,9 @@ def open_log(disk: MemoryDisk, **options: Any) -> Any:
     return EpochLog(disk, "log", failpoints=NoFailpoints(), **options)
 
 
-def record(log: Any, *cuts: Any, rebuilt: Any = False, needed_from: Any = 10**9) -> None:
+def record(log: Any, *cuts: Any, sealed_before: Any = False, needed_from: Any = 10**9) -> None:
     for cut in cuts:
-        log.record(cut, rebuilt=rebuilt, needed_from=needed_from)
+        log.record(cut, sealed_before=sealed_before, needed_from=needed_from)
 
 
 def test_cuts_are_found_by_another_reader(disk: MemoryDisk, build: Any) -> None:
@@ -52,10 +52,10 @@ def test_rebuilding_writes_nothing_when_the_line_is_there_and_mends_it_when_not(
     log = open_log(disk)
     record(log, build.cut(1), build.cut(2), build.cut(3))
     before = disk.read(LOG)
-    record(log, build.cut(2), rebuilt=True)
+    record(log, build.cut(2), sealed_before=True)
     assert disk.read(LOG) == before
     disk.damage(LOG, before.replace(b'"epoch":2', b'"epoch":9'))
-    record(open_log(disk), build.cut(2), rebuilt=True)
+    record(open_log(disk), build.cut(2), sealed_before=True)
     assert open_log(disk).read().cuts.keys() == {1, 2, 3}
     assert open_log(disk).read().damaged_lines == 0
 
@@ -120,7 +120,7 @@ def test_what_was_noted_as_sealed_survives_rewriting_and_a_second_try_takes_none
     log = open_log(disk)
     record(log, build.cut(1), build.cut(2))
     log.note_sealed(2)
-    record(log, build.cut(1, 7), rebuilt=True)
+    record(log, build.cut(1, 7), sealed_before=True)
     assert open_log(disk).read().sealed == 2
     log.add([build.cut(1, 8)])
     assert open_log(disk).read().sealed == 2
@@ -162,13 +162,13 @@ def test_what_the_hub_has_is_sealed_and_survives_rewriting(disk: MemoryDisk, bui
     log = open_log(disk)
     record(log, build.cut(1), build.cut(2))
     assert log.read().delivery is None
-    log.note_delivery(Delivery(acknowledged=2, dropped=1))
+    log.note_delivery(DeliveryState(acknowledged=2, dropped=1))
     assert log.read().sealed == 2
-    record(log, build.cut(1, 7), rebuilt=True)
+    record(log, build.cut(1, 7), sealed_before=True)
     record(log, build.cut(3, 7))
     record(open_log(disk), build.cut(3, 8))
     content = open_log(disk).read()
-    assert (content.delivery, content.sealed) == (Delivery(acknowledged=2, dropped=1), 2)
+    assert (content.delivery, content.sealed) == (DeliveryState(acknowledged=2, dropped=1), 2)
     lines = disk.read(LOG).split(b"\n")
     disk.damage(LOG, b"\n".join(lines[1:]))
-    assert open_log(disk).read().delivery == Delivery(acknowledged=2, dropped=1), "it is written at both ends"
+    assert open_log(disk).read().delivery == DeliveryState(acknowledged=2, dropped=1), "it is written at both ends"

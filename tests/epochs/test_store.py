@@ -119,8 +119,8 @@ def test_a_damaged_checkpoint_is_set_aside_with_its_damaged_runs_and_nothing_is_
     notes = [data for name, data in after.items() if name.endswith("-1.json")]
     assert sorted(set(after.values()) - set(notes)) == sorted(set(before))
     assert b"run is short" in notes[0]
-    assert decide(store) == Resume(epoch=2, where="local", rebuild=(3,), damaged=decide(store).damaged)
-    assert decide(build.open(disk)).rebuild == (3,)
+    assert decide(store) == Resume(epoch=2, where="local", replay=(3,), damaged=decide(store).damaged)
+    assert decide(build.open(disk)).replay == (3,)
 
 
 def test_an_epoch_that_was_set_aside_stays_sealed(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
@@ -130,7 +130,7 @@ def test_an_epoch_that_was_set_aside_stays_sealed(disk: MemoryDisk, store: Check
     for opened in (store, build.open(disk)):
         with pytest.raises(CheckpointError, match="epoch 2 is the newest sealed one"):
             opened.commit(manifest)
-    store.commit(manifest, rebuilt=True)
+    store.commit(manifest, sealed_before=True)
     assert decide(build.open(disk)) == Resume(epoch=2, where="local")
     build.commit(store, 3)
 
@@ -141,7 +141,7 @@ def test_rebuilding_keeps_the_damaged_manifest_for_those_who_want_to_look(
     build.commit(store, 1)
     manifest = build.commit(store, 2)
     disk.damage(f"{build.base}/manifests/000000000002.json", b"rotten")
-    store.commit(manifest, rebuilt=True)
+    store.commit(manifest, sealed_before=True)
     assert b"rotten" in files_of(disk, build.base).values()
     assert store.manifest(2) == manifest
 
@@ -151,7 +151,7 @@ def test_setting_aside_twice_keeps_both(disk: MemoryDisk, store: CheckpointStore
     for _ in range(2):
         manifest = store.manifest(1)
         store.set_aside(1, "again")
-        store.commit(manifest, rebuilt=True)
+        store.commit(manifest, sealed_before=True)
     assert len(store.verify().aside) == 4
     assert store.verify().whole
 
@@ -339,7 +339,7 @@ def test_a_damaged_newest_manifest_does_not_push_the_last_whole_one_out(disk: Me
     assert other.verify(1).whole
 
 
-def test_what_an_epoch_let_out_stays_until_it_is_rebuilt(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
+def test_what_an_epoch_released_stays_until_it_is_rebuilt(disk: MemoryDisk, store: CheckpointStore, build: Any) -> None:
     manifests = [build.commit(store, epoch) for epoch in (1, 2, 3)]
     store.set_aside(2, "for a test")
     store.set_aside(3, "for a test")
@@ -348,10 +348,10 @@ def test_what_an_epoch_let_out_stays_until_it_is_rebuilt(disk: MemoryDisk, store
     for manifest in manifests:
         for segment in manifest.segments:
             assert [other.read_run(run).height for run in segment.runs] == [2]
-    build.commit(other, 2, rebuilt=True)
+    build.commit(other, 2, sealed_before=True)
     other.collect()
     assert other.read_run(manifests[2].segments[0].runs[0]).height == 2
-    build.commit(other, 3, rebuilt=True)
+    build.commit(other, 3, sealed_before=True)
     other.collect()
     assert other.verify().whole
 
@@ -544,17 +544,17 @@ def test_manifests_that_vanish_are_missed_and_their_epochs_stay_sealed(
         disk.remove(f"{build.base}/manifests/{epoch:012}.json")
     opened = build.open(disk)
     decision = decide(opened)
-    assert (decision.epoch, decision.rebuild) == (lost[0] - 1, lost)
+    assert (decision.epoch, decision.replay) == (lost[0] - 1, lost)
     assert [fact.problem for fact in decision.damaged] == ["checkpoint 3 of pipeline cold-chain is missing."]
     opened.set_aside(3, "it is missing")
     assert b"it is missing" in disk.read(f"{build.base}/aside/000000000003-1.json")
-    # What they had let out is kept until they have been computed again.
+    # What they had released is kept until they have been computed again.
     opened.collect()
     for epoch in lost:
         for run in manifests[epoch].segments[0].runs:
             assert opened.run_fault(run, deep=True) is None
     for epoch in lost:
-        build.commit(opened, epoch, rebuilt=True)
+        build.commit(opened, epoch, sealed_before=True)
     assert decide(build.open(disk)) == Resume(epoch=3, where="local")
     build.commit(opened, 4)
 

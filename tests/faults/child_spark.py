@@ -52,10 +52,10 @@ def main() -> int:
 
 def run_all(child: SparkChild, spark: SparkSession) -> int:
     for job in child.jobs:
-        told = answer(job, spark)
-        print(json.dumps(told), flush=True)
-        if "error" in told:
-            return 2 if told["error"] == "bug" else 1
+        result = answer(job, spark)
+        print(json.dumps(result), flush=True)
+        if "error" in result:
+            return 2 if result["error"] == "bug" else 1
     return 0
 
 
@@ -69,8 +69,8 @@ def answer(job: SparkJob, spark: SparkSession) -> dict[str, Any]:
         return {"error": type(error).__name__, "text": str(error)}
     except Exception:  # noqa: BLE001 - the test reports it
         return {"error": "bug", "text": traceback.format_exc()}
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    return told
+    result: dict[str, Any] = msgspec.to_builtins(report)
+    return result
 
 
 if __name__ == "__main__":

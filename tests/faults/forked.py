@@ -55,7 +55,7 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        # The nursery has not waited for it as long as its end was not told, so that the number is still its own.
+        # The nursery has not waited for it as long as its end was not reported, so that the number is still its own.
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -79,30 +79,30 @@ class Nursery:
         request = {"module": module, "argument": argument, "folder": str(folder), "environment": dict(environment)}
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [file.fileno() for file in files])
-            while "pid" not in (told := self._told(None)):
+            while "pid" not in (message := self._receive(None)):
                 pass
             # The system uses numbers again: this is the end of an earlier child.
-            self._codes.pop(told["pid"], None)
-            return Forked(self, told["pid"])
+            self._codes.pop(message["pid"], None)
+            return Forked(self, message["pid"])
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
         """The exit code of a child as `subprocess` gives it; None: it has not ended within that time."""
         with self._lock:
-            while pid not in self._codes and self._told(seconds):
+            while pid not in self._codes and self._receive(seconds):
                 pass
             return self._codes.get(pid)
 
-    def _told(self, seconds: float | None) -> dict[str, Any]:
+    def _receive(self, seconds: float | None) -> dict[str, Any]:
         """Take one message, if one comes within that time."""
         if not select.select([self._socket], [], [], seconds)[0]:
             return {}
         data = self._socket.recv(_REQUEST_BYTES_MAX)
         if not data:
             raise AssertionError("the process that forks children has ended")
-        told: dict[str, Any] = json.loads(data)
-        if "ended" in told:
-            self._codes[told["ended"]] = told["code"]
-        return told
+        message: dict[str, Any] = json.loads(data)
+        if "ended" in message:
+            self._codes[message["ended"]] = message["code"]
+        return message
 
 
 @cache

@@ -109,7 +109,7 @@ def held(process: SparkProcess, feed: Feed) -> int:
     return int(next(place.iterdir()).name)
 
 
-def let_go(feed: Feed) -> None:
+def release(feed: Feed) -> None:
     """Let tasks go on."""
     (feed.folder / "hold").unlink()
     shutil.rmtree(feed.folder / "held")
@@ -161,10 +161,10 @@ def program(pid: int) -> Path:
 def born(pid: int) -> str:
     """When it was started, as the system counts; nothing if it is gone, or only waits to be reaped."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if told[0] == "Z" else told[19]
+    return "" if fields[0] == "Z" else fields[19]
 
 
 # What the query has left so far: the newest batch, or epoch, of each kind.

@@ -227,7 +227,7 @@ def test_a_kill_while_epochs_are_computed_again_changes_nothing(
     judge(feed.folder, feed.written)
 
 
-def test_damaged_output_of_an_unaligned_epoch_is_refused_for_what_it_let_out_cannot_be_known(
+def test_damaged_output_of_an_unaligned_epoch_is_refused_for_what_it_released_cannot_be_known(
     crashed_unaligned: Feed, tmp_path: Path, faults: Callable[..., None]
 ) -> None:
     feed = crashed_unaligned.copy(tmp_path / "job")
@@ -238,7 +238,7 @@ def test_damaged_output_of_an_unaligned_epoch_is_refused_for_what_it_let_out_can
     ended = run_to_end(feed.folder, Job(mode="unaligned", options=BOUNDED | NARROW))
     assert ended.code == 1
     assert (
-        f"RebuildError: epoch {sealed(feed.folder) + 1} is sealed and unaligned, and its output for sink kept is damaged"
+        f"ReplayError: epoch {sealed(feed.folder) + 1} is sealed and unaligned, and its output for sink kept is damaged"
         in ended.errors
     )
     assert output(feed.folder) == before

@@ -34,9 +34,9 @@ def test_a_function_that_always_fails_is_given_up_by_name(tmp_path: Path) -> Non
     ended = run_to_end(tmp_path, Job(failing=1000, options=BOUNDED | SMALL | {"restart": restart}))
     assert ended.code == 1
     assert (tmp_path / "raised").read_bytes() == b"xxx"
-    (told,) = [line for line in ended.errors.splitlines() if line.startswith("TaskError: ")]
-    assert "pipeline faults failed 3 times in a row" in told
-    assert "the sensor table is locked" in told
+    (shown,) = [line for line in ended.errors.splitlines() if line.startswith("TaskError: ")]
+    assert "pipeline faults failed 3 times in a row" in shown
+    assert "the sensor table is locked" in shown
     assert "step flaky" in ended.errors.partition("TaskError: ")[2]
     # Once the function works again, so does the pipeline.
     assert run_to_end(tmp_path, Job(options=BOUNDED)).report["outcome"] == "ended"

@@ -10,7 +10,7 @@ from tests.faults.oracle import Feed, judge
 from tests.faults.process import run_to_end, sealed, started
 
 
-def test_a_second_process_is_refused_and_told_who_was_first(tmp_path: Path, faults: Callable[..., None]) -> None:
+def test_a_second_process_is_refused_naming_the_first(tmp_path: Path, faults: Callable[..., None]) -> None:
     feed = Feed(folder=tmp_path, seed=41)
     feed.write(200)
     (tmp_path / "second").mkdir()

@@ -76,10 +76,10 @@ def test_another_plan_is_refused_unless_new_state_is_allowed(change: str, feed: 
     before = sealed(feed.folder)
     ended = run_to_end(feed.folder, other)
     assert ended.code == 1
-    told = ended.errors.splitlines()
-    assert told[0] == f"PlanMismatchError: checkpoint {before} of pipeline faults was made by another plan."
-    assert told[1:-1] == lines
-    assert told[-1] == "Use another state directory to start from the beginning, or --allow-new-state."
+    shown = ended.errors.splitlines()
+    assert shown[0] == f"PlanMismatchError: checkpoint {before} of pipeline faults was made by another plan."
+    assert shown[1:-1] == lines
+    assert shown[-1] == "Use another state directory to start from the beginning, or --allow-new-state."
     assert sealed(feed.folder) == before
 
     new = more(feed)

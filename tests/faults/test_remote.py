@@ -76,17 +76,17 @@ def test_a_kill_while_the_copy_is_brought_back_changes_nothing(
     judge(feed.folder, feed.written)
 
 
-def test_a_copy_that_is_behind_the_sinks_is_refused_by_them(feed: Feed, faults: Callable[..., None]) -> None:
+def test_a_copy_that_is_older_than_the_sinks_is_refused_by_them(feed: Feed, faults: Callable[..., None]) -> None:
     """The machine went down before its last epochs were copied: their cuts are lost with it, but not their output."""
-    shutil.copytree(feed.folder / "remote", feed.folder / "behind")
-    behind = sealed(feed.folder)
+    shutil.copytree(feed.folder / "remote", feed.folder / "older")
+    copied = sealed(feed.folder)
     grow(feed, 3)
     shutil.rmtree(feed.folder / "state")
     faults(states_lost=1)
     before = {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")}
-    ended = run_to_end(feed.folder, Job(options=BOUNDED | {"remote": "file://behind"}))
+    ended = run_to_end(feed.folder, Job(options=BOUNDED | {"remote": "file://older"}))
     assert ended.code == 1
-    assert f"already has epoch {behind + 1} " in ended.errors
+    assert f"already has epoch {copied + 1} " in ended.errors
     assert "nothing was overwritten" in ended.errors
     assert {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")} == before
 
@@ -155,7 +155,7 @@ def test_a_remote_that_cannot_be_reached_does_not_stop_a_machine_with_state_of_i
 
 
 def test_a_remote_that_cannot_be_reached_stops_a_machine_without_state(feed: Feed, faults: Callable[..., None]) -> None:
-    """Whether it had sealed anything cannot be known, and to begin anew would give it out a second time."""
+    """Whether it had sealed anything cannot be known, and to start over would release it a second time."""
     (feed.folder / "remote").rename(feed.folder / "away")
     (feed.folder / "remote").write_text("a file, where the share was")
     shutil.rmtree(feed.folder / "state")

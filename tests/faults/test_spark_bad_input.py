@@ -39,8 +39,8 @@ def stopped(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Fe
     """A query that has done some batches and was stopped."""
     feed = Feed(folder=tmp_path_factory.mktemp("stopped") / "job", seed=40)
     feed.write(ROWS)
-    told = run(spark, feed)
-    assert told["outcome"] == "stopped"
+    result = run(spark, feed)
+    assert result["outcome"] == "stopped"
     assert cut(feed.folder) > 1
     return feed
 
@@ -74,8 +74,8 @@ def refused(answer: dict[str, Any], kind: str, *texts: str) -> str:
 def finish(spark: SparkSession, feed: Feed, **job: Any) -> None:
     """Nothing was spoilt by the refusal: with the cause out of the way the results are exact."""
     feed.close()
-    told = run(spark, feed, **job)
-    assert told.get("outcome") == "stopped", told
+    result = run(spark, feed, **job)
+    assert result.get("outcome") == "stopped", result
     judge_spark(feed.folder, feed.written)
 
 
@@ -93,15 +93,15 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("change", ["another window", *rest("a step less", "a step more")])
-def test_another_plan_on_an_old_checkpoint_is_told_which_steps_match(
+def test_another_plan_on_an_old_checkpoint_is_refused_with_the_steps_that_match(
     change: str, spark: SparkSession, feed: Feed
 ) -> None:
     changes, lines = CHANGES[change]
-    told = refused(run(spark, feed, **changes), "PlanMismatchError").splitlines()
+    lines_shown = refused(run(spark, feed, **changes), "PlanMismatchError").splitlines()
     place = feed.folder / CHECKPOINT
-    assert told[0] == f"the checkpoint location {place} belongs to another query."
-    assert told[1:-1] == lines
-    assert told[-1].startswith("Use another state directory to start from the beginning.")
+    assert lines_shown[0] == f"the checkpoint location {place} belongs to another query."
+    assert lines_shown[1:-1] == lines
+    assert lines_shown[-1].startswith("Use another state directory to start from the beginning.")
 
 
 def test_a_plan_that_changed_only_where_it_has_no_state_goes_on(spark: SparkSession, feed: Feed) -> None:
@@ -112,7 +112,7 @@ def newest_cut(feed: Feed) -> Path:
     return feed.folder / CHECKPOINT / "fordstone" / "cuts" / f"{cut(feed.folder):012d}.json"
 
 
-def test_a_missing_cut_is_told_and_with_it_back_the_query_goes_on(spark: SparkSession, feed: Feed) -> None:
+def test_a_missing_cut_is_reported_and_with_it_back_the_query_goes_on(spark: SparkSession, feed: Feed) -> None:
     place = newest_cut(feed)
     away = place.rename(feed.folder / "away")
     refused(
@@ -125,7 +125,7 @@ def test_a_missing_cut_is_told_and_with_it_back_the_query_goes_on(spark: SparkSe
     finish(spark, feed)
 
 
-def test_a_damaged_cut_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_damaged_cut_is_reported(spark: SparkSession, feed: Feed) -> None:
     place = newest_cut(feed)
     place.write_bytes(place.read_bytes()[:-20])
     refused(
@@ -136,46 +136,46 @@ def test_a_damaged_cut_is_told(spark: SparkSession, feed: Feed) -> None:
     )
 
 
-def test_a_damaged_identity_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_damaged_identity_is_reported(spark: SparkSession, feed: Feed) -> None:
     place = feed.folder / CHECKPOINT / "fordstone" / "query.json"
     place.write_bytes(place.read_bytes()[:100])
     refused(run(spark, feed), "DamagedError", f"{place} is damaged", "Restore the checkpoint location")
 
 
-def test_a_missing_identity_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_missing_identity_is_reported(spark: SparkSession, feed: Feed) -> None:
     place = feed.folder / CHECKPOINT / "fordstone" / "query.json"
     place.unlink()
     refused(run(spark, feed), "CheckpointError", f"{place} is missing", "Restore the checkpoint location")
     assert not place.exists()
 
 
-def test_state_that_is_gone_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_state_that_is_gone_is_reported(spark: SparkSession, feed: Feed) -> None:
     shutil.rmtree(feed.folder / CHECKPOINT / "state")
     refused(
         run(spark, feed), "CheckpointError", "the state of pipeline faults is gone", "Restore the checkpoint location"
     )
 
 
-def test_state_of_which_a_part_is_gone_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_state_of_which_a_part_is_gone_is_reported(spark: SparkSession, feed: Feed) -> None:
     part = feed.folder / CHECKPOINT / "state" / "0" / "1"
     shutil.rmtree(part)
     refused(run(spark, feed), "TaskError", "[CANNOT_LOAD_STATE_STORE.", f"{part}/1.changelog does not exist")
 
 
-def test_a_damaged_record_of_an_epoch_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_damaged_record_of_an_epoch_is_reported(spark: SparkSession, feed: Feed) -> None:
     place = feed.folder / CHECKPOINT / "fordstone" / "sealed" / f"{cut(feed.folder):012d}.json"
     place.write_bytes(place.read_bytes()[:-20])
     refused(run(spark, feed), "DamagedError", f"{place} is damaged")
 
 
-def test_a_second_driver_is_refused_and_told_who_was_first(spark: SparkSession, feed: Feed) -> None:
+def test_a_second_driver_is_refused_naming_the_first(spark: SparkSession, feed: Feed) -> None:
     with contextlib.closing(OsDisk(feed.folder / CHECKPOINT / "fordstone")) as first:
         first.lock()
         refused(run(spark, feed), "StoreLockedError", f"belongs to process {os.getpid()}, which is still running")
 
 
 @pytest.mark.full
-def test_a_file_that_shrank_after_its_batch_was_planned_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_file_that_shrank_after_its_batch_was_planned_is_reported(spark: SparkSession, feed: Feed) -> None:
     # The batch is in Spark's log, and was not done.
     assert run(spark, feed, function="raises")["error"] == "TaskError"
     file = next((feed.folder / "in").iterdir())
@@ -186,13 +186,13 @@ def test_a_file_that_shrank_after_its_batch_was_planned_is_told(spark: SparkSess
     finish(spark, feed)
 
 
-def test_a_file_that_shrank_below_what_was_read_is_told(spark: SparkSession, feed: Feed) -> None:
+def test_a_file_that_shrank_below_what_was_read_is_reported(spark: SparkSession, feed: Feed) -> None:
     file = next((feed.folder / "in").iterdir())
     file.write_bytes(file.read_bytes()[:100])
     refused(run(spark, feed), "TaskError", f"{file} shrank: it has 100 bytes")
 
 
-def test_a_sink_directory_of_another_stream_is_told_before_anything_runs(spark: SparkSession, feed: Feed) -> None:
+def test_a_sink_directory_of_another_stream_is_reported_before_anything_runs(spark: SparkSession, feed: Feed) -> None:
     shutil.rmtree(feed.folder / "out" / "kept")
     shutil.copytree(feed.folder / "out" / "windows", feed.folder / "out" / "kept")
     before = cut(feed.folder)
@@ -211,9 +211,9 @@ def test_a_function_written_in_place_runs_in_workers(spark: SparkSession, tmp_pa
 def test_a_function_that_raises_is_tried_as_often_as_the_policy_says_and_named(
     spark: SparkSession, feed: Feed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = run(spark, feed, function="raises", restart=ONE_RESTART)
+    result = run(spark, feed, function="raises", restart=ONE_RESTART)
     refused(
-        told,
+        result,
         "TaskError",
         "pipeline faults failed 2 times in a row on Spark",
         "RuntimeError: the sensor table is locked",
@@ -227,6 +227,6 @@ def test_a_function_that_raises_is_tried_as_often_as_the_policy_says_and_named(
 def test_a_function_that_gives_what_was_not_declared_is_named_and_not_tried_again(
     spark: SparkSession, feed: Feed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = run(spark, feed, function="mistaken", restart={})
-    refused(told, "TaskError", "step function: map_batches gave columns id, k, ts")
+    result = run(spark, feed, function="mistaken", restart={})
+    refused(result, "TaskError", "step function: map_batches gave columns id, k, ts")
     assert "query failed" not in caplog.text

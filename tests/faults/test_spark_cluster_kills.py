@@ -12,7 +12,7 @@ import pytest
 from tests.faults.oracle import Feed
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
-from tests.faults.spark_process import SparkProcess, committed, held, let_go, parent, spark_started
+from tests.faults.spark_process import SparkProcess, committed, held, parent, release, spark_started
 from tests.spark.cluster import Cluster, standalone
 
 LIVE = {"interval": "10ms", "rows_max": 24}
@@ -37,7 +37,7 @@ def test_a_cluster_that_loses_a_python_worker_an_executor_and_a_machine_gives_ex
             for fault in (kill_python_worker, kill_executor, kill_machine):
                 fault(cluster, held(process, feed))
                 faults(**{f"spark_{fault.__name__.removeprefix('kill_')}_kills": 1})
-                let_go(feed)
+                release(feed)
                 go_on(process, feed)
             feed.close()
             ended = process.stop()

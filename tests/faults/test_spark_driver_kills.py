@@ -21,8 +21,8 @@ from tests.faults.spark_process import (
     committed,
     cut,
     held,
-    let_go,
     planned,
+    release,
     released,
     spark_started,
     staged,
@@ -120,9 +120,9 @@ def finish(feed: Feed, spark: SparkSession) -> None:
     """Read what is left, in another process, and judge what came out."""
     feed.close()
     with contextlib.chdir(feed.folder):
-        told = answer(SparkJob(options=FINISH), spark)
-    assert told.get("outcome") == "stopped", told
-    assert told["progress"]["restarts"] == 0
+        result = answer(SparkJob(options=FINISH), spark)
+    assert result.get("outcome") == "stopped", result
+    assert result["progress"]["restarts"] == 0
     judge_spark(feed.folder, feed.written)
 
 
@@ -186,7 +186,7 @@ def test_a_python_worker_killed_where_tasks_are_tried_once_is_a_failure_that_the
         assert worker in process.family()
         os.kill(worker, signal.SIGKILL)
         faults(spark_python_worker_kills=1)
-        let_go(feed)
+        release(feed)
         before = committed(tmp_path)
         process.until(lambda: committed(tmp_path) > before, "another batch")
         feed.close()

@@ -176,7 +176,7 @@ def test_names_inside_of_a_commit_are_checked_too(place: Place) -> None:
     ],
     ids=["missing", "wrong", "revoked"],
 )
-def test_without_a_token_that_holds_nothing_is_told_but_how_to_get_one(token: str, words: str, place: Place) -> None:
+def test_without_a_valid_token_the_answer_says_only_how_to_get_one(token: str, words: str, place: Place) -> None:
     for method, path, body in (
         ("GET", HEAD, b""),
         ("PUT", f"/v1/blobs/{DIGEST}", b"rows"),

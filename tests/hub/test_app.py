@@ -100,7 +100,7 @@ def test_a_watermark_ahead_of_the_hubs_clock_is_kept_as_it_was_declared(node: No
     assert (found.watermark_us, found.ended) == (TIME_MAX_US, True)
 
 
-def test_a_position_beyond_the_log_is_told_that_the_hub_was_set_back(client: HubClient) -> None:
+def test_a_position_beyond_the_log_is_refused_because_the_hub_was_set_back(client: HubClient) -> None:
     with pytest.raises(HubRefusedError) as raised:
         client.stream_page("p", "s", after=7, wait_s=5)
     assert (raised.value.status, raised.value.code) == (410, "gone")
@@ -219,9 +219,9 @@ BAD_COMMITS = {
 
 @pytest.mark.parametrize("body", BAD_COMMITS.values(), ids=BAD_COMMITS.keys())
 def test_a_body_out_of_bounds_is_refused(shared: HubAddress, body: Any) -> None:
-    status, told = ask(shared, "POST", "/v1/pipelines/p/nodes/n/epochs/1-1", msgspec.json.encode(body))
+    status, refusal = ask(shared, "POST", "/v1/pipelines/p/nodes/n/epochs/1-1", msgspec.json.encode(body))
     assert status == 400
-    assert msgspec.convert(told, Refusal).error in {"bad_request", "bad_name"}
+    assert msgspec.convert(refusal, Refusal).error in {"bad_request", "bad_name"}
     assert HubClient(shared).head("p", "n").epoch == 0
 
 
@@ -260,8 +260,8 @@ def test_an_odd_question_gets_a_refusal(shared: HubAddress, method: str, path: s
 
 def test_a_body_that_is_no_json_or_has_unknown_fields_is_refused(shared: HubAddress) -> None:
     for body in (b"", b"{", b"[]", b'{"holder": "h", "local": 1, "extra": 2}', b"[" * 100_000, b"\xff\xfe"):
-        status, told = ask(shared, "POST", "/v1/pipelines/p/nodes/n/lease", body)
-        assert (status, told["error"]) == (400, "bad_request")
+        status, refusal = ask(shared, "POST", "/v1/pipelines/p/nodes/n/lease", body)
+        assert (status, refusal["error"]) == (400, "bad_request")
 
 
 def test_blobs_are_stored_once_and_checked(hub: HubAddress, client: HubClient) -> None:
@@ -270,8 +270,8 @@ def test_blobs_are_stored_once_and_checked(hub: HubAddress, client: HubClient) -
     assert urllib3.request("HEAD", hub.url + path, retries=False).status == 404
     assert ask(hub, "PUT", path, data)[0] == 201
     assert ask(hub, "PUT", path, data)[0] == 200
-    status, told = ask(hub, "PUT", path, b"other bytes")
-    assert (status, told["error"]) == (400, "wrong_digest")
+    status, refusal = ask(hub, "PUT", path, b"other bytes")
+    assert (status, refusal["error"]) == (400, "wrong_digest")
     head = urllib3.request("HEAD", hub.url + path, retries=False)
     assert (head.status, head.headers["content-length"], head.data) == (200, str(len(data)), b"")
     assert client.get_blob(digest_of(data)) == data
@@ -356,7 +356,7 @@ def test_a_chunked_body_is_bounded_while_it_comes(shared: HubAddress) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [100_000, 3_000_000], ids=["at its end", "while more of it comes"])
-def test_a_full_disk_is_told_and_the_upload_works_once_there_is_room(
+def test_a_full_disk_is_reported_and_the_upload_works_once_there_is_room(
     hub: HubAddress, client: HubClient, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
     import errno
@@ -368,8 +368,8 @@ def test_a_full_disk_is_told_and_the_upload_works_once_there_is_room(
     path = f"/v1/blobs/{digest_of(data)}"
     with monkeypatch.context() as patch:
         patch.setattr("fordstone.storage.disk.os.write", full)
-        status, told = ask(hub, "PUT", path, data)
-    assert (status, told["error"]) == (507, "storage")
+        status, refusal = ask(hub, "PUT", path, data)
+    assert (status, refusal["error"]) == (507, "storage")
     assert client.missing([digest_of(data)]) == {digest_of(data)}
     assert ask(hub, "PUT", path, data)[0] == 201
 
@@ -431,8 +431,8 @@ def test_many_nodes_commit_at_once_and_each_has_its_epochs_in_order(hub: HubAddr
 
 def test_half_a_character_in_a_text_is_no_reason_to_fail(shared: HubAddress) -> None:
     body = b'{"state": "failed", "sent_us": 1, "problem": "\\ud800"}'
-    status, told = ask(shared, "PUT", "/v1/nodes/n/health/p", body)
-    assert (status, told["error"]) == (400, "bad_request")
+    status, refusal = ask(shared, "PUT", "/v1/nodes/n/health/p", body)
+    assert (status, refusal["error"]) == (400, "bad_request")
     assert ask(shared, "GET", "/v1/nodes")[0] == 200
 
 

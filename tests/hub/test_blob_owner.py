@@ -42,14 +42,14 @@ def test_a_data_directory_that_was_brought_back_still_has_its_store(tmp_path: Pa
     claim(url, tmp_path / "copy")
 
 
-def test_a_damaged_name_is_told_and_not_made_anew(tmp_path: Path, url: str) -> None:
+def test_a_damaged_name_is_reported_and_not_created_again(tmp_path: Path, url: str) -> None:
     claim(url, tmp_path / "a")
     (tmp_path / "a" / ID_NAME).write_text("")
     with pytest.raises(StorageError, match="damaged"):
         claim(url, tmp_path / "a")
 
 
-def test_a_store_out_of_reach_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_out_of_reach_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> bytes:
         raise TimeoutError("no answer")
 
@@ -63,7 +63,7 @@ def test_a_second_hub_over_the_same_store_does_not_start(tmp_path: Path) -> None
     store = str(tmp_path / "store")
     with started(tmp_path / "a", "--blobs", store):
         second = start(tmp_path / "b", "--blobs", store)
-        _, told = second.communicate(timeout=SECONDS_MAX)
+        _, errors = second.communicate(timeout=SECONDS_MAX)
     assert second.returncode not in {0, None}
-    assert "belongs to another hub" in told
-    assert "Traceback" not in told
+    assert "belongs to another hub" in errors
+    assert "Traceback" not in errors

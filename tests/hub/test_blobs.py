@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import fsspec
 import pytest
 from tests.hub.sending import digest_of
 
 from fordstone.errors import ConfigError
 from fordstone.hub.messages import Rejection
-from fordstone.hub.store.blobs import SMALL_BYTES, BlobStore, DiskBlobs, Gate, Upload, open_blobs
+from fordstone.hub.store.blobs import SMALL_BYTES, BlobLocks, BlobStore, DiskBlobs, Upload, open_blobs
 
 SMALL = b"a few rows"
 LARGE = b"many rows " * (SMALL_BYTES // 4)
@@ -87,7 +88,7 @@ def test_what_is_removed_is_gone_and_may_be_removed_again(blobs: BlobStore) -> N
 
 
 @pytest.mark.parametrize("place", ["write", "fsync", "rename", "fsync of the directory"])
-def test_a_disk_that_refuses_is_told_and_no_part_file_stays(
+def test_a_disk_that_refuses_is_reported_and_no_part_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     blobs = DiskBlobs(tmp_path)
@@ -115,12 +116,28 @@ def test_a_disk_that_refuses_is_told_and_no_part_file_stays(
 def test_a_store_that_takes_only_a_part_is_refused_and_the_part_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    blobs: Any = open_blobs(f"memory://{uuid4()}", beside=tmp_path)
-    whole = blobs._fs.pipe_file
-    monkeypatch.setattr(blobs._fs, "pipe_file", lambda path, data: whole(path, data[:3]))
+    blobs = open_blobs(f"memory://{uuid4()}", beside=tmp_path)
+    store: Any = fsspec.get_filesystem_class("memory")
+    whole = store.pipe_file
+    monkeypatch.setattr(store, "pipe_file", lambda self, path, data: whole(self, path, data[:3]))
     with pytest.raises(Rejection, match="3 of 10 bytes") as raised:
         stored(blobs, SMALL)
     assert raised.value.status == 507
+    assert everything(blobs) == []
+
+
+@pytest.mark.parametrize(("method", "data"), [("pipe_file", SMALL), ("put_file", LARGE)])
+def test_a_full_remote_store_is_rejected_as_full_and_named_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, data: bytes
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    blobs = open_blobs(f"memory://{uuid4()}", beside=tmp_path)
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), method, full)
+    with pytest.raises(Rejection, match="it is full") as raised:
+        stored(blobs, data)
+    assert str(raised.value).count(digest_of(data)) == 1
     assert everything(blobs) == []
 
 
@@ -142,7 +159,7 @@ def test_uploads_to_a_store_elsewhere_wait_in_the_hubs_own_directory_and_leftove
     upload.close()
 
 
-def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_told(
+def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -169,18 +186,18 @@ def test_an_unknown_kind_of_store_is_an_error_that_says_what_to_install(tmp_path
 
 
 def test_what_arrives_is_not_removed_and_what_is_removed_arrives_after() -> None:
-    gate = Gate()
-    with gate.arrival("a"), gate.removal(["a", "b"]) as free:
+    locks = BlobLocks()
+    with locks.arrival("a"), locks.removal(["a", "b"]) as free:
         assert free == ["b"]
     order: list[str] = []
     begun = threading.Event()
 
     def arrive() -> None:
         begun.set()
-        with gate.arrival("a"):
+        with locks.arrival("a"):
             order.append("arrived")
 
-    with gate.removal(["a"]) as free:
+    with locks.removal(["a"]) as free:
         assert free == ["a"]
         thread = threading.Thread(target=arrive)
         thread.start()
@@ -192,14 +209,14 @@ def test_what_arrives_is_not_removed_and_what_is_removed_arrives_after() -> None
 
 
 def test_two_uploads_of_one_blob_take_turns_so_that_the_second_finds_it_durable() -> None:
-    gate = Gate()
+    locks = BlobLocks()
     order: list[str] = []
 
     def second() -> None:
-        with gate.arrival("a"):
+        with locks.arrival("a"):
             order.append("second")
 
-    with gate.arrival("a"):
+    with locks.arrival("a"):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(0.05)

@@ -76,7 +76,7 @@ def test_a_token_is_for_exactly_one_role(invoke, args):
     assert TokenFile("hub").read() == ()
 
 
-def test_a_name_that_is_taken_is_told_with_the_way_out(invoke):
+def test_a_name_that_is_taken_is_reported_with_the_way_out(invoke):
     assert invoke("token", "add", "t", "--admin").exit_code == 0
     result = invoke("token", "add", "t", "--admin")
     assert result.exit_code == 2
@@ -128,14 +128,14 @@ def test_options_that_make_no_sense_are_refused_in_words(invoke, args):
     assert "Traceback" not in result.stderr
 
 
-def test_a_data_directory_that_is_a_file_is_told(invoke, tmp_path):
+def test_a_data_directory_that_is_a_file_is_reported(invoke, tmp_path):
     (tmp_path / "hub").write_text("")
     for result in (invoke("--listen", "127.0.0.1:0"), invoke("token", "add", "t", "--admin")):
         assert result.exit_code in {1, 2}
         assert result.stderr.startswith("error: ")
 
 
-def test_a_missing_web_server_is_told_with_the_way_to_get_it(invoke, monkeypatch):
+def test_a_missing_web_server_is_reported_with_the_way_to_get_it(invoke, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "fordstone.hub.server.serve")
     result = invoke()

@@ -82,7 +82,7 @@ def test_an_epoch_is_committed_once_whatever_is_sent_again(ledger: Ledger) -> No
     assert ledger.head() == Head(epoch=1, digest=entry(1, "a").digest(), generation=Generation(hub=1, local=1))
 
 
-def test_a_range_folded_anew_adds_only_what_is_new(ledger: Ledger) -> None:
+def test_a_range_merged_again_adds_only_what_is_new(ledger: Ledger) -> None:
     ledger.lease()
     ledger.have("a", "b", "c")
     ledger.commit(commit_of(entry(1, "a"), entry(2, "b")))
@@ -121,7 +121,7 @@ def test_a_blob_of_another_size_counts_as_missing(ledger: Ledger) -> None:
     assert refusal(ledger, commit_of(entry(1, "a"))).refusal.missing == (run("a").digest,)
 
 
-def test_a_commit_without_a_lease_is_told_to_ask_for_one(ledger: Ledger) -> None:
+def test_a_commit_without_a_lease_is_refused_and_should_request_one(ledger: Ledger) -> None:
     refused = refusal(ledger, commit_of(entry(1)))
     assert (refused.status, refused.refusal.error) == (404, "not_found")
 

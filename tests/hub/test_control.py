@@ -43,7 +43,7 @@ def test_a_batch_published_again_is_the_same_version_and_the_first_content_count
 
 def test_an_owner_that_another_has_followed_is_shut_out(client: HubClient) -> None:
     publish(client, 5, "v1", owner="old")
-    assert publish(client, 1, "v2", owner="new").version == 2, "a checkpoint made anew does not go silent"
+    assert publish(client, 1, "v2", owner="new").version == 2, "a checkpoint made again does not go silent"
     for batch in (5, 6):
         with pytest.raises(HubRefusedError) as raised:
             publish(client, batch, "v3", owner="old")
@@ -75,7 +75,7 @@ def test_tables_of_the_same_name_in_two_pipelines_are_two(client: HubClient, tmp
     assert client.control_page("q", "c").newest == 0
 
 
-def test_a_reader_beyond_the_newest_version_is_told_that_the_hub_was_set_back(client: HubClient) -> None:
+def test_a_reader_beyond_the_newest_version_is_refused_because_the_hub_was_set_back(client: HubClient) -> None:
     publish(client, 1, "v1")
     with pytest.raises(HubRefusedError) as raised:
         client.control_page("p", "c", after=2, wait_s=5)

@@ -74,8 +74,8 @@ def test_what_was_answered_is_there_for_a_process_that_finds_the_log_unclosed(tm
 
 def test_jobs_that_wait_together_are_one_transaction_and_a_refused_one_changes_nothing(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    told: list[frozenset[Any]] = []
-    log.listen(told.append)
+    heard: list[frozenset[Any]] = []
+    log.listen(heard.append)
     go = held_up(log)
 
     def refused(tx: Transaction) -> None:
@@ -91,7 +91,7 @@ def test_jobs_that_wait_together_are_one_transaction_and_a_refused_one_changes_n
     with pytest.raises(sqlite3.IntegrityError):
         broken.result(10)
     assert names(log) == ["a", "b"]
-    assert told == [frozenset({("stream", "p", "a"), ("stream", "p", "b")})]
+    assert heard == [frozenset({("stream", "p", "a"), ("stream", "p", "b")})]
     log.close()
 
 

@@ -100,7 +100,7 @@ class Front:
         peer: str = "127.0.0.1",
         send: Callable[[Any], Awaitable[None]] | None = None,
     ) -> Answered:
-        """Ask once. A number among the pieces of the body: so many seconds pass; infinity: nothing more comes."""
+        """Ask once. A number among the pieces of the body is a delay in seconds; infinity: nothing more comes."""
         pieces = list(body or [b""])
         sent: list[Any] = []
 
@@ -265,8 +265,8 @@ def test_another_method_is_405_and_says_which_are_allowed(tmp_path, method, path
 @pytest.mark.parametrize(("method", "path", "most"), [("PUT", BLOB, 1000), ("POST", "/v1/blobs/missing", 100)])
 def test_bodies_are_bounded_by_kind_before_and_while_they_come(tmp_path, method, path, most):
     front = Front(tmp_path)
-    told = ((b"content-length", b"%d" % (most + 1)),)
-    answered = asked(front, method, path, headers=told, body=[b"x" * (most + 1)])
+    headers = ((b"content-length", b"%d" % (most + 1)),)
+    answered = asked(front, method, path, headers=headers, body=[b"x" * (most + 1)])
     assert (answered.status, answered.refusal.error) == (413, "too_large")
     assert front.seen == []
     answered = asked(front, method, path, body=[b"x" * most, b"x", b"y"])
@@ -449,7 +449,7 @@ def test_one_node_cannot_take_all_the_room(tmp_path):
             no = await front.ask(token=greedy, **one)
             assert (no.status, no.refusal.error, no.headers[b"retry-after"]) == (429, "too_many_requests", b"1")
             assert "token greedy" in no.refusal.message
-        # Others have room, and whoever stands for many nodes has more of it.
+        # Others have room, and a center, which stands for many nodes, has more of it.
         taken += [asyncio.create_task(front.ask(token=other, **one)) for one in asks]
         taken += [asyncio.create_task(front.ask(token=center, **asks[0])) for _ in range(5)]
         release.set()

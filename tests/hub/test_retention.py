@@ -17,7 +17,7 @@ from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest, Rejection
 from fordstone.hub.store import commits
 from fordstone.hub.store import retention as retention_module
-from fordstone.hub.store.blobs import DiskBlobs, Gate, Upload
+from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
 from fordstone.hub.store.sqlite import SqliteStore
@@ -35,8 +35,8 @@ class Place:
         self.hits: list[str] = []
         self.log = HubLog(SqliteStore(path / "log.sqlite"), clock_us=lambda: self.time_us)
         self.blobs = DiskBlobs(path / "blobs")
-        self.gate = Gate()
-        self.retention = Retention(self.log, self.blobs, self.gate, keeping=Keeping(**keeping), failpoints=self)
+        self.locks = BlobLocks()
+        self.retention = Retention(self.log, self.blobs, self.locks, keeping=Keeping(**keeping), failpoints=self)
 
     def hit(self, name: str) -> None:
         self.hits.append(name)
@@ -45,7 +45,7 @@ class Place:
         for text in texts:
             upload = Upload(self.blobs.beside())
             upload.write(blob(text))
-            with self.gate.arrival(run(text).digest):
+            with self.locks.arrival(run(text).digest):
                 upload.store(self.blobs, run(text).digest)
                 self.log.record_blob(run(text).digest, upload.size_bytes)
             upload.close()
@@ -193,7 +193,7 @@ def test_an_upload_waits_its_grace_time_for_the_commit_that_names_it(place: Plac
     assert place.there("a") == []
 
 
-def test_an_upload_that_came_again_waits_anew(place: Place) -> None:
+def test_an_upload_that_came_again_waits_again(place: Place) -> None:
     place.put("a")
     place.time_us = HOUR_US
     place.put("a")
@@ -205,7 +205,7 @@ def test_an_upload_that_came_again_waits_anew(place: Place) -> None:
 def test_a_blob_that_arrives_while_it_would_go_stays_and_can_be_named(place: Place) -> None:
     place.put("a")
     place.time_us = 2 * HOUR_US
-    with place.gate.arrival(run("a").digest):
+    with place.locks.arrival(run("a").digest):
         place.all_rounds()
     assert place.there("a") == ["a"]
 

@@ -262,12 +262,12 @@ def test_a_node_commits_with_its_token_and_reads_nothing_of_others(tmp_path):
     assert "fordstone_hub_blobs 1.0\n" in metrics
 
 
-@pytest.mark.parametrize(("option", "told"), [((), True), (("--no-blobs-direct",), False)])
-def test_readers_are_told_where_blobs_lie_unless_that_is_off(tmp_path, option, told):
+@pytest.mark.parametrize(("option", "direct"), [((), True), (("--no-blobs-direct",), False)])
+def test_readers_learn_where_blobs_lie_unless_that_is_off(tmp_path, option, direct):
     with started(tmp_path / "data", *option) as hub:
         answered = ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/epochs?after=0")
         blobs = msgspec.json.decode(answered.data, type=StreamPage).blobs
-    assert blobs == ((tmp_path / "data" / "blobs").as_uri() if told else None)
+    assert blobs == ((tmp_path / "data" / "blobs").as_uri() if direct else None)
 
 
 def test_unread_epochs_are_kept_by_default_and_consumers_can_register(tmp_path):
@@ -279,7 +279,7 @@ def test_unread_epochs_are_kept_by_default_and_consumers_can_register(tmp_path):
     assert 'fordstone_hub_consumer_backlog_epochs{consumer="center",pipeline="p",stream="s"} 1.0\n' in metrics
 
 
-def test_a_body_beyond_the_limit_is_told_so_while_the_client_still_sends(url):
+def test_a_body_beyond_the_limit_is_refused_while_the_client_still_sends(url):
     answered = ask("POST", f"{url}/v1/blobs/missing", b"x" * 3_000_000)
     assert (answered.status, msgspec.json.decode(answered.data, type=Refusal).error) == (413, "too_large")
 

@@ -7,7 +7,7 @@ from tests.hub.running import running_hub
 from tests.hub.sending import digest_of
 
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.store.blobs import DiskBlobs, Gate
+from fordstone.hub.store.blobs import BlobLocks, DiskBlobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
@@ -59,7 +59,7 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
     tmp_path: Path, clock: list[int]
 ) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: clock[0])
-    retention = Retention(log, DiskBlobs(tmp_path / "blobs"), Gate(), keeping=Keeping())
+    retention = Retention(log, DiskBlobs(tmp_path / "blobs"), BlobLocks(), keeping=Keeping())
     assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
     clock[0] = HOUR_US
     assert not log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)

@@ -132,7 +132,7 @@ class Oracle:
         return self.within is None or self.rows[place][1] - self.rows[path[0][1]][1] < self.within
 
     def plan_read(self, path: Path) -> range:
-        """The places behind a path that are in time."""
+        """The places after a path that are in time."""
         last = path[-1][1]
         return range(
             last + 1, next((at for at in range(last + 1, len(self.rows)) if not self.in_time(path, at)), len(self.rows))

@@ -273,7 +273,7 @@ def again(operator: Process, function: Any, watermark_us: int, **options: Any) -
     return fresh
 
 
-TOLD = {"k": "string", "ts": "timestamp", "told": "string"}
+OUT_SCHEMA = {"k": "string", "ts": "timestamp", "text": "string"}
 
 
 def telling(
@@ -287,17 +287,17 @@ def telling(
         by_name = MapState("string", "array<bigint>")
 
         def process(self, row, ctx):
-            told = tell(self, row, ctx)
-            return None if told is None else {"k": row["k"], "ts": ctx.time, "told": str(told)}
+            text = tell(self, row, ctx)
+            return None if text is None else {"k": row["k"], "ts": ctx.time, "text": str(text)}
 
         def on_timer(self, timer, ctx):
             assert on_timer is not None
-            told = on_timer(self, timer, ctx)
-            return None if told is None else {"k": "timer", "ts": ctx.time, "told": str(told)}
+            text = on_timer(self, timer, ctx)
+            return None if text is None else {"k": "timer", "ts": ctx.time, "text": str(text)}
 
     return Telling
 
 
-def told(operator: Process, *rows: Row) -> list[str]:
+def texts(operator: Process, *rows: Row) -> list[str]:
     calls(operator, *rows)
     return [row[2] for row in rows_out(operator.on_watermark(TIME_MAX_US))]

@@ -94,7 +94,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Time goes on by so many microseconds."""
+    """Time goes on by that many microseconds."""
 
     by: int
 
@@ -190,11 +190,11 @@ class Subtasks:
         assert shown(self.out) == expected(happened.taken)
         assert shown(self.late) == Counter(tuple(map(bits, row)) for row in happened.late)
 
-    def feed(self, rows: Sequence[Row], *, batch_rows: int, behind_us: int, rng: Random) -> None:
+    def feed(self, rows: Sequence[Row], *, batch_rows: int, lag_us: int, rng: Random) -> None:
         """Give all rows in batches, the watermark so far behind the newest of them; restore now and then."""
         for at in range(0, len(rows), batch_rows):
             self.batch(rows[at : at + batch_rows])
-            self.watermark(max(row[self.time_at] for row in rows[: at + batch_rows]) - behind_us)
+            self.watermark(max(row[self.time_at] for row in rows[: at + batch_rows]) - lag_us)
             if rng.random() < 0.1:
                 self.restore(rng.randint(1, 3))
         self.watermark(TIME_MAX_US)
@@ -260,7 +260,7 @@ def restored(operator: AnyOperator, fresh: AnyOperator, watermark_us: int) -> An
 
 
 def released(operator: Operator, watermark_us: int) -> list[Row]:
-    """The rows that a watermark lets out, all of them on the main port."""
+    """The rows that a watermark releases, all of them on the main port."""
     emits = operator.on_watermark(watermark_us)
     assert [emit.port for emit in emits] in ([], [MAIN])
     return list(shown([emit.frame for emit in emits]).elements())

@@ -1,6 +1,6 @@
 """Partial rows of nodes, merged at the center, mean what all the rows mean together: rule 10, however rows are cut up.
 
-Rows are dealt to nodes, batches and epochs at random; each node combines an epoch and forgets it; the center merges what
+Rows are assigned to nodes, batches and epochs at random; each node combines an epoch and forgets it; the center merges what
 crosses, is frozen, restored and rescaled on the way. Against a plain loop, and against the same step fed with rows.
 """
 
@@ -168,9 +168,9 @@ class Fleet:
             for operator in self.subtasks.operators:
                 self.subtasks._take(operator.on_barrier(self._moment()))
 
-    def live(self, dealt: Sequence[Sequence[Row]], *, restores: bool = True) -> None:
+    def live(self, assigned: Sequence[Sequence[Row]], *, restores: bool = True) -> None:
         """Give each node its rows, in batches and epochs of any size; time goes on as far as every node has come."""
-        left = [list(rows) for rows in dealt]
+        left = [list(rows) for rows in assigned]
         while any(left):
             node = self.rng.choice([at for at, rows in enumerate(left) if rows])
             count = self.rng.randint(1, len(left[node]))
@@ -189,10 +189,10 @@ class Fleet:
 
 
 def deal(rows: Sequence[Row], rng: Random) -> list[list[Row]]:
-    dealt: list[list[Row]] = [[] for _ in range(NODES)]
+    assigned: list[list[Row]] = [[] for _ in range(NODES)]
     for row in rows:
-        rng.choice(dealt).append(row)
-    return dealt
+        rng.choice(assigned).append(row)
+    return assigned
 
 
 def of_rows(pipeline: Pipeline, rows: Sequence[Row]) -> Operator:
@@ -328,7 +328,7 @@ def row_counts(crossing: pl.DataFrame) -> pl.Series:
 
 
 class Combined:
-    """A combiner below the cut, behind its feeder."""
+    """A combiner below the cut, after its feeder."""
 
     def __init__(self, window: Sliding | Tumbling | None, aggregates: Mapping[str, str]) -> None:
         setting = setting_of(split(pipeline_of(window, aggregates, cut=True).plan()).edge)

@@ -135,7 +135,7 @@ def test_many_keys_in_disorder_give_what_duckdb_gives(seed, size, every, batch_r
     rows.sort(key=lambda row: row[1] + rng.randint(0, 30))
     columns = {"n": "count(*)", "total": "sum(i)", "hi": "max(x)", "mean": "avg(x)"}
     tasks = Subtasks(make=lambda: windows(size, every, columns=columns), frame=frame, parallelism=2)
-    tasks.feed(rows, batch_rows=batch_rows, behind_us=30, rng=rng)
+    tasks.feed(rows, batch_rows=batch_rows, lag_us=30, rng=rng)
     assert tasks.late == []
     tasks.check_query(DUCKDB.format(size=size, every=every), rows)
 
@@ -151,7 +151,7 @@ def full(operator: CountAggregate, watermark_us: int = TIME_MAX_US) -> list[Row]
     return sorted(released(operator, watermark_us), key=lambda row: tuple(map(str, row)))
 
 
-def test_windows_follow_each_other_and_the_rest_is_not_given_out_even_at_the_end():
+def test_windows_follow_each_other_and_the_rest_is_not_emitted_even_at_the_end():
     operator = windows(3, total="sum(i)")
     operator.on_batch(frame([plain("a", time, 10**time) for time in range(8)]), late=False)
     assert full(operator) == [("a", 0, 2, 111), ("a", 3, 5, 111000)]

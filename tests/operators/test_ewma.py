@@ -155,7 +155,7 @@ def test_rows_of_one_time_are_taken_by_what_is_read_and_then_by_the_rest_nulls_f
     assert released(operator).select("x", "i").rows() == [(8.0, None), (None, None), (1.0, None), (1.0, 9), (2.0, None)]
 
 
-def test_rows_are_given_out_in_order_of_time():
+def test_rows_are_emitted_in_order_of_time():
     operator = ewma(s="x")
     operator.on_batch(frame([plain("ab"[time % 2], time, 1.0) for time in (5, -3, 0, 4, -7, 2)]), late=False)
     times = released(operator)["ts"].cast(pl.Int64).to_list()

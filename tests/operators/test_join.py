@@ -67,7 +67,7 @@ class Case:
         return pl.DataFrame(given, schema=schema, orient="row")
 
     def carried(self, side: int, rows: Sequence[Row]) -> pl.DataFrame:
-        """Rows behind the feeder of that side."""
+        """Rows after the feeder of that side."""
         feeder = make_feeder(self.step, side, self.setting)
         assert feeder is not None
         (emit,) = feeder.on_batch(self.frame(side, rows), late=False)
@@ -89,11 +89,11 @@ def _setting(case: Case) -> OperatorContext:
 
 @dataclass
 class Sides(Subtasks):
-    """Subtasks of a join: a batch has rows of both sides, the left ones first. Sees to it that nothing given out is late."""
+    """Subtasks of a join: a batch has rows of both sides, the left ones first. Asserts that no emitted row is late."""
 
     case: Case = field(default_factory=lambda: Case("inner", 0, 0))
-    told_us: int = TIME_MIN_US
-    """What those behind have heard of the time."""
+    received_us: int = TIME_MIN_US
+    """The last watermark, which later steps have received."""
 
     def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
         for side in (LEFT_SIDE, RIGHT_SIDE):
@@ -107,14 +107,14 @@ class Sides(Subtasks):
 
     def watermark(self, us: int) -> None:
         super().watermark(us)
-        self.told_us = us
+        self.received_us = us
 
     def _take(self, emits: Emits) -> None:
         time = self.case.setting.types[p.Input("join")].time
         for emit in emits:
             if emit.port == MAIN and time is not None:
                 times = emit.frame.get_column(time.column).cast(pl.Int64) + time.shift_us
-                assert (times >= self.told_us).all()
+                assert (times >= self.received_us).all()
         super()._take(emits)
 
 
@@ -192,7 +192,7 @@ def test_nan_is_equal_to_nan_and_the_zeros_to_each_other(how, happens):
 
 @examples(20)
 @given(how=st.sampled_from(HOWS), happens=events_of(rows_with(few_keys), most=8), shift=st.sampled_from([31, 32]))
-def test_keys_that_share_a_hash_are_still_told_apart(how, happens, shift):
+def test_keys_that_share_a_hash_are_still_distinguished(how, happens, shift):
     case = Case(how, -3, 3)
     plain = timeline._hashes
     with patch.object(
@@ -207,7 +207,7 @@ def test_keys_that_share_a_hash_are_still_told_apart(how, happens, shift):
 # One thing at a time.
 
 
-def given_out(emits: Emits) -> list[tuple[Any, ...]]:
+def emitted(emits: Emits) -> list[tuple[Any, ...]]:
     assert all(emit.port == MAIN for emit in emits)
     frames = [emit.frame.with_columns(pl.col(pl.Datetime).cast(pl.Int64)) for emit in emits]
     return sorted((row for frame in frames for row in frame.rows()), key=lambda row: [*map(rank, row)])
@@ -218,7 +218,7 @@ def test_both_bounds_are_included_and_a_pair_comes_with_its_second_row():
     operator = case.operator()
     assert operator.on_batch(case.carried(0, [("a", 100, 1)]), late=False) == []
     rights = [("a", time, time) for time in (94, 95, 110, 111)]
-    assert given_out(operator.on_batch(case.carried(1, rights), late=False)) == [
+    assert emitted(operator.on_batch(case.carried(1, rights), late=False)) == [
         ("a", 100, 1, 95, 95),
         ("a", 100, 1, 110, 110),
     ]
@@ -228,8 +228,8 @@ def test_rows_that_are_equal_in_all_columns_count_each():
     case = Case("full", 0, 0)
     operator = case.operator()
     operator.on_batch(case.carried(0, [("a", 1, 1), ("a", 1, 1), ("b", 1, 1), ("b", 1, 1)]), late=False)
-    assert len(given_out(operator.on_batch(case.carried(1, [("a", 1, 2)] * 3), late=False))) == 6
-    assert given_out(operator.on_watermark(TIME_MAX_US)) == [("b", 1, 1, None, None)] * 2
+    assert len(emitted(operator.on_batch(case.carried(1, [("a", 1, 2)] * 3), late=False))) == 6
+    assert emitted(operator.on_watermark(TIME_MAX_US)) == [("b", 1, 1, None, None)] * 2
 
 
 def test_null_keys_join_nothing_and_are_rows_alone_in_outer_joins():
@@ -238,18 +238,18 @@ def test_null_keys_join_nothing_and_are_rows_alone_in_outer_joins():
         operator = case.operator()
         assert operator.on_batch(case.carried(0, [(None, 1, 1)]), late=False) == []
         assert operator.on_batch(case.carried(1, [(None, 1, 1)]), late=False) == []
-        assert len(given_out(operator.on_watermark(TIME_MAX_US))) == alone
+        assert len(emitted(operator.on_watermark(TIME_MAX_US))) == alone
 
 
-def test_a_row_alone_is_given_out_when_time_has_passed_all_that_could_meet_it():
+def test_a_row_alone_is_emitted_when_time_has_passed_all_that_could_meet_it():
     case = Case("full", -5, 10)
     operator = case.operator()
     operator.on_batch(case.carried(0, [("a", 100, 1)]), late=False)
     operator.on_batch(case.carried(1, [("b", 100, 2)]), late=False)
     assert operator.on_watermark(105) == []
-    assert given_out(operator.on_watermark(106)) == [("b", None, None, 100, 2)]
+    assert emitted(operator.on_watermark(106)) == [("b", None, None, 100, 2)]
     assert operator.on_watermark(110) == []
-    assert given_out(operator.on_watermark(111)) == [("a", 100, 1, None, None)]
+    assert emitted(operator.on_watermark(111)) == [("a", 100, 1, None, None)]
 
 
 def test_nothing_is_kept_of_what_time_has_passed():
@@ -270,7 +270,7 @@ def test_nothing_is_kept_of_what_time_has_passed():
     assert [state.freeze() for state in operator.states().values()] == [()] * 4
 
 
-def test_what_has_met_before_a_restore_is_not_given_out_alone_after_it():
+def test_what_has_met_before_a_restore_is_not_emitted_alone_after_it():
     case = Case("full", 0, 10)
     operator = case.operator()
     operator.on_batch(case.carried(0, [("a", 5, 1), ("b", 5, 2)]), late=False)
@@ -278,7 +278,7 @@ def test_what_has_met_before_a_restore_is_not_given_out_alone_after_it():
     operator.on_watermark(5)
     operator = restored(operator, case.operator(), 5)
     operator.on_watermark(5)
-    assert given_out(operator.on_batch(case.carried(1, [("b", 15, 4)]), late=False)) == [("b", 5, 2, 15, 4)]
+    assert emitted(operator.on_batch(case.carried(1, [("b", 15, 4)]), late=False)) == [("b", 5, 2, 15, 4)]
     assert operator.on_watermark(TIME_MAX_US) == []
 
 
@@ -300,10 +300,10 @@ def test_late_rows_leave_with_nothing_on_the_other_side_and_ids_are_left_behind(
     (emit,) = operator.on_batch(fed.frame, late=True)
     assert emit.port == LATE
     assert emit.frame.columns == ["k", "ts", "v", "ts_right", "v_right"]
-    assert given_out(operator.on_batch(fed.frame, late=False)) == [(4, 11, 5, 10, 3)]
+    assert emitted(operator.on_batch(fed.frame, late=False)) == [(4, 11, 5, 10, 3)]
 
 
-def test_rows_behind_the_last_watermark_are_late():
+def test_rows_older_than_the_last_watermark_are_late():
     case = Case("inner", -1, 1)
     operator = case.operator()
     operator.on_watermark(TIME_MAX_US)
@@ -317,9 +317,9 @@ def test_whole_numbers_of_any_width_are_compared(how):
     operator = case.operator()
     operator.on_batch(case.carried(0, [(1, 1, 1)]), late=False)
     out = operator.on_batch(case.carried(1, [(1, 1, 2), (2**40, 1, 3)]), late=False)
-    assert given_out(out) == [(1, 1, 1, 1, 2)]
+    assert emitted(out) == [(1, 1, 1, 1, 2)]
     assert out[0].frame.schema["k"] == pl.Int64
-    alone = given_out(operator.on_watermark(TIME_MAX_US))
+    alone = emitted(operator.on_watermark(TIME_MAX_US))
     assert alone == ([(2**40, None, None, 1, 3)] if how in {"right", "full"} else [])
 
 
@@ -328,7 +328,7 @@ def test_a_key_with_many_rows_costs_what_it_gives():
     operator = case.operator()
     rows = 30_000
     operator.on_batch(case.carried(0, [("a", 10 * number, number) for number in range(rows)]), late=False)
-    out = given_out(
+    out = emitted(
         operator.on_batch(case.carried(1, [("a", 10 * number + 1, number) for number in range(rows)]), late=False)
     )
     assert len(out) == rows
@@ -383,4 +383,4 @@ def test_several_keys_of_other_names_and_the_time_itself_as_a_key():
             out += operator.on_batch(fed.frame, late=False)
     out += operator.on_watermark(TIME_MAX_US)
     assert out[0].frame.columns == ["a", "b", "ts", "c"]
-    assert given_out(out) == [(None, 1.0, 0, "y"), ("x", -0.0, 0, "x")]
+    assert emitted(out) == [(None, 1.0, 0, "y"), ("x", -0.0, 0, "x")]

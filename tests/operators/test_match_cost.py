@@ -124,7 +124,7 @@ def test_threads_that_stand_alike_are_as_good_as_one(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("within_us", [2**62, 2**63 - 1, 2**70])
-def test_a_span_behind_which_there_is_no_time_is_refused(within_us):
+def test_a_span_after_which_there_is_no_time_is_refused(within_us):
     with pytest.raises(PipelineError, match="within must be"):
         as_in_sql(stage("a", of("a")), stage("b", of("b")), within_us=within_us)
 

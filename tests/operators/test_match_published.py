@@ -36,7 +36,7 @@ def test_a_pair_is_found_as_its_contiguity_says(follow, found):
         ({"combinations": True}, ["a b1 b2 b3 c", "a b1 b2 c", "a b1 b3 c", "a b1 c", "a b2 b3 c", "a b2 c", "a b3 c"]),
     ],
 )
-def test_rows_of_a_loop_follow_each_other_as_they_are_told(how, found):
+def test_rows_of_a_loop_follow_each_other_as_declared(how, found):
     assert matches(pattern(**how), "a b1 d1 b2 d2 b3 c", skip="none") == found
 
 

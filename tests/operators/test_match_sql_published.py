@@ -31,7 +31,7 @@ def stage(name, predicate=None, least=1, most=1, **more):
 
 
 def found(stages, prices, measures, *, step_s=1, ends=True, **options):
-    """One row a match; times as seconds behind the first row."""
+    """One row per match; times as seconds after the first row."""
     step = p.Match(
         name="m", input=p.Input("ticker"), keys=("symbol",), pattern="m", stages=tuple(stages), choose="preferred",
         own_row=True, measures=tuple(measures), **options,

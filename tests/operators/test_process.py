@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.operators.process_model import (
     EPOCH,
-    TOLD,
+    OUT_SCHEMA,
     US,
     again,
     barrier,
@@ -27,7 +27,7 @@ from tests.operators.process_model import (
     rounds,
     rows_out,
     telling,
-    told,
+    texts,
     us,
 )
 from tests.operators.subtasks import Subtasks, bits, shown
@@ -63,20 +63,21 @@ def test_ordered_functions_see_and_give_what_a_plain_model_does(happens, chunk_i
 # Timers.
 
 
-def test_a_timer_comes_behind_the_rows_of_its_time_and_before_later_ones():
+def test_a_timer_comes_after_the_rows_of_its_time_and_before_later_ones():
     def tell(self, row, ctx):
         if row["op"] == "set":
             ctx.set_timer("t", after=2 * US)
         return f"row {row['op']} {us(ctx.time)}"
 
-    operator = made(telling(tell, lambda self, timer, ctx: f"timer {us(timer.time)}"), out=TOLD)
+    operator = made(telling(tell, lambda self, timer, ctx: f"timer {us(timer.time)}"), out=OUT_SCHEMA)
     rows = [("a", 3, "late", 0), ("a", 1, "set", 0), ("a", 4, "last", 0), ("a", 2, "between", 0)]
-    assert told(operator, *rows) == ["row set 1", "row between 2", "row late 3", "timer 3", "row last 4"]
+    assert texts(operator, *rows) == ["row set 1", "row between 2", "row late 3", "timer 3", "row last 4"]
 
 
 def test_a_timer_waits_until_the_watermark_has_passed_its_time():
     operator = made(
-        telling(lambda self, row, ctx: ctx.set_timer(at=EPOCH + 9 * US), lambda self, timer, ctx: "fired"), out=TOLD
+        telling(lambda self, row, ctx: ctx.set_timer(at=EPOCH + 9 * US), lambda self, timer, ctx: "fired"),
+        out=OUT_SCHEMA,
     )
     calls(operator, ("a", 1, "", 0))
     assert operator.on_watermark(9) == []
@@ -88,7 +89,7 @@ def test_a_timer_that_sets_itself_again_for_ever_is_an_error_at_the_end_and_ende
     def again_(self, timer, ctx):
         ctx.set_timer(after=1 * US)
 
-    operator = made(telling(lambda self, row, ctx: ctx.set_timer(after=1 * US), again_), out=TOLD)
+    operator = made(telling(lambda self, row, ctx: ctx.set_timer(after=1 * US), again_), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     with (
         patch.object(process, "END_TIMERS_MAX", 50),
@@ -106,9 +107,9 @@ def test_a_timer_that_sets_itself_again_for_ever_is_an_error_at_the_end_and_ende
         if row["op"] == "begin":
             ctx.set_timer(after=1 * US)
 
-    operator = made(telling(begin, until_the_end), out=TOLD)
+    operator = made(telling(begin, until_the_end), out=OUT_SCHEMA)
     # Between rows the end has not come, even if all rows are there.
-    assert told(operator, ("a", 1, "begin", 0), ("a", 4, "", 0)) == ["False", "False", "True"]
+    assert texts(operator, ("a", 1, "begin", 0), ("a", 4, "", 0)) == ["False", "False", "True"]
 
 
 def test_a_timer_set_by_a_timer_must_be_later():
@@ -117,7 +118,7 @@ def test_a_timer_set_by_a_timer_must_be_later():
             lambda self, row, ctx: ctx.set_timer("one", after="1s"),
             lambda self, timer, ctx: ctx.set_timer("two", at=timer.time),
         ),
-        out=TOLD,
+        out=OUT_SCHEMA,
     )
     calls(operator, ("a", 1, "", 0))
     with pytest.raises(TaskError, match=r"step fn, key 'a': set_timer\('two'\).*Set a later time"):
@@ -137,7 +138,7 @@ def test_a_timer_set_by_a_timer_must_be_later():
     ],
 )
 def test_timers_that_make_no_sense_are_refused_with_step_and_key(wrong, says):
-    operator = made(telling(lambda self, row, ctx: ctx.set_timer(**wrong)), out=TOLD)
+    operator = made(telling(lambda self, row, ctx: ctx.set_timer(**wrong)), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     with pytest.raises(TaskError, match=rf"step fn, key 'a': set_timer.*{says}"):
         operator.on_watermark(TIME_MAX_US)
@@ -154,11 +155,11 @@ def ringing(span: Any) -> type[KeyedFunction]:
 
 def test_timers_by_the_clock_count_from_the_barrier_and_ring_at_one():
     function = ringing({"after": 10 * US})
-    operator = made(function, out=TOLD)
+    operator = made(function, out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     operator.on_watermark(5)
     assert barrier(operator, 100) == []
-    operator = again(operator, function, 5, out=TOLD)
+    operator = again(operator, function, 5, out=OUT_SCHEMA)
     assert barrier(operator, 109) == []
     # Event time has come to 5, and that is what rows given now carry.
     assert rows_out(barrier(operator, 110)) == [("timer", 5, "110")]
@@ -166,7 +167,7 @@ def test_timers_by_the_clock_count_from_the_barrier_and_ring_at_one():
 
 
 def test_timers_by_the_clock_can_be_set_for_a_time_and_taken_back_and_do_not_ring_when_time_has_ended():
-    operator = made(ringing({"at": EPOCH + 50 * US}), out=TOLD)
+    operator = made(ringing({"at": EPOCH + 50 * US}), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0), ("b", 1, "", 0))
     operator.on_watermark(5)
     assert barrier(operator, 49) == []
@@ -180,7 +181,7 @@ def test_timers_by_the_clock_can_be_set_for_a_time_and_taken_back_and_do_not_rin
         ctx.delete_timer("ring", clock=True)
         ctx.delete_timer("none")
 
-    operator = made(telling(set_and_delete), out=TOLD)
+    operator = made(telling(set_and_delete), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     operator.on_watermark(5)
     assert barrier(operator, 10) == barrier(operator, 10**9) == []
@@ -191,7 +192,7 @@ def test_a_clock_timer_that_sets_itself_rings_once_a_barrier():
         ctx.set_timer(timer.name, at=timer.time, clock=True)
         return us(timer.time)
 
-    operator = made(telling(lambda self, row, ctx: ctx.set_timer(at=EPOCH, clock=True), ring), out=TOLD)
+    operator = made(telling(lambda self, row, ctx: ctx.set_timer(at=EPOCH, clock=True), ring), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     operator.on_watermark(5)
     assert [len(rows_out(barrier(operator, now))) for now in (1, 2, 3)] == [1, 1, 1]

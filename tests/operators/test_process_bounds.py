@@ -1,4 +1,4 @@
-"""What keyed functions cost and keep over a long time, and the times that they can be told."""
+"""What keyed functions cost and keep over a long time, and the times that they accept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import polars as pl
 import pytest
-from tests.operators.process_model import SCHEMA, TOLD, US, barrier, calls, frame, made, rows_out, telling, told
+from tests.operators.process_model import OUT_SCHEMA, SCHEMA, US, barrier, calls, frame, made, rows_out, telling, texts
 
 from fordstone import KeyedFunction, ValueState
 from fordstone.errors import TaskError
@@ -102,4 +102,4 @@ def test_rows_beyond_the_years_that_python_has_are_refused_with_their_column(at_
 def test_timers_for_which_there_is_no_time_are_refused_when_they_are_set(setting, says):
     function = telling(lambda self, row, ctx: ctx.set_timer("far", **setting))
     with pytest.raises(TaskError, match=says):
-        told(made(function, out=TOLD), ("a", 1, "", 1))
+        texts(made(function, out=OUT_SCHEMA), ("a", 1, "", 1))

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from tests.operators.process_model import (
     EPOCH,
-    TOLD,
+    OUT_SCHEMA,
     US,
     again,
     barrier,
@@ -19,7 +19,7 @@ from tests.operators.process_model import (
     made,
     rows_out,
     telling,
-    told,
+    texts,
     us,
 )
 
@@ -83,7 +83,7 @@ def test_without_event_time_rows_are_taken_as_they_come_and_a_ttl_goes_by_the_cl
 
 
 def test_event_timers_need_event_time():
-    operator = made(telling(lambda self, row, ctx: ctx.set_timer(after="1s")), out=TOLD, time=None, ordered=False)
+    operator = made(telling(lambda self, row, ctx: ctx.set_timer(after="1s")), out=OUT_SCHEMA, time=None, ordered=False)
     with pytest.raises(TaskError, match=r"no event time.*clock=True"):
         operator.on_batch(frame([("a", 1, "", 0)]), late=False)
 
@@ -94,7 +94,7 @@ def test_unordered_rows_with_time_come_at_once_and_late_ones_leave():
             lambda self, row, ctx: ctx.set_timer("t", at=EPOCH + 1 * US) or us(ctx.time),
             lambda self, timer, ctx: us(timer.time),
         ),
-        out=TOLD,
+        out=OUT_SCHEMA,
         ordered=False,
     )
     assert [row[2] for row in rows_out(operator.on_batch(frame([("a", 5, "", 0), ("b", 2, "", 0)]), late=False))] == [
@@ -138,7 +138,7 @@ def test_a_checkpoint_holds_the_chunks_that_changed_and_no_more():
             if row["op"] == "one":
                 self.by_name[0] = 5
 
-    operator = made(Long, out=TOLD)
+    operator = made(Long, out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 1000), ("b", 1, "", 3))
     operator.on_watermark(2)
     barrier(operator)
@@ -168,15 +168,15 @@ def test_what_is_read_back_is_what_was_set_whether_or_not_it_was_written_meanwhi
                 self.when.set(dt.datetime(2024, 1, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=2))))
                 self.tags.set((0.1, None, 2))
             self.tags.get().append(9)  # its own copy
-            told = [self.f.get(), self.d.get(), self.money.get(), self.when.get(), self.tags.get()]
-            yield {"k": "a", "ts": row["ts"], "told": repr(told)}
+            values = [self.f.get(), self.d.get(), self.money.get(), self.when.get(), self.tags.get()]
+            yield {"k": "a", "ts": row["ts"], "text": repr(values)}
 
-    operator = made(Kinds, out=TOLD)
+    operator = made(Kinds, out=OUT_SCHEMA)
     calls(operator, ("a", 1, "set", 0), ("a", 2, "", 0))
     at_once = [row[2] for row in rows_out(operator.on_watermark(3))]
     barrier(operator)
-    operator = again(operator, Kinds, 3, out=TOLD)
-    assert {*at_once, *told(operator, ("a", 4, "", 0))} == {at_once[0]}
+    operator = again(operator, Kinds, 3, out=OUT_SCHEMA)
+    assert {*at_once, *texts(operator, ("a", 4, "", 0))} == {at_once[0]}
     assert "Decimal('7.00')" in at_once[0]
     assert "0.10000000149011612" in at_once[0]
 
@@ -194,7 +194,7 @@ def test_what_is_read_back_is_what_was_set_whether_or_not_it_was_written_meanwhi
     ],
 )
 def test_values_of_another_type_are_refused_with_step_key_and_state(change, says):
-    operator = made(telling(lambda self, row, ctx: change(self)), out=TOLD)
+    operator = made(telling(lambda self, row, ctx: change(self)), out=OUT_SCHEMA)
     calls(operator, ("a", 1, "", 0))
     with pytest.raises(SchemaError, match=rf"step fn, key 'a': .*{says}"):
         operator.on_watermark(TIME_MAX_US)
@@ -208,9 +208,9 @@ def test_nan_and_both_zeros_are_one_key_each():
 
         def process(self, row, ctx):
             self.n.set(self.n.get(0) + 1)
-            return {"told": f"{ctx.key} {self.n.get()}"}
+            return {"text": f"{ctx.key} {self.n.get()}"}
 
-    options: dict[str, Any] = {"keys": ("x",), "schema": schema, "out": {"told": "string"}}
+    options: dict[str, Any] = {"keys": ("x",), "schema": schema, "out": {"text": "string"}}
     operator = made(Count, **options)
 
     def some(*xs: float) -> pl.DataFrame:
@@ -227,26 +227,26 @@ def test_nan_and_both_zeros_are_one_key_each():
 def test_without_a_key_there_is_one_group_and_with_several_the_key_is_a_tuple():
     rows = [("a", 1, "p", 0), ("b", 2, "q", 0)]
     tell = telling(lambda self, row, ctx: self.value.set(self.value.get(0) + 1) or f"{ctx.key} {self.value.get()}")
-    assert told(made(tell, keys=(), out=TOLD), *rows) == ["() 1.0", "() 2.0"]
-    assert told(made(tell, keys=("k", "op"), out=TOLD), *rows) == ["('a', 'p') 1.0", "('b', 'q') 1.0"]
+    assert texts(made(tell, keys=(), out=OUT_SCHEMA), *rows) == ["() 1.0", "() 2.0"]
+    assert texts(made(tell, keys=("k", "op"), out=OUT_SCHEMA), *rows) == ["('a', 'p') 1.0", "('b', 'q') 1.0"]
 
 
-# What is given out.
+# What is emitted.
 
 
 @pytest.mark.parametrize(
     ("gives", "error", "says"),
     [
         (
-            lambda ctx: [{"k": "a", "ts": ctx.time, "told": "x", "more": 1}],
+            lambda ctx: [{"k": "a", "ts": ctx.time, "text": "x", "more": 1}],
             SchemaError,
             "step fn: the function gave more",
         ),
-        (lambda ctx: [{"k": 1, "ts": ctx.time, "told": "x"}], SchemaError, "not of the declared type"),
+        (lambda ctx: [{"k": 1, "ts": ctx.time, "text": "x"}], SchemaError, "not of the declared type"),
         (lambda ctx: ["text"], TaskError, "step fn: the function gave str 'text'; records are dicts"),
-        (lambda ctx: [{"k": "a", "told": "x"}], SchemaError, "whose ts is missing: it would be late"),
+        (lambda ctx: [{"k": "a", "text": "x"}], SchemaError, "whose ts is missing: it would be late"),
         (
-            lambda ctx: [{"k": "a", "ts": ctx.time - US, "told": "x"}],
+            lambda ctx: [{"k": "a", "ts": ctx.time - US, "text": "x"}],
             SchemaError,
             "whose ts is before 1970-01-01 00:00:00.000005",
         ),
@@ -257,7 +257,7 @@ def test_rows_that_do_not_fit_are_refused(gives, error, says):
         def process(self, row, ctx):
             return gives(ctx)
 
-    operator = made(Gives, out=TOLD)
+    operator = made(Gives, out=OUT_SCHEMA)
     calls(operator, ("a", 5, "", 0))
     with pytest.raises(error, match=says):
         operator.on_watermark(TIME_MAX_US)
@@ -266,9 +266,9 @@ def test_rows_that_do_not_fit_are_refused(gives, error, says):
 def test_missing_columns_are_null_and_later_times_are_allowed():
     class Gives(KeyedFunction):
         def process(self, row, ctx):
-            return [{"ts": ctx.time + US}, {"ts": ctx.time, "k": "b", "told": "x"}]
+            return [{"ts": ctx.time + US}, {"ts": ctx.time, "k": "b", "text": "x"}]
 
-    operator = made(Gives, out=TOLD)
+    operator = made(Gives, out=OUT_SCHEMA)
     calls(operator, ("a", 5, "", 0))
     assert rows_out(operator.on_watermark(TIME_MAX_US)) == [(None, 6, None), ("b", 5, "x")]
 
@@ -277,7 +277,7 @@ def test_times_of_window_results_are_those_of_their_column():
     function = telling(
         lambda self, row, ctx: ctx.set_timer(at=ctx.time) or us(ctx.time), lambda self, timer, ctx: us(timer.time)
     )
-    operator = made(function, out=TOLD, time=EventTime(column="ts", shift_us=-1))
+    operator = made(function, out=OUT_SCHEMA, time=EventTime(column="ts", shift_us=-1))
     calls(operator, ("a", 10, "", 0))
     assert operator.on_watermark(9) == []
     assert rows_out(operator.on_watermark(10)) == [("a", 10, "10"), ("timer", 10, "10")]
@@ -287,14 +287,14 @@ def test_errors_of_the_function_carry_step_key_and_row():
     def fail(self, row, ctx):
         raise RuntimeError("the sensor table is locked")
 
-    operator = made(telling(fail), out=TOLD)
+    operator = made(telling(fail), out=OUT_SCHEMA)
     calls(operator, ("a", 5, "", 0))
     with pytest.raises(RuntimeError, match="locked") as caught:
         operator.on_watermark(TIME_MAX_US)
     (note,) = caught.value.__notes__
     assert note.startswith("in step fn, process() for key 'a', on row {'k': 'a'")
 
-    operator = made(telling(lambda self, row, ctx: ctx.set_timer("t", after="0s"), fail), out=TOLD)
+    operator = made(telling(lambda self, row, ctx: ctx.set_timer("t", after="0s"), fail), out=OUT_SCHEMA)
     calls(operator, ("a", 5, "", 0), ("a", 6, "", 0))
     with pytest.raises(RuntimeError) as caught:
         operator.on_watermark(TIME_MAX_US)

@@ -149,7 +149,7 @@ def test_many_keys_in_disorder_give_what_duckdb_gives(seed, gap_us, disorder_us,
     rows.sort(key=lambda row: row[1] + rng.randint(0, disorder_us))
     columns = {"n": "count(*)", "total": "sum(i)", "lo": "min(x)", "hi": "max(x)", "mean": "avg(x)"}
     tasks = Subtasks(make=lambda: sessions(gap_us=gap_us, columns=columns), frame=frame, parallelism=2)
-    tasks.feed(rows, batch_rows=batch_rows, behind_us=disorder_us, rng=rng)
+    tasks.feed(rows, batch_rows=batch_rows, lag_us=disorder_us, rng=rng)
     assert tasks.late == []
     tasks.check_query(DUCKDB.format(gap=gap_us), rows)
 

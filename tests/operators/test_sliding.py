@@ -222,7 +222,7 @@ def test_a_row_of_which_one_window_has_closed_is_late_as_a_whole():
 
 
 @pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
-def test_nothing_is_given_out_again_after_a_restore(window):
+def test_nothing_is_emitted_again_after_a_restore(window):
     operator = operator_of(window)
     operator.on_batch(frame([one("a", 5)]), late=False)
     ends = windows_of(5, window)
@@ -235,7 +235,7 @@ def test_nothing_is_given_out_again_after_a_restore(window):
     assert len(results(operator, TIME_MAX_US)) == len(rest)
 
 
-def test_a_checkpoint_holds_one_row_a_key_and_pane_and_none_that_no_window_needs():
+def test_a_checkpoint_holds_one_row_per_key_and_pane_and_none_that_no_window_needs():
     operator = operator_of(Sliding(60, 10))
     for time in range(0, 100, 2):
         operator.on_batch(frame([one("ab"[time % 4 // 2], time)] * 3), late=False)
@@ -298,7 +298,7 @@ def test_after_a_restore_no_more_is_merged_than_the_panes_of_the_windows_that_cl
     assert sum(merged) == 50
 
 
-def test_without_keys_all_rows_are_in_one_row_a_window():
+def test_without_keys_all_rows_are_in_one_row_per_window():
     step, setting = planned(Sliding(4, 2), EXACT, keys=())
     operator, feeder = make_operator(step, setting), make_feeder(step, 0, setting)
     assert feeder is not None

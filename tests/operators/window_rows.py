@@ -1,4 +1,4 @@
-"""Windows by time: rows for them, a plain loop that finds what lies in each, and subtasks behind a combiner.
+"""Windows by time: rows for them, a plain loop that finds what lies in each, and subtasks after a combiner.
 
 For the tests of tumbling and sliding windows, with and without early results.
 """
@@ -140,7 +140,7 @@ def shown(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> Counter[Any]:
 
 @dataclass
 class Windows:
-    """Subtasks of a step behind its combiner, and the rows that count."""
+    """Subtasks of a step after its combiner, and the rows that count."""
 
     window: Sliding | Tumbling
     aggregates: dict[str, str]

@@ -111,7 +111,7 @@ def test_running_results_end_as_those_on_one_machine(raw: bool, tmp_path: Path) 
     same_rows(last(in_two_tiers(build, tmp_path, raw=raw)), last(on_one_machine(build, tmp_path)))
 
 
-def test_columns_that_stay_behind_change_no_result(tmp_path: Path) -> None:
+def test_columns_that_stay_at_the_edge_change_no_result(tmp_path: Path) -> None:
     def build(stream: Stream) -> Stream:
         return stream.group_by("k").window(session("2s")).agg(name="sums", n="count(*)", top="max(x)")
 
@@ -175,7 +175,7 @@ def test_partial_rows_of_another_version_of_an_aggregate_are_refused_rather_than
 )
 def test_of_windows_that_close_together_a_control_table_has_the_newest_of_each_key(window: Any, tmp_path: Path) -> None:
     keys = [f"device {number}" for number in range(30)]
-    # A silence behind every other row: a session ends there.
+    # A silence after every other row: a session ends there.
     sent = [(key, START + timedelta(seconds=2 * at), float(at), "") for at in range(40) for key in keys]
     pipeline = Pipeline("fleet")
     pipeline.control("newest", schema={"k": "string", "x": "double"}, key="k")

@@ -129,12 +129,12 @@ def test_sealed_epochs_are_computed_again_alike_with_another_number_of_subtasks(
         for partition in range(3):
             source.append(partition, [record((rng.choice("abc"), 5 * rng.randint(0, 9), 0.5)) for _ in range(20)])
         started: list[int] = []
-        told: list[int] = []
+        stopped: list[int] = []
 
         def stop(progress: Progress) -> None:
             started.append(progress.epoch)
-            if not told and progress.epoch >= started[0] + 3 and progress.rows_in >= 60:
-                told.append(progress.epoch)
+            if not stopped and progress.epoch >= started[0] + 3 and progress.rows_in >= 60:
+                stopped.append(progress.epoch)
                 signal.raise_signal(signal.SIGTERM)
 
         pipeline.run(
@@ -154,9 +154,9 @@ def test_sealed_epochs_are_computed_again_alike_with_another_number_of_subtasks(
         manifest.unlink()
     compared: list[int] = []
 
-    def counted(cut: Any, sink: str, sealed: Any, rebuilt: Any, **options: Any) -> list[pl.DataFrame]:
+    def counted(cut: Any, sink: str, sealed: Any, replayed: Any, **options: Any) -> list[pl.DataFrame]:
         compared.append(sum(run.rows for segment in cut.segments for run in segment.runs))
-        return extra_rows(cut, sink, sealed, rebuilt, **options)
+        return extra_rows(cut, sink, sealed, replayed, **options)
 
     with patch.object(replay, "extra_rows", counted):
         more(1, bounded=True)

@@ -208,7 +208,7 @@ def on_the_command_line(tmp_path: Path, *options: str) -> str:
     return result.stdout
 
 
-def test_the_command_words_the_center_as_on_spark_unless_told_otherwise(tmp_path: Path):
+def test_the_command_words_the_center_as_on_spark_unless_set_otherwise(tmp_path: Path):
     plan = cold_chain().plan()
     assert on_the_command_line(tmp_path) == explain(plan, center=describe_center)
     assert on_the_command_line(tmp_path, "--on", "edge", "--parallelism", "2") == explain(plan, parallelism=2)

@@ -159,7 +159,7 @@ def test_a_partial_row_that_has_no_type_of_ours_does_not_cross(monkeypatch):
     crossing = crossing_of(lambda stream: sunk(grouped(stream).agg(mid="median(temp)", name="mids")))
     assert not crossing.partial
     assert crossing.pushed.reason.startswith("partial rows of mids cannot cross: Polars type UInt8")
-    # Then at least what nobody reads stays behind.
+    # Then at least the columns that no step reads stay at the edge.
     assert list(crossing.schema) == ["device", "ts", "temp"]
 
 

@@ -28,7 +28,7 @@ def test_without_holding_rows_of_the_next_epoch_pass():
     assert alignment.arrive(1, Attempt(1)) == Arrival.SNAPSHOT
 
 
-def test_a_newer_attempt_lets_go_of_what_an_older_one_held():
+def test_a_newer_attempt_releases_what_an_older_one_held():
     alignment = Alignment(3, hold=True)
     arrivals(alignment, (0, 1), (1, 1))
     assert alignment.arrive(2, Attempt(2)) == Arrival.WAITING
@@ -73,7 +73,7 @@ def test_the_only_channel_has_nothing_to_log():
     assert overtaking.complete
 
 
-def test_a_newer_overtaking_barrier_begins_anew_and_the_older_is_stale():
+def test_a_newer_overtaking_barrier_starts_over_and_the_older_is_stale():
     overtaking = Overtaking(2)
     overtaking.arrive(0, Attempt(1))
     assert overtaking.arrive(0, Attempt(2)) == Arrival.SNAPSHOT

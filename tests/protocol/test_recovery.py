@@ -25,17 +25,17 @@ TABLE = {
     "only a remote copy is left": ([remote(5)], set(), Resume(epoch=5, where="remote")),
     "local is preferred at the same epoch": ([remote(5), local(5)], set(), Resume(epoch=5, where="local")),
     "a newer remote wins over an older local": ([local(4), remote(5)], set(), Resume(epoch=5, where="remote")),
-    "a damaged older one is told and does no harm": (
+    "a damaged older one is reported and does no harm": (
         [local(1, BAD), local(2)],
         set(),
         Resume(epoch=2, where="local", damaged=(local(1, BAD),)),
     ),
-    "the newest is damaged and rebuilt": (
+    "the newest is damaged and replayed": (
         [local(2), local(3, BAD)],
         {3},
-        Resume(epoch=2, where="local", rebuild=(3,), damaged=(local(3, BAD),)),
+        Resume(epoch=2, where="local", replay=(3,), damaged=(local(3, BAD),)),
     ),
-    "a whole remote copy saves the rebuilding": (
+    "a whole remote copy saves the replay": (
         [local(2), local(3, BAD), remote(3)],
         set(),
         Resume(epoch=3, where="remote", damaged=(local(3, BAD),)),
@@ -43,22 +43,22 @@ TABLE = {
     "a damaged remote copy seals its epoch too": (
         [local(2), remote(3, BAD)],
         {3},
-        Resume(epoch=2, where="local", rebuild=(3,), damaged=(remote(3, BAD),)),
+        Resume(epoch=2, where="local", replay=(3,), damaged=(remote(3, BAD),)),
     ),
-    "several are rebuilt in order": (
+    "several are replayed in order": (
         [local(2), local(3, BAD), local(4, BAD), local(5, BAD)],
         {1, 2, 3, 4, 5, 6},
-        Resume(epoch=2, where="local", rebuild=(3, 4, 5), damaged=(local(3, BAD), local(4, BAD), local(5, BAD))),
+        Resume(epoch=2, where="local", replay=(3, 4, 5), damaged=(local(3, BAD), local(4, BAD), local(5, BAD))),
     ),
-    "epochs without any manifest in between are rebuilt too": (
+    "epochs without any manifest in between are replayed too": (
         [local(2), local(5, BAD)],
         {3, 4, 5},
-        Resume(epoch=2, where="local", rebuild=(3, 4, 5), damaged=(local(5, BAD),)),
+        Resume(epoch=2, where="local", replay=(3, 4, 5), damaged=(local(5, BAD),)),
     ),
     "none is whole but every cut is there": (
         [local(1, BAD), local(2, BAD)],
         {1, 2},
-        Resume(epoch=0, where="empty", rebuild=(1, 2), damaged=(local(1, BAD), local(2, BAD))),
+        Resume(epoch=0, where="empty", replay=(1, 2), damaged=(local(1, BAD), local(2, BAD))),
     ),
 }
 
@@ -92,7 +92,7 @@ def test_a_sealed_epoch_that_can_be_neither_read_nor_rebuilt_stops_the_node(
 
 def test_new_work_starts_after_what_is_sealed() -> None:
     assert Resume(epoch=4, where="local").next_epoch == 5
-    assert Resume(epoch=4, where="local", rebuild=(5, 6)).next_epoch == 7
+    assert Resume(epoch=4, where="local", replay=(5, 6)).next_epoch == 7
 
 
 def test_an_absurd_epoch_costs_neither_time_nor_memory() -> None:
@@ -102,7 +102,7 @@ def test_an_absurd_epoch_costs_neither_time_nor_memory() -> None:
     assert decision.missing_cuts == ((6, 10**12 - 1),)
 
 
-def test_many_gaps_are_told_shortly() -> None:
+def test_many_gaps_are_described_shortly() -> None:
     decision = decide_recovery([local(1000, BAD)], set(range(0, 1000, 2)))
     assert isinstance(decision, CannotResume)
     assert "492 more stretches" in decision.reason
@@ -121,7 +121,7 @@ FACTS = st.lists(
 
 
 @given(facts=FACTS, cuts=st.sets(st.integers(1, 12)))
-def test_whatever_the_facts_no_sealed_epoch_is_done_anew_and_none_is_skipped(facts: Any, cuts: Any) -> None:
+def test_whatever_the_facts_no_sealed_epoch_is_done_again_and_none_is_skipped(facts: Any, cuts: Any) -> None:
     decision = decide_recovery(facts, cuts)
     sealed = {fact.epoch for fact in facts}
     whole = {(fact.epoch, fact.where) for fact in facts if fact.problem is None}
@@ -132,8 +132,8 @@ def test_whatever_the_facts_no_sealed_epoch_is_done_anew_and_none_is_skipped(fac
             assert decision.next_epoch == max(sealed) + 1
             assert (decision.epoch, decision.where) in whole or (decision.epoch, decision.where) == (0, "empty")
             assert decision.epoch == max((epoch for epoch, _ in whole), default=0)
-            assert list(decision.rebuild) == list(range(decision.epoch + 1, max(sealed) + 1))
-            assert set(decision.rebuild) <= cuts
+            assert list(decision.replay) == list(range(decision.epoch + 1, max(sealed) + 1))
+            assert set(decision.replay) <= cuts
             assert set(decision.damaged) == {fact for fact in facts if fact.problem}
         case CannotResume():
             assert any(epoch not in cuts for epoch in range(decision.newest_whole + 1, max(sealed) + 1))

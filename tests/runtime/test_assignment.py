@@ -40,16 +40,16 @@ def test_partitions_stay_with_their_readers(manifest: Manifest) -> None:
     assert assign(CUTS, 2, had)[1]["c"] == CUTS["c"]
 
 
-def test_after_rescaling_all_are_dealt_out_anew(manifest: Manifest) -> None:
+def test_after_rescaling_all_are_assigned_again(manifest: Manifest) -> None:
     assert readers(manifest, "rows", 3) == {}
     assert readers(msgspec.structs.replace(manifest, parallelism=3), "rows", 2) == {}
     assert [set(share) for share in assign(CUTS, 3, {})] == [{"a", "d"}, {"b"}, {"c"}]
     assert assign(CUTS, 3, {}) == assign(dict(reversed(CUTS.items())), 3, {})
 
 
-def test_newcomers_go_to_those_who_have_fewest() -> None:
+def test_new_partitions_go_to_the_subtasks_with_the_fewest() -> None:
     found = [PartitionId(name) for name in "abxyz"]
-    assert assign_new(found, [{"a": CUTS["a"], "b": CUTS["b"]}, {}]) == [("z",), ("x", "y")]
+    assert assign_new(found, {"a", "b"}, [2, 0]) == [("z",), ("x", "y")]
 
 
 def test_items_are_spread_evenly_by_size_and_no_task_is_empty():

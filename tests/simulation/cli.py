@@ -25,7 +25,7 @@ BLOCK = 25
 @click.option("--seeds", default=1000, show_default=True, help="How many seeds to run.")
 @click.option("--first", default=0, show_default=True, help="The first seed.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="How many processes.")
-@click.option("--stop-after", default=5, show_default=True, help="Stop when so many seeds have failed.")
+@click.option("--stop-after", default=5, show_default=True, help="Stop when this number of seeds has failed.")
 @click.option("--fleet", is_flag=True, help="Simulate fleets: nodes, a hub, a center and the network between them.")
 def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool) -> None:
     """Simulate the whole engine under seeds: random graphs, rows, interleavings and crashes.

@@ -135,7 +135,7 @@ class Fleet:
                 break
             self._step(calm=calm)
         else:
-            raise SimulationError(f"did not end within {STEPS_MAX} steps: {self._told()}")
+            raise SimulationError(f"did not end within {STEPS_MAX} steps: {self._describe()}")
         self._judge()
 
     def _hosts(self) -> list[Machine | Center]:
@@ -178,7 +178,7 @@ class Fleet:
                 center.crash()
 
     def _may_begin(self) -> bool:
-        """Where late rows of partial aggregates could not be told apart, the center begins when all nodes are known."""
+        """Where late rows of partial aggregates could not be distinguished, the center begins when all nodes are known."""
         return not self.scenario.pushes or all(self.ledger.accepted.get(node.name) for node in self.nodes)
 
     def _start(self, node: Node, machine: Machine) -> None:
@@ -272,10 +272,12 @@ class Fleet:
         center = self.center.needed() if self.center is not None else None
         for node in self.nodes:
             kept, epochs = self.hub.kept(node.name), self.ledger.accepted.get(node.name, {})
-            for who, behind in ((TAP, self.tap.position(node.name)), (CENTER, (center or {}).get(node.name, 0))):
-                gone = [epoch for epoch in epochs if epoch > behind and epoch not in kept]
+            for who, position in ((TAP, self.tap.position(node.name)), (CENTER, (center or {}).get(node.name, 0))):
+                gone = [epoch for epoch in epochs if epoch > position and epoch not in kept]
                 if gone and (who == TAP or center is not None):
-                    raise SimulationError(f"epochs {gone} of {node.name} are gone, and {who} may read from {behind} on")
+                    raise SimulationError(
+                        f"epochs {gone} of {node.name} are gone, and {who} may read from {position} on"
+                    )
 
     def _stray(self, node: Node) -> None:
         """Something that must not be taken: from a copy of a machine's disk, an earlier generation, or a bug far away."""
@@ -368,7 +370,7 @@ class Fleet:
         if strays:
             raise SimulationError(f"blobs that nothing names are kept: {sorted(strays)}")
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         machines = {machine.name: machine.state for node in self.nodes for machine in node.machines}
         heads = {node: len(known) for node, known in self.ledger.accepted.items()}
         read = {node.name: self.tap.position(node.name) for node in self.nodes}

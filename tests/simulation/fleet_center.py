@@ -63,8 +63,8 @@ class CenterEnds(ConnectorOpener):
             return super().sink(step)
         stream = self._job.types[step.input]
         owner = holder_of(self._host.disk, self._job.home)
-        told = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
-        return ControlSink(self._host.wire, told, pipeline=PIPELINE, control=CONTROL, keys=("k",))
+        sink_stream = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        return ControlSink(self._host.wire, sink_stream, pipeline=PIPELINE, control=CONTROL, keys=("k",))
 
 
 class Center(Host):
@@ -115,7 +115,7 @@ class Center(Host):
             self.engine, self.steps = None, []
 
     def needed(self) -> dict[str, int] | None:
-        """By node, the epoch behind which it may have to begin again; None: it does not run, so nobody knows."""
+        """By node, the epoch after which it may have to begin again; None: it does not run, so that is not known."""
         if self.engine is None or self._store is None:
             return None
         if not (epochs := self._store.epochs()):

@@ -1,6 +1,6 @@
 """The hub of a simulated fleet: the real log, decisions and retention, without HTTP, over blobs in memory that forget.
 
-Every call is carried out at once, by whoever asks. A crash comes at a failpoint of the hub, or between calls: the log keeps
+Every call is carried out at once, by its caller. A crash comes at a failpoint of the hub, or between calls: the log keeps
 what it has committed (its file lies in memory, where a sync costs nothing), blobs keep what was made durable.
 """
 
@@ -36,7 +36,7 @@ from fordstone.hub.messages import (
 )
 from fordstone.hub.server.handlers import check_commit, decoded
 from fordstone.hub.store import commits
-from fordstone.hub.store.blobs import BlobStore, Gate, Upload
+from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
@@ -71,7 +71,7 @@ class MemoryBlobs(BlobStore):
         self._settle(digest)
 
     def size(self, digest: str) -> int | None:
-        """Look. What is told to be there is durable."""
+        """Look. What is reported to be there is durable."""
         if digest not in self._there:
             return None
         self._settle(digest)
@@ -166,8 +166,8 @@ class FleetHub:
 
     def _open(self) -> None:
         self.log = HubLog(SqliteStore(self._folder / "log.sqlite"), clock_us=self._clock_us, failpoints=self)
-        self._gate = Gate()
-        self.retention = Retention(self.log, self.blobs, self._gate, keeping=Keeping(), failpoints=self)
+        self._locks = BlobLocks()
+        self.retention = Retention(self.log, self.blobs, self._locks, keeping=Keeping(), failpoints=self)
 
     # Blobs.
 
@@ -175,7 +175,7 @@ class FleetHub:
         """Store a blob as `Handlers.put_blob` does."""
         upload = Upload(self.blobs.beside())
         upload.write(data)
-        with self._gate.arrival(digest):
+        with self._locks.arrival(digest):
             upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
 
@@ -222,7 +222,7 @@ class FleetHub:
     # Readers and publishers.
 
     def stream_page(self, pipeline: str, stream: str, *, after: int) -> StreamPage:
-        """What was committed behind `after`."""
+        """What was committed after `after`."""
         return self.log.read(lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=PAGE_ENTRIES))
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
@@ -234,7 +234,7 @@ class FleetHub:
         return self.log.write(lambda tx: commits.publish(tx, pipeline, name, version)).result()
 
     def control_page(self, pipeline: str, name: str, *, after: int) -> ControlPage:
-        """Versions behind `after`."""
+        """Versions after `after`."""
         return self.log.read(lambda log: commits.control_page(log, pipeline, name, after=after, limit=VERSIONS_A_PAGE))
 
     # What only a simulation asks.

@@ -78,7 +78,7 @@ def _windows(sink: MemorySink) -> dict[tuple[int, int], tuple[int, int]]:
         for k, start, n, total in rows.select("k", "window_start", "n", "total").iter_rows():
             window = (k, second_of(start))
             if window in found:
-                raise SimulationError(f"window {window} was let out twice")
+                raise SimulationError(f"window {window} was emitted twice")
             found[window] = (n, total)
     return found
 

@@ -33,7 +33,7 @@ class SealedEpoch(msgspec.Struct, frozen=True):
     """The version of the control table that was taken when it ended."""
     ended: bool
     watermark_us: int
-    """How far time had come in the partition that is furthest behind."""
+    """How far time had come in the partition that is furthest too_low."""
     midway: tuple[int, ...] = ()
     """The versions that were taken at barriers within it: those of attempts that were given up."""
 
@@ -43,7 +43,7 @@ class Ledger:
     """Kept by the simulation; nothing in the fleet reads it."""
 
     lags: bool = False
-    """The stream that crosses comes from a step whose time may be behind that of the source."""
+    """The stream that crosses comes from a step whose time may lag that of the source."""
     sealed: dict[str, dict[int, SealedEpoch]] = field(default_factory=dict)
     """By machine and epoch."""
     again: dict[str, list[SealedEpoch]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Ledger:
         # Of epochs long ago nothing is kept; those that are must follow each other.
         first = entries[0][0] if entries else 1
         if first > len(known) + 1:
-            raise SimulationError(f"the hub has epoch {first} of {node} behind {len(known)}")
+            raise SimulationError(f"the hub has epoch {first} of {node} after {len(known)}")
         for place, (epoch, digest, generation) in enumerate(entries, start=first):
             if epoch != place:
                 raise SimulationError(f"the hub has epoch {epoch} of {node} where {place} is due")
@@ -123,11 +123,11 @@ class Ledger:
         runs = entry.streams[CUT].runs if CUT in entry.streams else ()
         if not any(runs == one.runs and entry.ended == one.ended for one in (sealed, *self.again.get(machine, ()))):
             raise SimulationError(f"the hub has epoch {entry.epoch} of {node} with other rows than {machine} sealed")
-        told_us = entry.streams[CUT].watermark_us
-        behind = told_us < sealed.watermark_us and not self.lags
-        if not entry.ended and (behind or told_us > sealed.watermark_us) and machine not in self.again:
+        declared_us = entry.streams[CUT].watermark_us
+        too_low = declared_us < sealed.watermark_us and not self.lags
+        if not entry.ended and (too_low or declared_us > sealed.watermark_us) and machine not in self.again:
             raise SimulationError(
-                f"epoch {entry.epoch} of {node} declares {told_us}, and its time is {sealed.watermark_us}"
+                f"epoch {entry.epoch} of {node} declares {declared_us}, and its time is {sealed.watermark_us}"
             )
 
     # Control tables.

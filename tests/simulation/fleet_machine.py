@@ -121,7 +121,7 @@ class Machine(Host):
         if self.take_over and self.link.outbox.sent and self.engine.writer.epoch > self.link.outbox.sent > 0:
             self.take_over = False
         if self.engine.over and not self.engine.config.bounded:
-            # It was told to stop: what is not sent yet waits for the next start.
+            # It was stopped: what is not sent yet waits for the next start.
             self.state, self.engine, self.steps = "off", None, []
         elif self.idle and not self.link.outbox.epochs:
             self.state, self.engine, self.steps = "ended", None, []

@@ -121,13 +121,13 @@ def gc_takes_what_nobody_has_passed() -> Iterator[None]:
 
 @contextmanager
 def named_blobs_are_not_counted() -> Iterator[None]:
-    """Blobs go after their grace time, whoever names them."""
+    """Blobs are removed after their grace time, also those that an epoch names."""
     with patch.object(LogWriter, "_add_references", lambda *_: None):
         yield
 
 
 @contextmanager
-def blob_told_before_it_is_durable() -> Iterator[None]:
+def blob_reported_before_it_is_durable() -> Iterator[None]:
     """The hub says that it has a blob whose name is not synced."""
     with patch.object(MemoryBlobs, "_settle", lambda *_: None):
         yield
@@ -171,7 +171,7 @@ def sender_takes_silence_for_yes() -> Iterator[None]:
 
 
 @contextmanager
-def position_told_before_the_seal() -> Iterator[None]:
+def position_reported_before_the_seal() -> Iterator[None]:
     """The center tells the hub what it has read rather than what it has sealed."""
     original = HubReader.read
 
@@ -209,11 +209,11 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         fold_loses_an_epoch,
         gc_takes_what_nobody_has_passed,
         named_blobs_are_not_counted,
-        blob_told_before_it_is_durable,
+        blob_reported_before_it_is_durable,
         node_drops_entries_before_the_answer,
         node_collects_unsent_runs,
         sender_takes_silence_for_yes,
-        position_told_before_the_seal,
+        position_reported_before_the_seal,
         control_taken_without_a_barrier,
     )
 }

@@ -1,7 +1,7 @@
 """The network of a simulated fleet: requests and answers are lost, come late, come twice, or come after others.
 
-Whoever asks has a `Wire`, which speaks as `hub.client.HubClient` does. A request that comes late is carried out when its
-asker has long given it up, perhaps after it was started anew, or after somebody has taken over.
+Each client has a `Wire`, which speaks as `hub.client.HubClient` does. A request that comes late is carried out when its
+asker has long given it up, perhaps after it was started again, or after somebody has taken over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fordstone.state.base import RunRef
 
 LATE_MAX: Final = 20
-"""So many requests are under way at most."""
+"""The maximum of requests under way."""
 
 T = TypeVar("T")
 

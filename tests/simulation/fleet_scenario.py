@@ -46,7 +46,7 @@ class FleetScenario:
     interval_us: int
     center_interval_us: int
     chaos_steps: int
-    """So long things go wrong; then the network is whole and nothing crashes any more."""
+    """How long things go wrong; then the network is whole and nothing crashes any more."""
     lost: float
     """How often a request or an answer is lost, or a request comes late, or twice."""
     crash_rate: float

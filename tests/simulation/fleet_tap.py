@@ -87,7 +87,7 @@ class Tap:
         if entry.epoch <= len(have):
             return
         if entry.epoch != len(have) + 1:
-            raise SimulationError(f"the hub gave epoch {entry.epoch} of {entry.node} behind {len(have)}")
+            raise SimulationError(f"the hub gave epoch {entry.epoch} of {entry.node} after {len(have)}")
         before_us = have[-1][0].watermark_us if have else TIME_MIN_US
         if entry.watermark_us < before_us:
             raise SimulationError(f"the time of {entry.node} went back from {before_us} to {entry.watermark_us}")

@@ -40,7 +40,7 @@ class JoinTail(_TwoSided):
     """How many seconds the right may be later."""
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Behind both sides."""
+        """Attach it to both sides."""
         left, right = self.sides(stream, sources)
         made = left.join(right, on="k", between=(f"{self.least}s", f"{self.most}s"), how=self.how, name=STEP)
         attach_sinks(sinks, made, late=made.late)
@@ -75,7 +75,7 @@ class LatestTail(_TwoSided):
         return True
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Behind both sides."""
+        """Attach it to both sides."""
         left, right = self.sides(stream, sources)
         made = left.join_latest(right, on="k", wait=self.waits, name=STEP)
         attach_sinks(sinks, made, late=None)

@@ -1,4 +1,4 @@
-"""Judge what a simulated run let out: per guarantee nothing lost, nothing doubled, or neither."""
+"""Judge what a simulated run emitted: per guarantee nothing lost, nothing doubled, or neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judge(scenario: Scenario, world: World, epochs: Mapping[int, int], uneven: A
     running = _latest_counts(world)
     match scenario.guarantee:
         case "exactly_once":
-            check_equal("rows let out", ids, expected.ids)
+            check_equal("rows emitted", ids, expected.ids)
             check_equal("running counts", running, +expected.counts)
             _judge_windows(scenario, world, expected)
             if scenario.smooths:
@@ -63,7 +63,7 @@ def _judge_windows(scenario: Scenario, world: World, expected: Expected) -> None
     for k, start, n, total in rows.select("k", "window_start", "n", "total").iter_rows():
         window = (k, second_of(start))
         if window in found:
-            raise SimulationError(f"window {window} was let out twice")
+            raise SimulationError(f"window {window} was emitted twice")
         found[window] = (n, total)
     if scenario.live:
         # Which rows idleness overtook depends on when they turned up; but every row is in a window or late, once.

@@ -27,13 +27,13 @@ PatternKind = Literal["strict", "relaxed", "absent"]
 
 @dataclass(frozen=True, slots=True)
 class MatchTail(Tail):
-    """A pattern of two stages: right behind each other, anywhere within a time, or the second must not come."""
+    """A pattern of two stages: right after each other, anywhere within a time, or the second must not come."""
 
     kind: PatternKind
     skip: Literal["past_last", "next"]
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Behind the stream."""
+        """Attach it to the stream."""
         del sources
         start = Pattern(STEP).start("a", "n = 0")
         measures = {"one": "a.id", "other": "b.id"}
@@ -58,7 +58,7 @@ class MatchTail(Tail):
             elif self.kind == "strict":
                 pairs.update((a.id, b.id) for a, b in pairwise(rows) if a.n == 0 and b.n > 1)
             else:
-                pairs.update((a.id, a.id) for at, a in enumerate(rows) if a.n == 0 and _behind(rows, at) is None)
+                pairs.update((a.id, a.id) for at, a in enumerate(rows) if a.n == 0 and _next_three(rows, at) is None)
         check_equal("matches of the tail", Counter(given.found(OUT, "one", "other")), pairs)
         if self.kind == "relaxed":
             check_equal("time-outs of the tail", given.ids(MORE, "one"), over)
@@ -68,7 +68,7 @@ class MatchTail(Tail):
         for at, a in enumerate(rows):
             if a.n != 0 or at < free_from:
                 continue
-            found = _behind(rows, at)
+            found = _next_three(rows, at)
             if found is None:
                 over[a.id] += 1
                 continue
@@ -77,8 +77,8 @@ class MatchTail(Tail):
                 free_from = found + 1
 
 
-def _behind(rows: list[Row], at: int) -> int | None:
-    """Where the first row with `n` = 3 stands behind another, less than the time after it."""
+def _next_three(rows: list[Row], at: int) -> int | None:
+    """Return where the first row with `n` = 3 follows another, within `WITHIN_S` seconds."""
     for later in range(at + 1, len(rows)):
         if rows[later].n == 3 and rows[later].second < rows[at].second + WITHIN_S:
             return later
@@ -90,7 +90,7 @@ _REMEMBERED: Final = _NUMBERED | {"same": "bigint", "recent": "bigint"}
 
 
 class Numbering(KeyedFunction):
-    """Numbers the rows of a key, and those with the same `n`. Silence is told, and a number high enough forgotten with it."""
+    """Numbers the rows of a key, and those with the same `n`. Silence is reported, and a number high enough forgotten with it."""
 
     seen = ValueState("bigint")
     by_n = MapState("bigint", "bigint")
@@ -103,21 +103,21 @@ class Numbering(KeyedFunction):
         self.by_n[row["n"]] = same
         self.recent.append(row["id"])
         ctx.set_timer("silence", after=f"{SILENCE_S}s")
-        told = {"k": ctx.key, "id": row["id"], "number": number, "at": ctx.time, "rang": False}
-        yield told | {"same": same, "recent": sum(self.recent)}
+        numbered = {"k": ctx.key, "id": row["id"], "number": number, "at": ctx.time, "rang": False}
+        yield numbered | {"same": same, "recent": sum(self.recent)}
 
     def on_timer(self, timer: Timer, ctx: Context) -> Iterator[dict[str, Any]]:
-        """Tell, and perhaps forget."""
+        """Report, and perhaps forget."""
         number = self.seen.get()
         if number >= FORGET_AT:
             self.seen.clear()
             self.by_n.clear()
-        told = {"k": ctx.key, "id": None, "number": number, "at": timer.time, "rang": True}
-        yield told | {"same": len(self.by_n), "recent": sum(self.recent)}
+        numbered = {"k": ctx.key, "id": None, "number": number, "at": timer.time, "rang": True}
+        yield numbered | {"same": len(self.by_n), "recent": sum(self.recent)}
 
 
 class Ticking(KeyedFunction):
-    """Numbers the rows of a key, and tells the number once the clock has gone on."""
+    """Numbers the rows of a key, and reports the number once the clock has gone on."""
 
     seen = ValueState("bigint")
 
@@ -129,7 +129,7 @@ class Ticking(KeyedFunction):
         yield {"k": ctx.key, "id": row["id"], "number": number, "at": ctx.time, "rang": False}
 
     def on_timer(self, timer: Timer, ctx: Context) -> Iterator[dict[str, Any]]:
-        """Tell."""
+        """Report the number."""
         yield {"k": ctx.key, "id": None, "number": self.seen.get(), "at": timer.time, "rang": True}
 
 
@@ -145,7 +145,7 @@ class ProcessTail(Tail):
         return self.by_clock
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Behind the stream."""
+        """Attach it to the stream."""
         del sources
         function, schema = (Ticking, _NUMBERED) if self.by_clock else (Numbering, _REMEMBERED)
         made = stream.group_by("k").process(function, schema=schema, name=STEP)
@@ -155,8 +155,8 @@ class ProcessTail(Tail):
         """Rows with their numbers, and when timers rang. Those by the clock ring once for a number, if at all."""
         rows = by_key(in_order(given.in_time(given.rows)))
         if not self.by_clock:
-            told = Counter((*one[:3], second_of(one[3]), *one[4:]) for one in given.found(OUT, *_REMEMBERED))
-            check_equal("what the tail told", told, Counter(one for k in rows for one in _numbered(k, rows[k])))
+            reported = Counter((*one[:3], second_of(one[3]), *one[4:]) for one in given.found(OUT, *_REMEMBERED))
+            check_equal("rows of the tail", reported, Counter(one for k in rows for one in _numbered(k, rows[k])))
             return
         found = given.found(OUT, "k", "id", "number", "rang")
         numbers = {(row.k, row.id, at) for some in rows.values() for at, row in enumerate(some, 1)}
@@ -164,10 +164,10 @@ class ProcessTail(Tail):
         rang = Counter((k, number) for k, _, number, rang in found if rang)
         wrong = {one: count for one, count in rang.items() if count > 1 or not 0 < one[1] <= len(rows.get(one[0], ()))}
         if wrong:
-            raise SimulationError(f"timers by the clock told {wrong}")
+            raise SimulationError(f"timers by the clock reported {wrong}")
 
     def counted(self, given: Given) -> Counter[int] | None:
-        """Every row is told."""
+        """Every row is reported."""
         return given.ids(OUT)
 
 

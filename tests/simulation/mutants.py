@@ -146,7 +146,7 @@ def aborted_output_is_dropped() -> Iterator[None]:
 
 @contextmanager
 def sealed_output_stays_pending() -> Iterator[None]:
-    """What was sealed is let out again with the next epoch."""
+    """What was sealed is released again with the next epoch."""
     original = Outlet.freeze
 
     def keep(self: Outlet, attempt: Attempt, committed: Attempt) -> object:

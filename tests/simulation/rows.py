@@ -42,7 +42,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def late_of(partitions: Sequence[Sequence[Row]]) -> set[int]:
-    """The ids of rows that are behind what their own partition has shown already."""
+    """The ids of rows that are older than what their own partition has shown already."""
     late = set()
     for rows in partitions:
         newest: int | None = None

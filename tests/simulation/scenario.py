@@ -247,7 +247,7 @@ def expect(scenario: Scenario) -> Expected:
 
 
 def means_of(rows: Iterable[Row]) -> dict[int, float]:
-    """The mean of each row's key behind it, by the row's id."""
+    """The mean of each row's key after it, by the row's id."""
     latest: dict[int, float] = {}
     found = {}
     for row in in_order(rows):

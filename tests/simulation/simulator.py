@@ -75,7 +75,7 @@ class Tally:
     crashes: int = 0
     checkpoints: int = 0
     given_up: int = 0
-    rebuilt: int = 0
+    replayed: int = 0
     rescaled: int = 0
 
     def add(self, other: Tally) -> None:
@@ -211,7 +211,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         engine = recovered_engine(run.world.plan, {}, config, environment, store, None)
         if engine.time_has_ended:
             return True
-        run.tally.rebuilt += len(engine.resumption.replay)
+        run.tally.replayed += len(engine.resumption.replay)
         return _step_through(run, engine, store, check)
     except PowerCut:
         return False
@@ -295,7 +295,7 @@ def _damage(run: _Run) -> bool:
     newest, before = store.manifest(epochs[-1]), store.manifest(epochs[-2])
     spared = {ref.digest for ref in before.runs()}
     if newest.cut.overtaking:
-        # With its output gone too, what an unaligned epoch let out cannot be known: that stops with an error, rightly.
+        # With its output gone too, what an unaligned epoch released cannot be known: that stops with an error, rightly.
         spared |= {ref.digest for segment in newest.segments for ref in segment.runs}
     only = sorted({ref.digest for ref in newest.runs()} - spared)
     path = f"{base}/manifests/{epochs[-1]:012}.json"

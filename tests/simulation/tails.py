@@ -34,7 +34,7 @@ class Given:
     """What a tail is judged by."""
 
     rows: Sequence[Row]
-    """Those of the stream that the tail stands behind."""
+    """Those of the stream that the tail is attached to."""
     by_source: Sequence[Sequence[Row]]
     """All rows of each source."""
     late: frozenset[int] | None
@@ -77,7 +77,7 @@ class Tail(ABC):
 
     @abstractmethod
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Put it behind a stream, or behind two sources."""
+        """Attach it to a stream, or to two sources."""
 
     @abstractmethod
     def judge(self, given: Given) -> None:

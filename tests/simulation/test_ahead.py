@@ -10,7 +10,7 @@ from tests.simulation.scenario import MAX_AHEAD, Scenario
 from tests.simulation.simulator import Tally, simulate
 
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import RebuildError
+from fordstone.errors import ReplayError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.runtime.partition import Partition
 
@@ -40,7 +40,7 @@ def test_rows_are_believed_or_not_as_they_were_when_an_epoch_is_computed_again(g
     for seed in BASE:
         tally.add(simulate(hard(seed, gives_up=gives_up)))
     simulation_tally.add(tally)
-    assert tally.rebuilt > 0
+    assert tally.replayed > 0
     assert bool(tally.given_up) == gives_up
 
 
@@ -51,7 +51,7 @@ def test_it_is_noticed_if_that_is_not_recorded(monkeypatch):
         return changed(whole(self), limit_us=TIME_MAX_US)
 
     monkeypatch.setattr(Partition, "cut", forgetful)
-    with pytest.raises(RebuildError, match="gave other output"):
+    with pytest.raises(ReplayError, match="gave other output"):
         simulate_all()
 
 

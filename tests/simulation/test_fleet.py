@@ -42,7 +42,7 @@ def test_what_was_folded_after_days_offline_is_the_same_stream(offline: str, fle
 
 
 @pytest.mark.slow
-def test_whoever_takes_over_goes_on_exactly_and_the_old_machine_is_shut_out(fleet_tally: FleetTally):
+def test_a_machine_that_takes_over_goes_on_exactly_and_the_old_machine_is_shut_out(fleet_tally: FleetTally):
     for seed in range(41_000, 41_010):
         drawn = FleetScenario.of(seed)
         fleet_tally.add(simulate_fleet(replace(drawn, takes_over=True, hub_state=True, chaos_steps=600, cut_rate=0.01)))

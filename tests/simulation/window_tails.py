@@ -44,7 +44,7 @@ class WindowTail(Tail):
         """The windows of a key, of its rows in their order."""
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
-        """Behind the stream."""
+        """Attach it to the stream."""
         del sources
         early = None if self.early_us is None else f"{self.early_us}us"
         made = stream.group_by("k").window(self.window(), early=early).agg(name=STEP, **AGGREGATES)
@@ -96,7 +96,7 @@ class SlidingTail(WindowTail):
         return sliding(f"{self.size}s", every=f"{self.every}s", offset=f"{self.offset}s")
 
     def windows(self, k: int, rows: list[Row]) -> Iterator[Opened]:
-        """Every start that any row lies behind, near enough."""
+        """Every start that any row lies after, near enough."""
         starts = {
             start
             for row in rows
@@ -135,7 +135,7 @@ class SessionTail(WindowTail):
 
 @dataclass(frozen=True, slots=True)
 class CountTail(WindowTail):
-    """So many rows."""
+    """A number of rows."""
 
     size: int
     every: int
@@ -151,6 +151,6 @@ class CountTail(WindowTail):
             yield k, some[0].second, some[-1].second, some
 
     def counted(self, given: Given) -> Counter[int] | None:
-        """Nothing: what does not fill is not given out."""
+        """Nothing: what does not fill is not emitted."""
         del given
         return None

@@ -145,7 +145,7 @@ class Cluster:
 
 @contextmanager
 def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> Iterator[Cluster]:
-    """A master and so many workers, registered with it; each has so many cores and so much memory for executors."""
+    """A master and `workers` workers, registered with it; each has `cores` and `memory` for executors."""
     started: list[Daemon] = []
     try:
         master = Daemon(folder / "master", "org.apache.spark.deploy.master.Master", *_PORTS)

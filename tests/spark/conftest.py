@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 SEEDS = 16
-"""One seed here for so many of the simulation's (`--seeds`), which are that much quicker."""
+"""One seed here per this number of the simulation's (`--seeds`), which are that much quicker."""
 
 
 @pytest.fixture

@@ -44,5 +44,5 @@ class HubNode:
 
 
 def numbers(*values: int) -> pl.DataFrame:
-    """Rows that are told apart by their number."""
+    """Rows that differ in their number."""
     return pl.DataFrame({"n": values, "half": [value / 2 for value in values]})

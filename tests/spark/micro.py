@@ -77,7 +77,7 @@ def _task() -> Iterator[None]:
 
 
 class Frame:
-    """A `DataFrame` whose rows are worked out when somebody asks, each time anew."""
+    """A `DataFrame` whose rows are computed on request, each time again."""
 
     def __init__(self, spark: MicroSpark, make: Callable[[], Partitions]) -> None:
         self._spark = spark
@@ -134,7 +134,7 @@ class _Grouped:
 
 @dataclass(frozen=True)
 class StreamFrame:
-    """A `DataFrame` on a stream: the source, and the stages behind it."""
+    """A `DataFrame` on a stream: the source, and the stages after it."""
 
     spark: MicroSpark
     source: type

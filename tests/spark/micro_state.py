@@ -115,7 +115,7 @@ class Location:
 
     path: Path
     versions: dict[int, Shards] = field(default_factory=dict)
-    """State behind each batch; before the first there is none."""
+    """State after each batch; before the first there is none."""
 
     def batches(self, log: str) -> list[int]:
         found = self.path / log

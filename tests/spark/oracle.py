@@ -102,7 +102,7 @@ class Windows(Node):
 
 
 class Running(Node):
-    """One row a key over all its rows. What stands behind it judges only the last one."""
+    """One row per key over all its rows. The nodes after it judge only the last one."""
 
     def __init__(
         self,
@@ -195,16 +195,16 @@ class Read:
 
 
 class Oracle:
-    """A graph of nodes, in an order in which each stands behind its inputs."""
+    """A graph of nodes, in an order in which each stands after its inputs."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._sources: dict[str, _Source] = {}
         self.sinks: dict[str, Collected] = {}
 
-    def add(self, node: Node, *, behind: Iterable[Node] = (), late_of: Node | None = None) -> None:
+    def add(self, node: Node, *, after: Iterable[Node] = (), late_of: Node | None = None) -> None:
         self._nodes.append(node)
-        for before in behind:
+        for before in after:
             before.next.append(node)
         if late_of is not None:
             late_of.late_next.append(node)

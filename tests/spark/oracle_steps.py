@@ -114,7 +114,7 @@ class Sessions(Node):
 
 
 class Counts(Waiting):
-    """Windows of so many rows of a key."""
+    """Windows of a number of rows of a key."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class HalfLife(Waiting):
 
 
 class Adjacent(Waiting):
-    """Two rows of a key right behind each other that fulfil a condition each; no row can fulfil both."""
+    """Two rows of a key right after each other that fulfil a condition each; no row can fulfil both."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class File:
         self.rows += rows
 
     def between(self, start: int, until: int) -> list[Record]:
-        """The rows that end behind `start` and not behind `until`."""
+        """The rows that end after `start` and not after `until`."""
         return [row for row, end in zip(self.rows, self.ends, strict=True) if start < end <= until]
 
 
@@ -144,7 +144,7 @@ class Twin:
     def united(self, *others: Twin) -> Twin:
         sources = self.node.sources.union(*(other.node.sources for other in others))
         node = Rowwise(sources, lambda row: [row])
-        self.case.oracle.add(node, behind=[twin.node for twin in (self, *others) if not twin.late])
+        self.case.oracle.add(node, after=[twin.node for twin in (self, *others) if not twin.late])
         for twin in (self, *others):
             if twin.late:
                 twin.node.late_next.append(node)
@@ -220,7 +220,7 @@ class Twin:
         if self.late:
             self.case.oracle.add(node, late_of=self.node)
         else:
-            self.case.oracle.add(node, behind=[self.node])
+            self.case.oracle.add(node, after=[self.node])
 
 
 Aggregates = dict[str, tuple[str, Callable[[list[Record]], Any]]]

@@ -1,4 +1,4 @@
-"""Random pipelines: which steps, behind which, with which settings; each with its oracle."""
+"""Random pipelines: which steps, after which, with which settings; each with its oracle."""
 
 from __future__ import annotations
 
@@ -169,12 +169,12 @@ def _running(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
     totals = twin.running(keys, aggregates(rng))
     if rng.random() < 0.7:
         totals.sink(f"{name}_all", "upsert")
-    behind = totals.row_wise(totals.stream.filter("c % 2 = 0"), lambda r: [r] if r["c"] % 2 == 0 else [])
+    even = totals.row_wise(totals.stream.filter("c % 2 = 0"), lambda r: [r] if r["c"] % 2 == 0 else [])
     if rng.random() < 0.5:
-        behind.sink(f"{name}_even", "upsert")
+        even.sink(f"{name}_even", "upsert")
     else:
-        behind.row_wise(
-            behind.stream.select("c * 10 AS c", *keys), lambda r: [{"c": r["c"] * 10} | {key: r[key] for key in keys}]
+        even.row_wise(
+            even.stream.select("c * 10 AS c", *keys), lambda r: [{"c": r["c"] * 10} | {key: r[key] for key in keys}]
         ).sink(f"{name}_tens", "upsert")
 
 
@@ -216,7 +216,7 @@ def _windows(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
 
 
 def _mixed(rows: Twin, windows: Twin, name: str) -> None:
-    """Rows and windows of rows in one stream, in a step that stands behind both."""
+    """Rows and windows of rows in one stream, in a step that stands after both."""
     counted = windows.row_wise(
         windows.stream.select("c AS n", "'w' AS of"), lambda r: [{"n": r["c"], "of": "w"}], time=None
     )
@@ -261,14 +261,14 @@ def _sliding(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
         time=twin.us,
     )
     window = sliding(f"{size_s}s", every=f"{slide_s}s", offset=f"{offset_s}s")
-    _behind(rng, twin.windowed(keys, window, made, node), name)
+    _attach(rng, twin.windowed(keys, window, made, node), name)
 
 
 def _sessions(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
     keys, made, gap_s = key_columns(rng), timed_aggregates(rng, twin), rng.choice((1, 3, 8))
     found = {column: twin_of for column, (_, twin_of) in made.items()}
     node = steps.Sessions(twin.node.sources, keys, found, gap_us=gap_s * SECOND, time=twin.us)
-    _behind(rng, twin.windowed(keys, session(f"{gap_s}s"), made, node), name)
+    _attach(rng, twin.windowed(keys, session(f"{gap_s}s"), made, node), name)
 
 
 def _counts(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
@@ -278,7 +278,7 @@ def _counts(rng: Random, twin: Twin, name: str, *, ids: bool) -> None:
     order = [*read, *(column for column in twin.stream.schema if column not in read)]
     found = {column: twin_of for column, (_, twin_of) in made.items()}
     node = steps.Counts(twin.node.sources, keys, found, size=size, slide=slide, columns=order, time=twin.us)
-    _behind(rng, twin.windowed(keys, by_count(size, every=slide), made, node), name)
+    _attach(rng, twin.windowed(keys, by_count(size, every=slide), made, node), name)
 
 
 def _columns_of(sql: str) -> list[str]:
@@ -286,7 +286,7 @@ def _columns_of(sql: str) -> list[str]:
     return [] if inside == "*" else [inside]
 
 
-def _behind(rng: Random, windows: Twin, name: str) -> None:
+def _attach(rng: Random, windows: Twin, name: str) -> None:
     windows.sink(f"{name}_windows")
     if rng.random() < 0.4:
         windows.late_rows.sink(f"{name}_late")

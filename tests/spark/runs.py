@@ -76,7 +76,7 @@ class EdgeSide:
         stop_after: int | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Run to the end; or `stop_after` so many steps, finish the epoch and stop."""
+        """Run to the end; or after `stop_after` steps, finish the epoch and stop."""
         config = RunConfig(
             bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=batch_rows, compression="none"
         )
@@ -214,7 +214,7 @@ class Trial:
                 self.add_file(source, self.rng.choice((0, 1, rows_max // 2, rows_max)))
 
     def case(self, connector: Callable[[str], ConnectorSpec] | None = None) -> tuple[Case, dict[str, MemorySink]]:
-        """The pipeline, with sinks in memory unless told otherwise."""
+        """The pipeline, with sinks in memory unless given otherwise."""
         sinks: dict[str, MemorySink] = {}
 
         def in_memory(name: str) -> ConnectorSpec:

@@ -33,7 +33,7 @@ SECONDS = {
 """By file. The clock stands at 0, so that a tie with the limit is at 3600."""
 CLOSED = {("a", 0), ("a", 20), ("a", 30), ("b", 5), ("b", 10), ("b", 59), ("b", 70), ("b", 3599)}
 AHEAD = {("a", YEAR_S), ("a", YEAR_S + 1), ("b", 3601), ("b", 4000)}
-BEHIND = {("a", 45), ("a", 3500)}
+LATE = {("a", 45), ("a", 3500)}
 
 
 def write(folder: Path) -> str:
@@ -78,8 +78,8 @@ def test_the_rows_are_judged_as_on_the_edge(tmp_path: Path, clock: SimClock) -> 
     options: dict[str, Any] = {"state": tmp_path / "state", "rows_max": 6, "batch_rows": 2, "shards": 2}
     MicroSpark(1).start(hosted.pipeline.plan(), {}, on_batch=outcomes.append, **options).run()
     assert clock.wall_us() == NOW_US
-    assert hosted.found() == edge.found() == (CLOSED, Counter(AHEAD | BEHIND))
-    assert sum(one.rows_late for one in outcomes) == len(AHEAD | BEHIND)
+    assert hosted.found() == edge.found() == (CLOSED, Counter(AHEAD | LATE))
+    assert sum(one.rows_late for one in outcomes) == len(AHEAD | LATE)
 
 
 @pytest.mark.parametrize("dies_before", ["run", "read", "stage", "commit"])
@@ -94,7 +94,7 @@ def test_a_batch_that_runs_again_a_day_later_believes_what_it_was_planned_to(
         spark.start(case.pipeline.plan(), {}, **options).run()
     clock.now_us += DAY_US
     spark.start(case.pipeline.plan(), {}, **options).run()
-    assert case.found() == (CLOSED, Counter(AHEAD | BEHIND))
+    assert case.found() == (CLOSED, Counter(AHEAD | LATE))
 
 
 def test_history_is_believed(tmp_path: Path, clock: SimClock) -> None:

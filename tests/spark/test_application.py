@@ -90,7 +90,7 @@ def test_workers_that_do_not_inherit_the_import_path_are_sent_the_file(
     assert fake.stopped == (0 if running else 1), "a Spark that was there before stays"
 
 
-def test_the_python_of_workers_is_told_where_spark_looks_for_it(monkeypatch: pytest.MonkeyPatch):
+def test_the_python_of_workers_is_set_where_spark_looks_for_it(monkeypatch: pytest.MonkeyPatch):
     fake = stand_in(monkeypatch, "spark://center:7077")
     with application(name="x", master="spark://center:7077", config={"spark.pyspark.python": "./env/bin/python"}):
         assert os.environ["PYSPARK_PYTHON"] == "./env/bin/python"

@@ -1,8 +1,8 @@
 """Small files below a checkpoint location: whole or not there, whatever happens while they are written.
 
-The cuts of a query: there or missed, whole or told of, and not kept for ever.
+The cuts of a query: there or missed, whole or reported, and not kept for ever.
 
-What a checkpoint location belongs to: the same query goes on, another is told what differs and what to do.
+What a checkpoint location belongs to: the same query goes on, another is refused with what differs and what to do.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def test_what_state_does_not_depend_on_may_change(changed: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"pipeline": "q"}, "it is that of pipeline p, this is q."),
         ({"stages": (("windows",), ("totals",))}, "the steps are the same, but stand at other depths now"),
         ({"bounded": True}, "its input was unbounded."),
     ],
 )
-def test_another_query_is_told_what_differs(changed: dict[str, Any], told: str) -> None:
-    assert told in (mismatch(identity(), identity(**changed)) or "")
+def test_another_query_is_refused_with_what_differs(changed: dict[str, Any], text: str) -> None:
+    assert text in (mismatch(identity(), identity(**changed)) or "")
 
 
-def test_a_changed_plan_is_told_which_steps_match() -> None:
+def test_a_changed_plan_is_refused_with_the_steps_that_match() -> None:
     changed = identity(step_digests={"s": "1", "windows": "other", "more": "4"})
     assert mismatch(identity(), changed) == (
         "  matches: s\n  changed: windows\n  no longer in the plan: totals\n  not in the checkpoint: more"
@@ -119,18 +119,18 @@ def input_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"window": "20s"}, r"matches: s\n  changed: windows"),
         ({"more": True}, r"matches: s, windows\n  not in the checkpoint: totals"),
     ],
 )
 def test_a_changed_plan_on_an_old_checkpoint_is_refused(
-    changed: dict[str, Any], told: str, tmp_path: Path, input_file: Path
+    changed: dict[str, Any], text: str, tmp_path: Path, input_file: Path
 ) -> None:
     spark = MicroSpark()
     spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state").run()
-    with pytest.raises(PlanMismatchError, match=told):
+    with pytest.raises(PlanMismatchError, match=text):
         spark.start(pipeline(tmp_path, **changed).plan(), state=tmp_path / "state")
 
 
@@ -219,7 +219,7 @@ def test_a_missing_cut_says_what_to_do(cuts: QueryFiles) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
-def test_a_damaged_cut_is_told_of(data: bytes, tmp_path: Path) -> None:
+def test_a_damaged_cut_is_reported(data: bytes, tmp_path: Path) -> None:
     cuts = QueryFiles(str(tmp_path))
     cuts.write_cut(cut(1))
     (file,) = (tmp_path / "fordstone" / "cuts").iterdir()

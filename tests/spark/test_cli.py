@@ -189,7 +189,7 @@ def test_a_pipeline_moves_from_spark_to_the_edge_and_back(invoke: Invoke, place:
 
 
 @pytest.mark.parametrize("way", ["--bounded", "--available-now"])
-def test_a_mistake_that_a_worker_finds_is_told_without_a_traceback(
+def test_an_error_that_a_worker_finds_is_reported_without_a_traceback(
     invoke: Invoke, place: Path, spark: SparkSession, way: str
 ):
     (place / "wrong_on_spark.py").write_text(
@@ -204,7 +204,7 @@ def test_a_mistake_that_a_worker_finds_is_told_without_a_traceback(
     assert "SQLSTATE" not in result.stderr
 
 
-def test_input_that_is_not_there_is_told_before_a_job_runs(invoke: Invoke, place: Path, spark: SparkSession):
+def test_input_that_is_not_there_is_reported_before_a_job_runs(invoke: Invoke, place: Path, spark: SparkSession):
     (place / "in" / "a.jsonl").unlink()
     (place / "nothing_on_spark.py").write_text(TOTALS)
     result = invoke("run", "nothing_on_spark.py", "--on", "spark", "--bounded")

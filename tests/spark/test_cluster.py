@@ -66,7 +66,7 @@ def tell(*words):
 
 
 class Driver:
-    """A process that tells what it does, line by line, and waits where it is told to."""
+    """A process that reports what it does, line by line, and waits at given points."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process

@@ -12,8 +12,7 @@ from tests.spark.micro_state import Died
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory
-from fordstone.connectors.base import ConnectorSpec
-from fordstone.connectors.control import PublishDelayedError
+from fordstone.connectors.base import ConnectorSpec, SinkDelayedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types
@@ -36,7 +35,7 @@ def identity(owner: str) -> QueryIdentity:
 def test_a_location_keeps_its_owner_once_a_batch_was_planned(tmp_path):
     file = QueryFiles(str(tmp_path))
     assert file.claim(identity("first")).owner == "first"
-    # Nothing was let out yet, so nobody knows the first.
+    # Nothing was released yet, so the first is not known anywhere.
     assert file.claim(identity("second")).owner == "second"
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").touch()
@@ -44,7 +43,7 @@ def test_a_location_keeps_its_owner_once_a_batch_was_planned(tmp_path):
     assert QueryFiles(str(tmp_path / "other")).claim(identity("third")).owner == "third"
 
 
-def test_sinks_are_told_the_owner():
+def test_sinks_receive_the_owner():
     pipeline = Pipeline("p")
     pipeline.source("s", memory([]), schema={"k": "string"}).sink("out", memory(MemorySink()))
     plan = pipeline.plan()
@@ -88,7 +87,7 @@ def test_a_batch_whose_hub_was_away_fails_and_is_published_when_it_is_run_again(
     with running_hub(tmp_path / "hub") as address:
         pass
     pipeline, spark = center(tmp_path, address), MicroSpark(cores=2)
-    with pytest.raises(PublishDelayedError):
+    with pytest.raises(SinkDelayedError):
         spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", bounded=True, shards=2).run()
     with running_hub(tmp_path / "hub", port=int(address.url.rpartition(":")[2])):
         spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", bounded=True, shards=2).run()

@@ -1,6 +1,6 @@
 """Tables (Parquet, Arrow) on the edge as input without end: found beside the tests of moves, where their state goes to Spark.
 
-A table has ended when its last row is read, though input has not. What that means for time is told here.
+A table has ended when its last row is read, though input has not. What that means for time is tested here.
 """
 
 from __future__ import annotations

@@ -69,8 +69,10 @@ def moving(seed: int, root: Path) -> Counter[str]:
                     spark.now_us += rng.choice((0, 30_000))
             checkpoint = state / plan.pipeline / "_spark"
             for source in trial.files:
-                for told in (checkpoint / "fordstone" / "dead-letters" / source).glob("epoch-*.jsonl"):
-                    letters[source][int(told.stem.removeprefix("epoch-"))] = len(told.read_text().splitlines())
+                for letters_file in (checkpoint / "fordstone" / "dead-letters" / source).glob("epoch-*.jsonl"):
+                    letters[source][int(letters_file.stem.removeprefix("epoch-"))] = len(
+                        letters_file.read_text().splitlines()
+                    )
             if not last:
                 edge_root = root / f"edge{leg}"
                 import_spark(spark, str(checkpoint), str(edge_root))  # type: ignore[arg-type]  # as far as it is used

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.edge.process_functions import SCHEMA, TOLD, Reminders, Visits, record
+from tests.edge.process_functions import OUT_SCHEMA, SCHEMA, Reminders, Visits, record
 from tests.edge.runs import LATENESS_S
 from tests.spark.micro import MicroSpark
 
@@ -32,9 +32,9 @@ def visits(path: str, function: type[Visits] = Visits) -> tuple[Pipeline, Memory
     out, late = MemorySink(), MemorySink()
     pipeline = Pipeline("visits")
     rows = pipeline.source("rows", files(path), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
-    told = rows.group_by("k").process(function, schema=TOLD)
-    told.sink("out", memory(out))
-    told.late.sink("late", memory(late))
+    visited = rows.group_by("k").process(function, schema=OUT_SCHEMA)
+    visited.sink("out", memory(out))
+    visited.late.sink("late", memory(late))
     return pipeline, out, late
 
 
@@ -42,19 +42,19 @@ def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_noth
     out = MemorySink()
     pipeline = Pipeline("reminders")
     rows = pipeline.source("rows", files(write(tmp_path / "in", [[("a", 1, 1), ("b", 1, 2)]])), schema=SCHEMA)
-    told = rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"})
-    told.sink("out", memory(out))
+    visited = rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"})
+    visited.sink("out", memory(out))
     spark = MicroSpark(3)
     monkeypatch.setattr(source_module, "SystemClock", lambda: SimpleNamespace(wall_us=lambda: spark.now_us))
     query = spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", shards=2)
     query.run()
     assert out.rows().height == 0
-    told_in = []
+    reported_in = []
     for _ in range(4):
         spark.now_us += 5_000_000
         assert query.run() == 1
-        told_in.append(sorted(row[:2] for row in out.rows().rows()))
+        reported_in.append(sorted(row[:2] for row in out.rows().rows()))
         out.released.clear()
-    # At the first tick what is known of the keys is too old as well; so they are told of once more, and that is all.
-    assert told_in == [[("a", 1), ("b", 1)], [("a", None), ("b", None)], [], []]
+    # At the first tick what is known of the keys is too old as well; so they are reported once more, and that is all.
+    assert reported_in == [[("a", 1), ("b", 1)], [("a", None), ("b", None)], [], []]
     assert query.run() == 0

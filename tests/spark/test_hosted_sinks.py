@@ -1,4 +1,4 @@
-"""What comes out of a hosted query: when, in which parts, once, and what is told of it."""
+"""What comes out of a hosted query: when, in which parts, once, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -179,20 +179,20 @@ def test_the_latest_of_a_running_total_without_a_key_can_be_read(tmp_path: Path)
     assert latest(tmp_path / "out").rows() == [(30,)]
 
 
-# What is told.
+# What is reported.
 
 
-def test_a_batch_tells_what_it_did(tmp_path: Path) -> None:
+def test_a_batch_reports_what_it_did(tmp_path: Path) -> None:
     written(tmp_path / "in", [("a", 30, 1.0), ("a", 1, 1.0), ("b", 31, 1.0)], [("a", 32, 1.0)])
     with (tmp_path / "in" / "1.jsonl").open("a") as file:
         file.write("this is no row\n" + json.dumps({"k": "a", "ts": None, "x": 1.0}) + "\n")
     pipeline, stream = source(tmp_path, lateness="5s")
     kept = MemorySink()
     stream.group_by("k").window(tumbling("10s")).agg(n="count(*)").sink("out", memory(kept))
-    told: list[BatchOutcome] = []
+    outcomes: list[BatchOutcome] = []
     spark = MicroSpark(cores=2)
-    spark.start(pipeline.plan(), state=tmp_path / "state", bounded=True, shards=2, on_batch=told.append).run()
-    (outcome,) = told
+    spark.start(pipeline.plan(), state=tmp_path / "state", bounded=True, shards=2, on_batch=outcomes.append).run()
+    (outcome,) = outcomes
     assert outcome.epoch == 1
     # The row without a time was read, and set aside.
     assert (outcome.rows_in, outcome.rows_rejected, outcome.rows_late) == (5, 2, 1)

@@ -69,7 +69,7 @@ def thrown_dice(frame: pl.DataFrame) -> pl.DataFrame:
 # A batch that is run again.
 
 
-def test_a_batch_that_was_let_out_is_not_let_out_differently_by_a_changed_filter(tmp_path: Path) -> None:
+def test_a_batch_that_was_released_is_not_released_differently_by_a_changed_filter(tmp_path: Path) -> None:
     add(tmp_path / "in/a.jsonl", range(4))
     spark = MicroSpark()
     died_before(spark, "commit", lambda: spark.start(plan(tmp_path, "n > 0"), state=tmp_path / "state"))
@@ -272,7 +272,7 @@ def test_an_edge_that_runs_is_not_moved_away_from(tmp_path: Path) -> None:
     running.close()
 
 
-def test_sealed_epochs_beyond_the_newest_readable_checkpoint_are_not_done_anew(tmp_path: Path) -> None:
+def test_sealed_epochs_beyond_the_newest_readable_checkpoint_are_not_done_again(tmp_path: Path) -> None:
     edge = EdgeSide(plan(tmp_path), {}, disk=OsDisk(tmp_path / "edge"))
     for number in range(3):
         add(tmp_path / "in/a.jsonl", range(number * 10, number * 10 + 10))

@@ -40,7 +40,7 @@ __all__ = ["hub"]
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 FAR_US = 10**12
-"""Behind all rows: every window closes."""
+"""After all rows: every window closes."""
 
 
 def source_of(query: MicroQuery) -> HubSource:
@@ -159,7 +159,7 @@ def test_a_node_of_which_the_hub_has_nothing_left_may_come_back_and_holds_time_b
     heard(query, hub)
     query.run()
     source_of(query).close()
-    hub.let_go("b", last)
+    hub.remove_epochs("b", last)
     hub.add("a", epoch(60))
     query = started(spark, center_plan(out), tmp_path)
     heard(query, hub)
@@ -240,7 +240,7 @@ def test_a_planned_batch_whose_hub_stays_away_fails_with_words_and_is_done_later
     source_of(query).close()
 
 
-def test_what_spark_has_committed_the_hub_may_let_go(hub: FakeHub, tmp_path: Path):
+def test_what_spark_has_committed_the_hub_may_remove(hub: FakeHub, tmp_path: Path):
     query = started(MicroSpark(), center_plan(Outputs()), tmp_path)
     hub.add("a", epoch(1), epoch(2))
     hub.add("b", epoch(1))
@@ -354,7 +354,9 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
                 running = query.start(lambda _: None)
                 running.awaitTermination()
                 assert all(
-                    one.numRowsDroppedByWatermark == 0 for told in running.recentProgress for one in told.stateOperators
+                    one.numRowsDroppedByWatermark == 0
+                    for progress in running.recentProgress
+                    for one in progress.stateOperators
                 )
             windows = read_rows(tmp_path / way / "windows")
             late = read_rows(tmp_path / way / "late")

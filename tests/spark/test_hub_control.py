@@ -130,7 +130,7 @@ def test_a_batch_job_changes_rows_or_replaces_the_table(spark, hub):
     assert rows(hub, newest) == []
 
 
-def test_a_mistake_in_the_options_is_told(spark, hub):
+def test_a_mistake_in_the_options_is_reported(spark, hub):
     table = spark.createDataFrame([("x", 1.0)], SCHEMA)
     writer = table.write.format("fordstone-control").options(hub=hub.url, pipeline="p", control="c").mode("append")
     with pytest.raises(PySparkException, match="option 'key' is not set"):
@@ -149,8 +149,8 @@ def test_a_commit_that_comes_again_after_an_abort_publishes_nothing_more(hub):
     ]
     writer.commit([*messages, None], 7)
     writer.abort([*messages, None], 7)
-    computed_anew = [writer.write(iter([batch(("x", 1.5), ("y", 2.0))]))]
-    writer.commit([*computed_anew], 7)
+    computed_again = [writer.write(iter([batch(("x", 1.5), ("y", 2.0))]))]
+    writer.commit([*computed_again], 7)
     (version,) = versions(hub, "again")
     assert rows(hub, version) == [("x", 1.0, "upsert"), ("y", 2.0, "upsert")]
 
@@ -185,7 +185,7 @@ def test_now_and_then_a_version_is_the_whole_table(hub, monkeypatch):
     assert [row[0] for row in rows(hub, found[0])] == ["d0", "d1", "d2"]
 
 
-def test_a_table_whose_columns_became_others_begins_anew(hub):
+def test_a_table_whose_columns_became_others_starts_over(hub):
     setting = setting_of(hub, "columns")
     tasks = [written(setting, _struct(), iter([batch(("x", 1.0))]))]
     publish(setting, _struct(), tasks, owner="old", batch=0, replace=False)
@@ -207,7 +207,7 @@ def test_of_a_key_the_last_row_counts_and_rows_without_a_key_are_dropped(hub):
     assert rows(hub, version) == [("x", 3.0, "upsert")]
 
 
-def test_times_are_the_same_moments_in_utc_and_an_odd_op_is_told():
+def test_times_are_the_same_moments_in_utc_and_an_odd_op_is_reported():
     schema = _struct("device string, at timestamp, plain timestamp_ntz")
     moment = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
     tokyo = pa.array([moment], pa.timestamp("us", "Asia/Tokyo"))

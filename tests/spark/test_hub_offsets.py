@@ -225,12 +225,12 @@ def test_available_now_reads_nothing_that_came_later():
     assert planner.plan(end, Limit(), until=until) == end
 
 
-def test_the_offset_behind_everything_is_where_reading_all_would_end():
+def test_the_offset_after_everything_is_where_reading_all_would_end():
     hub = PagedHub([entry(seq, "ab"[seq % 2], seq, watermark_us=seq) for seq in range(1, 8)])
     assert planner_of(hub).offset_of_end().nodes == {"a": 6, "b": 7}
 
 
-def test_epochs_that_the_hub_let_go_stop_the_query_unless_loss_is_allowed():
+def test_epochs_that_the_hub_removed_stop_the_query_unless_loss_is_allowed():
     hub = PagedHub([entry(5, "a", 5)])
     start = Offset(nodes={"a": 2}, seq=2)
     with pytest.raises(SourceError, match=r"node a: 3 to 4.*failOnDataLoss.*consumer"):
@@ -240,7 +240,7 @@ def test_epochs_that_the_hub_let_go_stop_the_query_unless_loss_is_allowed():
         planner_of(hub).epochs(start, Offset(nodes={"a": 5}, seq=5))
 
 
-def test_an_epoch_with_rows_is_found_behind_many_without():
+def test_an_epoch_with_rows_is_found_after_many_without():
     hub = PagedHub([entry(1, "a", 1), StreamEpoch(seq=2, node="a", epoch=2, runs=(), watermark_us=0, received_us=0)])
     found = StreamReader(hub, "p", "s").example()
     assert found is not None

@@ -148,7 +148,7 @@ def test_a_value_that_does_not_fit_the_querys_type_is_an_error_and_not_another_v
         list(record_batches([run(pl.DataFrame({"x": [2**40]}))], pa.schema([("x", pa.int32())])))
 
 
-def test_bytes_that_are_no_arrow_are_told_so():
+def test_bytes_that_are_no_arrow_are_refused():
     with pytest.raises(DamagedError, match="no Arrow IPC"):
         list(record_batches([RunRows(data=b"no arrow at all", where="x")], pa.schema([("x", pa.int64())])))
 

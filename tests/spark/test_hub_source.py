@@ -61,12 +61,12 @@ def now(rows: DataFrame, folder: Path) -> StreamingQuery:
     return query
 
 
-def told(folder: Path) -> list[tuple[Any, ...]]:
+def rows_in(folder: Path) -> list[tuple[Any, ...]]:
     return sorted(pl.read_parquet(folder / "out" / "*.parquet").select("n", "_node", "_epoch").rows())
 
 
-def told_by(query: StreamingQuery) -> str:
-    """When the query last said something of itself."""
+def last_report(query: StreamingQuery) -> str:
+    """The time of the query's last progress report."""
     return "" if query.lastProgress is None else str(query.lastProgress["timestamp"])
 
 
@@ -84,12 +84,12 @@ def test_a_query_goes_on_where_it_was_and_reads_each_row_once(spark, hub, tmp_pa
     a = HubNode(hub, "once", "a")
     a.commit(numbers(1, 2), numbers(3))
     now(streamed(spark, hub, "once"), tmp_path)
-    assert told(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2)]
+    assert rows_in(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2)]
     a.commit(None)
     HubNode(hub, "once", "b").commit(numbers(10))
     a.commit(numbers(4))
     now(streamed(spark, hub, "once"), tmp_path)
-    assert told(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2), (4, "a", 4), (10, "b", 1)]
+    assert rows_in(tmp_path) == [(1, "a", 1), (2, "a", 1), (3, "a", 2), (4, "a", 4), (10, "b", 1)]
     assert not any(batch["numInputRows"] for batch in now(streamed(spark, hub, "once"), tmp_path).recentProgress)
 
 
@@ -97,7 +97,7 @@ def test_a_limit_makes_batches_of_whole_epochs(spark, hub, tmp_path):
     HubNode(hub, "limit", "a").commit(numbers(1, 2), numbers(3, 4), numbers(5), numbers(6, 7, 8, 9))
     query = now(streamed(spark, hub, "limit", maxRowsPerBatch="3"), tmp_path)
     assert [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]] == [2, 3, 4]
-    assert [row[0] for row in told(tmp_path)] == list(range(1, 10))
+    assert [row[0] for row in rows_in(tmp_path)] == list(range(1, 10))
 
 
 def test_a_batch_that_failed_is_planned_again_with_the_same_rows(spark, hub, tmp_path):
@@ -140,8 +140,8 @@ def test_the_stream_goes_on_when_the_hub_comes_back(spark, tmp_path):
         )
         until(lambda: spark.table("outage").count() == 1, "row before the outage")
     try:
-        before = told_by(query)
-        until(lambda: told_by(query) != before or not query.isActive, "trigger without a hub")
+        before = last_report(query)
+        until(lambda: last_report(query) != before or not query.isActive, "trigger without a hub")
         assert query.exception() is None
         with running_hub(tmp_path / "hub", direct=False, port=int(address.url.rpartition(":")[2])):
             node.commit(numbers(2))
@@ -153,7 +153,7 @@ def test_the_stream_goes_on_when_the_hub_comes_back(spark, tmp_path):
         query.stop()
 
 
-def test_a_query_may_begin_behind_what_is_there(spark, hub, tmp_path):
+def test_a_query_may_begin_after_what_is_there(spark, hub, tmp_path):
     node = HubNode(hub, "latest", "a")
     node.commit(numbers(1))
     query = (
@@ -216,7 +216,7 @@ def test_partial_rows_are_read_with_the_columns_that_they_have(spark, hub):
         ({"pipeline": "some", "stream": "s", "maxRowsPerBatch": "few"}, "a whole number of at least 1"),
     ],
 )
-def test_a_mistake_in_the_options_is_told_when_the_table_is_loaded(spark, hub, options, words):
+def test_a_mistake_in_the_options_is_reported_when_the_table_is_loaded(spark, hub, options, words):
     with pytest.raises(PySparkException, match=words):
         spark.read.format("fordstone").options(hub=hub.url, **options).load()
 
@@ -236,7 +236,7 @@ def guarded_hub(data: Path) -> Iterator[tuple[HubAddress, str]]:
             yield HubAddress(url=url, token=node), center
 
 
-def test_the_token_of_the_center_opens_the_hub_and_a_wrong_one_is_told_and_never_shown(spark, tmp_path):
+def test_the_token_of_the_center_opens_the_hub_and_a_wrong_one_is_reported_and_never_shown(spark, tmp_path):
     with guarded_hub(tmp_path / "hub") as (address, center):
         HubNode(address, "guarded", "a").commit(numbers(1, 2))
         (tmp_path / "token").write_text(f"{center}\n")

@@ -71,7 +71,7 @@ def state(spark: SparkSession, address: HubAddress, pipeline: str, **options: st
     return reader.options(pipeline=pipeline, **options).load()
 
 
-def told(rows: DataFrame) -> list[tuple[Any, ...]]:
+def rows_of(rows: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in rows.collect())
 
 
@@ -86,13 +86,13 @@ def test_a_table_has_the_newest_row_of_each_key_of_each_node_and_none_that_went(
     )
     found = state(spark, hub, "tables", key="device")
     assert found.columns == ["_node", "_epoch", "_step", "_state", "_subtask", "device", "__n"]
-    assert told(found) == [
+    assert rows_of(found) == [
         ("a", 1, "agg", "table", 0, "x", 2),
         ("a", 1, "agg", "table", 0, "z", 1),
         ("b", 2, "agg", "table", 0, "x", 5),
         ("b", 2, "agg", "table", 1, "w", 6),
     ]
-    assert told(state(spark, hub, "tables", node="b", metadata="false")) == [("w", 6), ("x", 5)]
+    assert rows_of(state(spark, hub, "tables", node="b", metadata="false")) == [("w", 6), ("x", 5)]
     with pytest.raises(PySparkException, match=r"nothing says which columns are its key.*device, __n"):
         state(spark, hub, "tables").collect()
 
@@ -103,7 +103,7 @@ def test_the_plan_says_how_a_table_is_folded(spark, hub):
     rows: list[Changes] = [[("x", 1, False)], [("x", 2, False), ("y", 1, False)]]
     checkpointed(HubNode(hub, "counted", "a"), {("agg_device", "totals", 0): [changes(part) for part in rows]}, digests)
     text = plan.to_json().decode()
-    assert [row[-2:] for row in told(state(spark, hub, "counted", plan=text))] == [("x", 2), ("y", 1)]
+    assert [row[-2:] for row in rows_of(state(spark, hub, "counted", plan=text))] == [("x", 2), ("y", 1)]
     other = Pipeline("counted")
     source = other.source("readings", memory([]), schema={"device": "string", "temp": "double"})
     source.group_by("device").agg(top="max(temp)").sink("out", files("out", format="jsonl"))
@@ -114,7 +114,7 @@ def test_the_plan_says_how_a_table_is_folded(spark, hub):
 def test_other_states_are_given_as_they_are_stored(spark, hub):
     partial = pl.DataFrame({"device": ["x"], "__end": [10], "__sum": [1.5]})
     checkpointed(HubNode(hub, "partial", "a"), {("win", "runs", 0): [partial, partial]}, {})
-    assert told(state(spark, hub, "partial", metadata="false")) == [("x", 10, 1.5), ("x", 10, 1.5)]
+    assert rows_of(state(spark, hub, "partial", metadata="false")) == [("x", 10, 1.5), ("x", 10, 1.5)]
 
 
 def test_where_there_are_several_states_they_are_listed(spark, hub):
@@ -128,12 +128,12 @@ def test_where_there_are_several_states_they_are_listed(spark, hub):
         state(spark, hub, "several")
     with pytest.raises(PySparkException, match=r"no state fits(.|\n)*step one, state s\n"):
         state(spark, hub, "several", step="three")
-    assert told(state(spark, hub, "several", step="two", state="t", metadata="false")) == [(1,)]
+    assert rows_of(state(spark, hub, "several", step="two", state="t", metadata="false")) == [(1,)]
     with pytest.raises(PySparkException, match="has no rows at any node yet"):
         state(spark, hub, "several", step="two", state="u")
 
 
-def test_a_pipeline_without_checkpoints_is_told_so(spark, hub):
+def test_a_pipeline_without_checkpoints_is_an_error(spark, hub):
     HubNode(hub, "stateless", "a").commit(None)
     with pytest.raises(PySparkException, match="has no checkpoint of pipeline stateless on any node"):
         state(spark, hub, "stateless")

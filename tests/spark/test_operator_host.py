@@ -133,8 +133,8 @@ def out(found: Iterable[Packed], tag: int = 0) -> list[tuple[Any, ...]]:
 
 
 def facts(found: Iterable[Packed]) -> TaskFacts:
-    (told,) = [msgspec.json.decode(row.data, type=TaskFacts) for row in found if row.what is What.FACTS]
-    return told
+    (found_facts,) = [msgspec.json.decode(row.data, type=TaskFacts) for row in found if row.what is What.FACTS]
+    return found_facts
 
 
 # What comes of a batch.
@@ -311,7 +311,7 @@ def test_a_piece_of_another_size_is_damage() -> None:
         run(query, store, for_step(query, "totals", frame([(1, 0, 0)])))
 
 
-def test_a_piece_that_spark_does_not_have_is_told_of() -> None:
+def test_a_piece_that_spark_does_not_have_is_reported() -> None:
     query, store = setting(running=True), CountingStore()
     run(query, store, for_step(query, "totals", frame([(1, 0, 0)])))
     memo = SimpleNamespace(get=lambda: (store.memo,))
@@ -324,7 +324,7 @@ def test_a_piece_that_spark_does_not_have_is_told_of() -> None:
 
 
 def totals_piece(rows: Mapping[int, int]) -> pl.DataFrame:
-    """Stored totals of keys, with so many rows each."""
+    """Stored totals of keys, with that many rows each."""
     query = setting(running=True)
     made = for_step(query, "totals", frame([(k, 0, 0) for k, count in rows.items() for _ in range(count)]))
     return decode(made.data).with_columns(pl.lit(value=False).alias(DELETED))
@@ -356,8 +356,8 @@ def test_windows_that_had_closed_before_the_checkpoint_stay_closed() -> None:
     query, store = setting(windows=True), CountingStore()
     open_rows = decode(for_step(query, "windows", frame([(1, 5, 1), (1, 15, 1)])).data)
     tag = query.stages.tag_of("windows")
-    told = seed(0, None, 12 * SECOND, tag, "")
-    found = run(query, store, seed(0, open_rows, 12 * SECOND, tag, "windows"), told, mark(0))
+    time_piece = seed(0, None, 12 * SECOND, tag, "")
+    found = run(query, store, seed(0, open_rows, 12 * SECOND, tag, "windows"), time_piece, mark(0))
     assert out(found) == []
     assert store.known.watermarks_us == {"windows": 12 * SECOND}
     assert out(run(query, store, END)) == [(1, at(10), at(20), 1, 1)]

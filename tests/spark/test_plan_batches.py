@@ -281,7 +281,7 @@ def test_when_all_are_idle_time_stands_still_and_nobody_waits_for_it() -> None:
     assert plans.step() is None
 
 
-def test_silence_is_counted_anew_by_another_process() -> None:
+def test_silence_is_counted_again_by_another_process() -> None:
     plans = Plans({"a": 100, "b": 20}, idle_after_us=1000, rows_max=1000)
     plans.steps()
     plans.now_us = 900
@@ -387,7 +387,7 @@ def test_what_was_idle_on_the_edge_is_read_to_its_end_where_input_is_bounded() -
 
 
 def test_bounded_input_of_which_a_file_is_gone_has_no_end() -> None:
-    """It came to no end, and was let out as if it had."""
+    """It came to no end, and was released as if it had."""
     plans = Plans({"a": 5, "b": 9}, bounded=True, rows_max=4)
     plans.step()
     del plans.source.tables["b"]
@@ -518,7 +518,7 @@ def before(epoch: int = 1, **partitions: PartitionCut) -> Cut:
     return Cut(epoch=epoch, sources={"s": SourceCut(partitions=partitions, watermark_us=7)})
 
 
-# The cut behind a batch.
+# The cut after a batch.
 
 
 def test_the_cut_has_what_was_read_and_what_was_not() -> None:

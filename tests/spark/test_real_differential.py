@@ -50,7 +50,7 @@ def test_edge_stream_and_batch_give_what_the_oracle_gives(seed: int, spark: Spar
     running.awaitTermination()
     progress = running.recentProgress
     assert progress
-    assert all(one.numRowsDroppedByWatermark == 0 for told in progress for one in told.stateOperators)
+    assert all(one.numRowsDroppedByWatermark == 0 for one_batch in progress for one in one_batch.stateOperators)
     compare(out_of(case, sinks), case.oracle, what="stream")
 
     batch_case, batch_sinks = trial.case()

@@ -1,4 +1,4 @@
-"""A query that begins from an edge checkpoint: which ones it takes, what it is told otherwise, and that nothing is left out."""
+"""A query that begins from an edge checkpoint: which ones it takes, how it refuses others, and that nothing is left out."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_every_run_is_brought_once_by_one_of_the_tasks(every: int, shards: int, 
     rows = sum(ref.rows for runs in seed.manifest.states for ref in runs.runs)
     found = [msgspec.msgpack.decode(row.data, type=SeedPiece) for task in tasks for row in task]
     assert sum(decode(one.rows).height for one in found if one.rows) == rows
-    # How far time had come is told to every shard of every step, whether it has rows or not.
+    # How far time had come is sent to every shard of every step, whether it has rows or not.
     assert len([one for one in found if not one.rows]) == shards * 2
     assert {one.watermark_us for one in found} == {step_times_us(seed.manifest)[step] for step in ("totals", "windows")}
 
@@ -259,7 +259,7 @@ def test_a_run_without_event_time_that_had_ended_goes_on_with_what_was_added(pla
     assert sum(place.counts().values()) == 60
 
 
-def test_output_that_the_edge_had_sealed_and_not_let_out_is_let_out_by_the_query(place: Place) -> None:
+def test_output_that_the_edge_had_sealed_and_not_released_is_released_by_the_query(place: Place) -> None:
     place.write(*range(40))
     place.edge(steps=4)
     sealed = place.manifest()

@@ -38,13 +38,13 @@ def endless(tmp_path: Path) -> Pipeline:
     return p
 
 
-def test_a_signal_breaks_a_batch_job_off_and_nothing_is_let_out(spark: SparkSession, tmp_path: Path):
+def test_a_signal_breaks_a_batch_job_off_and_nothing_is_released(spark: SparkSession, tmp_path: Path):
     p = endless(tmp_path)
-    told: list[int] = []
+    sent: list[int] = []
 
     def on_progress(_: Progress) -> None:
-        if (tmp_path / "begun").exists() and not told:
-            told.append(signal.SIGINT)
+        if (tmp_path / "begun").exists() and not sent:
+            sent.append(signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     config = SparkConfig(state=tmp_path / "state", bounded=True)
@@ -59,7 +59,7 @@ def test_a_batch_job_that_nobody_can_watch_any_more_is_broken_off(spark: SparkSe
 
     def on_progress(_: Progress) -> None:
         if (tmp_path / "begun").exists():
-            raise SinkError("stdout: whoever read the progress has gone. Stopping.")
+            raise SinkError("stdout: the reader of the progress has gone. Stopping.")
 
     config = SparkConfig(state=tmp_path / "state", bounded=True)
     with pytest.raises(SinkError, match="has gone"):

@@ -30,7 +30,7 @@ def worker(*, host: str = "a", python: str = "3.11.7", missing: str = "", versio
         ),
     ],
 )
-def test_what_an_executor_lacks_is_told_once_a_machine(workers, found):
+def test_what_an_executor_lacks_is_reported_once_per_machine(workers, found):
     assert complaints(workers, python="3.11.7", version="0.1.0") == found
 
 

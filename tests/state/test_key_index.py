@@ -127,7 +127,7 @@ def test_keys_that_come_and_go_do_not_make_the_index_grow() -> None:
     assert index._buckets.size <= 1024
 
 
-def test_a_full_index_is_not_built_anew_at_every_change() -> None:
+def test_a_full_index_is_not_built_again_at_every_change() -> None:
     index = MemoryKeyIndex({"k": pl.Int64()})
     index.insert(pl.DataFrame({"k": range(511)}))
     rebuilt = 0

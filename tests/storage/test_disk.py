@@ -57,7 +57,7 @@ def test_renaming_replaces(any_disk: Any) -> None:
     assert not any_disk.exists("a/b/new")
 
 
-def test_what_is_missing_is_told_as_missing(any_disk: Any) -> None:
+def test_what_is_missing_is_reported_as_missing(any_disk: Any) -> None:
     calls: tuple[Callable[[], object], ...] = (
         lambda: any_disk.read("a/none"),
         lambda: any_disk.read("none/none"),
@@ -218,7 +218,7 @@ def test_a_file_that_may_not_be_read_is_no_damage(real: Any, monkeypatch: pytest
 
 
 def test_the_sync_goes_through_the_descriptor_that_wrote(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the kernel may have told somebody else of the error already."""
+    """Otherwise the kernel may have reported the error to another descriptor already."""
     synced: list[int] = []
     real.create("d/x", b"1")
     written = real._unsynced["d/x"]
@@ -243,7 +243,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_second_process_is_kept_off_and_told_by_whom(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_naming_the_first(tmp_path: Path) -> None:
     disk = OsDisk(tmp_path)
     disk.lock()
     disk.lock()

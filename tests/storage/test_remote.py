@@ -41,7 +41,7 @@ def test_what_was_put_is_got_and_replaced(remote: Any) -> None:
     assert not remote.exists("p/n/runs/b")
 
 
-def test_what_is_missing_is_told_as_missing(remote: Any) -> None:
+def test_what_is_missing_is_reported_as_missing(remote: Any) -> None:
     with pytest.raises(FileNotFoundError):
         remote.get("p/n/runs/none")
     assert remote.sizes("p/n/none") == {}
@@ -88,8 +88,27 @@ def test_whatever_a_backend_raises_becomes_a_storage_error() -> None:
         lambda: remote.get("p/a"),
         lambda: remote.sizes("p"),
         lambda: remote.remove("p/a"),
+        lambda: remote.put_file(Path("a"), "p/a"),
+        lambda: remote.size("p/a"),
+        lambda: remote.open("p/a"),
     ):
         with pytest.raises(StorageError, match="its own ideas"):
+            call()
+
+
+def test_an_fsspec_remote_stores_a_local_file_and_reads_it_in_parts(tmp_path: Path) -> None:
+    remote: Any = open_remote(f"memory://{tmp_path.name}/parts")
+    (tmp_path / "local").write_bytes(b"12345")
+    remote.put_file(tmp_path / "local", "p/a")
+    assert (remote.size("p/a"), remote.size("p/a", fresh=True)) == (5, 5)
+    with remote.open("p/a") as file:
+        assert (file.read(2), file.read()) == (b"12", b"345")
+    for call in (
+        lambda: remote.put_file(tmp_path / "none", "p/b"),
+        lambda: remote.size("p/none"),
+        lambda: remote.open("p/none"),
+    ):
+        with pytest.raises(FileNotFoundError):
             call()
 
 

@@ -194,7 +194,7 @@ def test_a_killed_process_leaves_everything_written(disk: MemoryDisk) -> None:
     disk.fsync("d/x")
 
 
-def test_the_power_goes_after_so_many_changes_and_stays_off(disk: MemoryDisk) -> None:
+def test_the_power_goes_after_a_number_of_changes_and_stays_off(disk: MemoryDisk) -> None:
     disk.cut_after = 2
     disk.create("d/x", b"")
     disk.create("d/y", b"")

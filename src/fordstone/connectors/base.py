@@ -20,7 +20,7 @@ import msgspec
 import polars as pl
 
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError
+from fordstone.errors import ConfigError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 - connectors import it from here
@@ -179,6 +179,13 @@ class SinkStream:
     """An attempt whose parts are still to be released: a sink that removes leftovers when it is opened keeps these."""
     owner: str = ""
     """Random, kept with the checkpoints of the writer, so that a new state directory is another owner. Empty: unknown."""
+
+
+class SinkDelayedError(StorageError):
+    """A sink cannot take rows for now. The edge engine waits and tries again; on Spark the batch is run again.
+
+    Not in `fordstone.errors`: by that name `spark.run` recognizes, in the text of Spark's errors, those that the user has to correct.
+    """
 
 
 class Sink(ABC):
@@ -358,7 +365,7 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         del stream, context
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
 
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
         """Make a writer of parts, in any process that has rows; None: all rows of an epoch go through the sink."""
-        del spec, stream
+        del spec, stream, context
         return None

@@ -21,12 +21,12 @@ def same_rows(one: pl.DataFrame, other: pl.DataFrame) -> bool:
     return not any(frame.height for frame in difference(one, other))
 
 
-def difference(sealed: pl.DataFrame, rebuilt: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """What is only in `sealed`, and what is only in `rebuilt`, counting repeated rows; floats may differ a little."""
+def difference(sealed: pl.DataFrame, replayed: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """What is only in `sealed`, and what is only in `replayed`, counting repeated rows; floats may differ a little."""
     every = list(sealed.schema)
     exact = [name for name, kind in sealed.schema.items() if not kind.is_float()]
     floats = [name for name, kind in sealed.schema.items() if kind.is_float()]
-    missing, extra = _unmatched(sealed, rebuilt, every)
+    missing, extra = _unmatched(sealed, replayed, every)
     if not (missing.height and extra.height and exact and floats):
         return missing, extra
     pairs = _turns(missing, exact).join(

@@ -26,6 +26,7 @@ from fordstone.connectors.base import (
     OpenContext,
     Reader,
     Sink,
+    SinkDelayedError,
     SinkStream,
     Source,
     SourceOptions,
@@ -380,10 +381,6 @@ class _ControlReader(Reader):
         """Nothing is held open."""
 
 
-class PublishDelayedError(StorageError):
-    """Rows that could not be published for now. The edge engine waits and tries again; on Spark the batch is run again."""
-
-
 class ControlSink(Sink):
     """Publishes one control table. Used by one thread at a time."""
 
@@ -420,6 +417,6 @@ class ControlSink(Sink):
             self._publisher.publish(rows, owner=self._owner, batch=batch)
         except HubAwayError as error:
             # Without the cause: Spark recognises errors of users by their class names in the text, and this is none.
-            raise PublishDelayedError(
+            raise SinkDelayedError(
                 f"control table {self._control} cannot be published: {error} It will be tried again."
             ) from None

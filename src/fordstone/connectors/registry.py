@@ -27,7 +27,8 @@ from fordstone.errors import ConfigError
 ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
 
-_NO_CONTEXT: Final = OpenContext()
+_CENTER: Final = OpenContext()
+"""The context of a process that is no node: the center, an executor of Spark, a test."""
 _OURS: Final = {
     "center": ("fordstone.connectors.hub", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
@@ -66,19 +67,19 @@ def why_never_all_there(spec: ConnectorSpec) -> str | None:
     return _kind(spec).why_never_all_there(spec)
 
 
-def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _NO_CONTEXT) -> Source:
+def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER) -> Source:
     """Make the live source."""
     return _kind(spec).open_source(spec, options, context)
 
 
-def open_sink(spec: ConnectorSpec, stream: SinkStream, context: OpenContext = _NO_CONTEXT) -> Sink:
+def open_sink(spec: ConnectorSpec, stream: SinkStream, context: OpenContext = _CENTER) -> Sink:
     """Make the live sink."""
     return _kind(spec).open_sink(spec, stream, context)
 
 
-def open_parts(spec: ConnectorSpec, stream: SinkStream) -> PartWriter | None:
+def open_parts(spec: ConnectorSpec, stream: SinkStream, context: OpenContext = _CENTER) -> PartWriter | None:
     """Make a writer of parts for the sink, where its kind has one."""
-    return _kind(spec).open_parts(spec, stream)
+    return _kind(spec).open_parts(spec, stream, context)
 
 
 def _kind(spec: ConnectorSpec) -> ConnectorKind:

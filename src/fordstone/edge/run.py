@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal
 
-from fordstone.connectors.control import PublishDelayedError
+from fordstone.connectors.base import SinkDelayedError
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Environment, Job
 from fordstone.edge.engine.engine import Engine, Steppable
-from fordstone.edge.engine.recovery import Remote, resume_from
+from fordstone.edge.engine.recovery import RemoteCheckpoints, resume_from
 from fordstone.edge.engine.replay import replay
 from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
@@ -28,7 +28,7 @@ from fordstone.errors import CheckpointError, ConfigError, DamagedError, Fordsto
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
-from fordstone.protocol.retry import RestartAfter, Stop, decide_restart
+from fordstone.protocol.retry import Backoff, RestartAfter, Stop, decide_restart
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.signals import Signals
 from fordstone.storage.disk import OsDisk
@@ -36,7 +36,7 @@ from fordstone.storage.failpoint import failpoints_of_process
 
 log = logging.getLogger(__name__)
 
-HUB_WAIT_SECONDS: Final = 1.0
+HUB_WAIT: Final = Backoff(first_us=500_000, max_us=15_000_000)
 OnProgress = Callable[[Progress], None]
 TICK_SECONDS: Final = 0.01
 TICKS_PER_CALL: Final = 5
@@ -168,15 +168,15 @@ def _run_once(
         failpoints=environment.failpoints,
     )
     with closing(Links(plan, config, environment, store)) as links:
-        while True:
+        for failures in itertools.count(1):
             try:
                 engine = recovered_engine(
                     plan, functions, config, environment, store, links.remote(), outbox=links.outbox
                 )
-            except PublishDelayedError as error:
+            except SinkDelayedError as error:
                 # The last epoch had rows for the hub, and it is unknown whether it took them.
                 log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
-                if signals.wait(HUB_WAIT_SECONDS):
+                if signals.wait(HUB_WAIT.wait_s(failures, chance=random.random())):  # noqa: S311 - jitter
                     raise
             else:
                 break
@@ -239,7 +239,7 @@ def recovered_engine(
     config: RunConfig,
     environment: Environment,
     store: CheckpointStore,
-    remote: Remote | None,
+    remote: RemoteCheckpoints | None,
     *,
     outbox: Outbox | None = None,
 ) -> Engine:

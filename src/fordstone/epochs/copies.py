@@ -324,7 +324,7 @@ def fetch_checkpoint(url: str | Remote, store: CheckpointStore, epoch: int | Non
             problems.append(f"  checkpoint {number}: {error}")
             continue
         store.add_cuts([*copies.cuts().values(), manifest.cut])
-        store.commit(manifest, rebuilt=True)
+        store.commit(manifest, sealed_before=True)
         return manifest
     found = "\n".join(problems) or "  there is none"
     raise CheckpointError(

@@ -31,7 +31,7 @@ EPOCH_LOG_MAX_BYTES: Final = 16 << 20
 _EPOCH: Final = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)])
 
 
-class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DeliveryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How far the hub has this node's epochs. Each of these only grows."""
 
     acknowledged: int
@@ -42,7 +42,7 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Epochs up to this one were sealed before there was a hub, and hold nothing for it."""
 
 
-_DELIVERY: Final = msgspec.json.Decoder(Delivery)
+_DELIVERY: Final = msgspec.json.Decoder(DeliveryState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class EpochLogContent:
     damaged_lines: int = 0
     noted: int = 0
     """The newest epoch of which a line says that it is sealed."""
-    delivery: Delivery | None = None
+    delivery: DeliveryState | None = None
     """None: nothing was ever sent to a hub."""
 
     @property
@@ -94,16 +94,16 @@ class EpochLog:
         with self._mutex, contextlib.suppress(StorageError):
             self._journal.append(_sealed_line(epoch), sync=False)
 
-    def note_delivery(self, delivery: Delivery) -> None:
+    def note_delivery(self, delivery: DeliveryState) -> None:
         """Record, durably, how far the hub is."""
         with self._mutex:
             self._journal.append(seal("delivery", delivery))
             self._acknowledged = delivery.acknowledged
 
-    def record(self, cut: Cut, *, rebuilt: bool, needed_from: int) -> None:
+    def record(self, cut: Cut, *, sealed_before: bool, needed_from: int) -> None:
         """Make the record durable. Called before the manifest is.
 
-        Lines of a commit that never happened (this epoch or later) are removed first. A rebuilt epoch only
+        Lines of a commit that never happened (this epoch or later) are removed first. An epoch that was sealed before only
         mends its own line. `needed_from`: records of this epoch and later survive whatever the bound says.
         """
         with self._mutex:
@@ -112,7 +112,7 @@ class EpochLog:
             if cut.epoch > (self._newest or 0):
                 self._append(cut)
             else:
-                self._insert(cut, rebuilt=rebuilt)
+                self._insert(cut, sealed_before=sealed_before)
             size_bytes = self._journal.size_bytes
             all_sent = 0 < self._newest_crossing <= self._acknowledged
             if size_bytes > (self._max_bytes if all_sent else self._rewrite_above_bytes):
@@ -155,12 +155,14 @@ class EpochLog:
         self._journal.sync()
         self._failpoints.hit("cut.synced")
 
-    def _insert(self, cut: Cut, *, rebuilt: bool) -> None:
+    def _insert(self, cut: Cut, *, sealed_before: bool) -> None:
         content = self.read()
-        if rebuilt and content.cuts.get(cut.epoch) == cut:
+        if sealed_before and content.cuts.get(cut.epoch) == cut:
             return
-        kept = content.cuts if rebuilt else {epoch: old for epoch, old in content.cuts.items() if epoch < cut.epoch}
-        noted = content.noted if rebuilt else min(content.noted, cut.epoch - 1)
+        kept = (
+            content.cuts if sealed_before else {epoch: old for epoch, old in content.cuts.items() if epoch < cut.epoch}
+        )
+        noted = content.noted if sealed_before else min(content.noted, cut.epoch - 1)
         self._rewrite(replace(content, cuts=kept | {cut.epoch: cut}, noted=noted))
 
     def _rewrite(self, content: EpochLogContent) -> None:

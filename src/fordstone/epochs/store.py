@@ -213,10 +213,10 @@ class CheckpointStore:
         """What is wrong with a stored run: missing or of another size; with `deep` also other bytes."""
         return self._runs.fault(ref, deep=deep)
 
-    def commit(self, manifest: Manifest, *, rebuilt: bool = False) -> None:
+    def commit(self, manifest: Manifest, *, sealed_before: bool = False) -> None:
         """Seal an epoch: when this returns it is durable, and nothing may be released before.
 
-        Called once per epoch, in order. `rebuilt`: the epoch was sealed before and its manifest is damaged, aside, or
+        Called once per epoch, in order. `sealed_before`: the epoch was sealed before and its manifest is damaged, aside, or
         only remote; this one takes its place. On `StorageError` that is not fatal, nothing was sealed and the same
         epoch may be tried again.
         """
@@ -224,11 +224,11 @@ class CheckpointStore:
         digests = frozenset(run.digest for run in manifest.runs())
         with self._commit_mutex, self._holding(digests):
             with self._mutex:
-                self._admit(manifest, digests, rebuilt=rebuilt)
+                self._admit(manifest, digests, sealed_before=sealed_before)
                 needed_from = min(self._named, default=manifest.epoch)
             self._runs.sync()
             self.failpoints.hit("runs.dir-synced")
-            self.log.record(manifest.cut, rebuilt=rebuilt, needed_from=needed_from)
+            self.log.record(manifest.cut, sealed_before=sealed_before, needed_from=needed_from)
             if manifest.epoch in self._named:
                 self.set_aside(manifest.epoch, "it was computed again")
                 self._check_present(manifest, digests)
@@ -320,7 +320,7 @@ class CheckpointStore:
     def set_aside(self, epoch: int, reason: str) -> None:
         """Move a checkpoint that cannot be used out of the way, with its damaged runs and a note. Nothing is deleted.
 
-        The epoch stays sealed: `commit` takes it only as `rebuilt`. Nothing happens if it is not, or is aside already.
+        The epoch stays sealed: `commit` takes it only as `sealed_before`. Nothing happens if it is not, or is aside already.
         """
         self._check_writable()
         try:
@@ -425,7 +425,7 @@ class CheckpointStore:
             remove_leftovers(self._disk, directory)
             self._disk.fsync_dir(directory)
 
-    def _admit(self, manifest: Manifest, digests: frozenset[str], *, rebuilt: bool) -> None:
+    def _admit(self, manifest: Manifest, digests: frozenset[str], *, sealed_before: bool) -> None:
         """Refuse a manifest that would break what is sealed."""
         epoch = manifest.epoch
         if (manifest.pipeline, manifest.node, manifest.cut.epoch) != (self.pipeline, self.node, epoch):
@@ -434,7 +434,7 @@ class CheckpointStore:
                 f"{manifest.cut.epoch} does not belong into the store of pipeline {self.pipeline} on node {self.node}."
             )
         newest = max(itertools.chain(self._named, self._aside_epochs), default=None)
-        if not rebuilt and newest is not None and epoch != newest + 1:
+        if not sealed_before and newest is not None and epoch != newest + 1:
             raise CheckpointError(
                 f"{self._title(epoch)} was refused: epoch {newest} is the newest sealed one, so the next is {newest + 1}. "
                 f"A sealed epoch is final."

@@ -16,7 +16,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fordstone.epochs.run_file import DIGEST_CHARS
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.plan.ids import NAME_PATTERN
 from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
@@ -37,9 +39,9 @@ NUMBER_MAX: Final = 2**63 - 1
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 TimeUs: TypeAlias = Annotated[int, Meta(ge=TIME_MIN_US, le=TIME_MAX_US)]
-Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.-]{0,99}\Z")]
-"""As `plan.ids.checked_name`: it may stand in a path and a log line."""
-Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Name: TypeAlias = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z")]
+Digest: TypeAlias = Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{DIGEST_CHARS}}}\Z")]
+"""The texts that `epochs.run_file.is_digest` takes."""
 Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[!-~]{1,200}\Z")]
 """A random word that identifies an owner."""
 

@@ -169,7 +169,7 @@ class Family(ABC, Generic[S]):
     """All that is known about one kind of plan step: check, make, describe, digest and push-down.
 
     One instance serves all steps of its kinds, in every pipeline; it has no state of its own. `registry.FAMILIES` lists the
-    families, and `planner`, the edge engine and the Spark host ask `registry.family_of`: none of them names a step.
+    families, and `planner`, the edge engine and the Spark host ask `registry.family_of`.
     """
 
     steps: ClassVar[tuple[type[p.AnyStep], ...]]

@@ -22,12 +22,14 @@ TaskId = NewType("TaskId", str)
 KEY_GROUPS: Final = 128
 """Into how many slices the key space is cut. Part of what is stored; never changes."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+NAME_PATTERN: Final = r"[A-Za-z0-9_](?!.*\.\.)[A-Za-z0-9_.-]{0,99}"
+"""The form of names: they may stand in a path and a log line."""
+_NAME: Final = re.compile(NAME_PATTERN)
 
 
 def checked_name(name: str, what: str) -> str:
-    """Give `name` back if it may stand in a path and a log line, else raise."""
-    if _NAME.fullmatch(name) is None or ".." in name:
+    """Return `name` if it has the form of names, else raise."""
+    if _NAME.fullmatch(name) is None:
         raise PipelineError(
             f"{what} {name!r}: a name has 1 to 100 letters, digits, '_', '-' or single '.', and starts with none of '.-'."
         )

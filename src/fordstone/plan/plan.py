@@ -509,14 +509,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             if stream.step == name
         )
 
-    def upstream(self, name: str) -> tuple[Step, ...]:
-        """The steps that the rows of a step come through, in plan order; feedback left out."""
+    def upstream(self, name: str, *, stop_at: tuple[type[Step], ...] = ()) -> tuple[Step, ...]:
+        """The steps that the rows of a step come through, in plan order; feedback left out.
+
+        Steps of the classes `stop_at` are included, those before them are not.
+        """
         seen: set[str] = set()
         todo = [stream.step for stream in self.step(name).inputs]
         while todo:
             if (at := todo.pop()) not in seen:
                 seen.add(at)
-                todo += [stream.step for stream in self.step(at).inputs]
+                step = self.step(at)
+                todo += [] if isinstance(step, stop_at) else [stream.step for stream in step.inputs]
         return tuple(step for step in self.steps if step.name in seen)
 
     def sources_of(self, name: str) -> tuple[Source, ...]:

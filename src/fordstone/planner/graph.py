@@ -121,14 +121,8 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
 
 def steps_with_ids(plan: p.Plan) -> frozenset[str]:
     """The steps whose rows need ids: those on the way to a sink that releases at once, back to the window or source."""
-    found: set[str] = set()
-    queue: list[p.Step] = [step for step in plan.steps if isinstance(step, p.Sink) and step.release == "at_once"]
-    while queue:
-        step = queue.pop()
-        if step.name not in found:
-            found.add(step.name)
-            queue += [] if isinstance(step, p.Aggregate) else [plan.step(stream.step) for stream in step.inputs]
-    return frozenset(found)
+    sinks = [step.name for step in plan.steps if isinstance(step, p.Sink) and step.release == "at_once"]
+    return frozenset(sinks).union(step.name for sink in sinks for step in plan.upstream(sink, stop_at=(p.Aggregate,)))
 
 
 def _inside_loops(plan: p.Plan) -> frozenset[str]:

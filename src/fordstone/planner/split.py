@@ -351,15 +351,16 @@ class Crossing:
 
     def source(self, pipeline: str) -> p.Source:
         time = None if self.pushed.partial is not None else self.crosses.time
+        connector = p.ConnectorSpec("hub", {"pipeline": pipeline, "stream": self.step.name})
         return p.Source(
             name=self.step.name,
-            connector=p.ConnectorSpec("hub", {"pipeline": pipeline, "stream": self.step.name}),
+            connector=connector,
             schema=self.schema.to_dict(),
             time=None if time is None else time.column,
             shift_us=0 if time is None else time.shift_us,
             lateness_us=0,
             idle_after_us=self.step.offline_us,
-            declares_time=True,
+            declares_time=Capability.DECLARES_TIME in capabilities(connector),
         )
 
     def merging(self) -> p.Aggregate | None:

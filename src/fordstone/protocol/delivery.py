@@ -167,7 +167,7 @@ class SyncState:
     newest: int
     """The newest epoch that is sealed here."""
     same: bool | None = None
-    """Whether epoch `head` has the same content on both sides; None: it is no longer here, or was rebuilt."""
+    """Whether epoch `head` has the same content on both sides; None: it is no longer here, or was replayed."""
     unsent_before: int = 0
     """Epochs up to this one were sealed before there was an outbox, so they hold nothing for the hub."""
 

@@ -4,7 +4,7 @@
 cannot use it, and nothing is dropped unless the user asks for it (rule 22).
 
 Invariants: an epoch is sealed as soon as any manifest of it exists anywhere, damaged or not, and the content of a sealed
-epoch never changes: the epochs between the newest whole checkpoint and the newest sealed one are rebuilt from their
+epoch never changes: the epochs between the newest whole checkpoint and the newest sealed one are replayed from their
 recorded cuts, or nothing is resumed at all.
 """
 
@@ -35,26 +35,26 @@ class StartEmpty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Load checkpoint `epoch` from `where`, then compute the epochs in `rebuild` again from their cuts, in order.
+    """Load checkpoint `epoch` from `where`, then compute the epochs in `replay` again from their cuts, in order.
 
-    `epoch` 0 from `empty` means: no checkpoint is whole, but every cut is there, so all is rebuilt from the beginning.
+    `epoch` 0 from `empty` means: no checkpoint is whole, but every cut is there, so all is replayed from the beginning.
     New work starts at `next_epoch`. `damaged` are the checkpoints to set aside and to report.
     """
 
     epoch: int
     where: Place | Literal["empty"]
-    rebuild: tuple[int, ...] = ()
+    replay: tuple[int, ...] = ()
     damaged: tuple[CheckpointFact, ...] = ()
 
     @property
     def next_epoch(self) -> int:
         """The first epoch that is not sealed."""
-        return self.rebuild[-1] + 1 if self.rebuild else self.epoch + 1
+        return self.replay[-1] + 1 if self.replay else self.epoch + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CannotResume:
-    """Sealed epochs can be neither read nor rebuilt. A resume would change output that may be released already."""
+    """Sealed epochs can be neither read nor replayed. A resume would change output that may be released already."""
 
     reason: str
     newest_whole: int
@@ -68,7 +68,7 @@ RecoveryDecision = StartEmpty | Resume | CannotResume
 
 
 def decide_recovery(facts: Iterable[CheckpointFact], cuts: AbstractSet[int]) -> RecoveryDecision:
-    """Decide which checkpoint to load and which epochs to rebuild, or why that is impossible. `cuts`: epochs with a readable cut."""
+    """Decide which checkpoint to load and which epochs to replay, or why that is impossible. `cuts`: epochs with a readable cut."""
     facts = sorted(facts, key=lambda fact: (fact.epoch, fact.where))
     if not facts:
         return StartEmpty()
@@ -88,8 +88,8 @@ def decide_recovery(facts: Iterable[CheckpointFact], cuts: AbstractSet[int]) -> 
     where: Place | Literal["empty"] = "empty"
     if newest_whole:
         where = "local" if (newest_whole, "local") in whole else "remote"
-    rebuild = tuple(range(newest_whole + 1, newest_sealed + 1))
-    return Resume(epoch=newest_whole, where=where, rebuild=rebuild, damaged=damaged)
+    replay = tuple(range(newest_whole + 1, newest_sealed + 1))
+    return Resume(epoch=newest_whole, where=where, replay=replay, damaged=damaged)
 
 
 def _gaps(first: int, last: int, present: AbstractSet[int]) -> tuple[tuple[int, int], ...]:

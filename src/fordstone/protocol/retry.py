@@ -11,7 +11,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-_EXPONENT_MAX = 62
+DISK_RETRY_US: Final = 500_000
+"""The wait before a local disk that refused is tried again. It does not grow: a node is alone with its disk."""
+_EXPONENT_MAX: Final = 62
 """Bounds the power, so that a night of failures does not build a number with a thousand digits."""
 
 

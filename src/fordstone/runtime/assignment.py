@@ -7,7 +7,7 @@ checkpoint is that of its sender. After rescaling, all partitions are assigned a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeVar
 
 from fordstone.epochs.manifest import Manifest, PartitionCut
@@ -36,16 +36,15 @@ def assign(
 
 
 def assign_new(
-    found: Sequence[PartitionId], known: Sequence[Mapping[str, PartitionCut]]
+    found: Sequence[PartitionId], known: Container[str], loads: Sequence[int]
 ) -> list[tuple[PartitionId, ...]]:
-    """Assign new partitions, each to the subtask with the fewest."""
-    given: list[tuple[PartitionId, ...]] = [() for _ in known]
-    taken = {name for share in known for name in share}
+    """Assign the partitions that are not `known`, each to the subtask with the least load: the partitions that it has."""
+    assigned: list[tuple[PartitionId, ...]] = [() for _ in loads]
     for name in found:
-        if name not in taken:
-            least = min(range(len(known)), key=lambda index: len(known[index]) + len(given[index]))
-            given[least] = (*given[least], name)
-    return given
+        if name not in known:
+            least = min(range(len(loads)), key=lambda index: loads[index] + len(assigned[index]))
+            assigned[least] = (*assigned[least], name)
+    return assigned
 
 
 def balance(items: Sequence[T], tasks: int, size: Callable[[T], int]) -> list[list[T]]:

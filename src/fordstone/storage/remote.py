@@ -1,8 +1,8 @@
 """Files at a URL: the only module that uses fsspec, which is imported when the first URL needs it.
 
 `open_remote` returns a `Remote`, which stores and reads whole files below one URL. Plain paths and `file://` go through
-`OsDisk`, so that files there are written atomically and durably. `open_filesystem` and `read_url` are for blobs, which
-are streamed. When to retry is for callers to decide.
+`OsDisk`, so that files there are written atomically and durably. `FsspecRemote` also stores and reads files in parts, and
+`read_url` reads one, for blobs. When to retry is for callers to decide.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
@@ -98,6 +98,15 @@ class FsspecRemote(Remote):
 
         self._try("write", path, put)
 
+    def put_file(self, local: Path, path: str) -> None:
+        """Store a local file, as `put` does."""
+
+        def put_file() -> None:
+            self._fs.makedirs(self._at(path.rpartition("/")[0]), exist_ok=True)
+            self._fs.put_file(str(local), self._at(path))
+
+        self._try("write", path, put_file, missing=True)
+
     def get(self, path: str) -> bytes:
         def get() -> bytes | None:
             try:
@@ -109,6 +118,20 @@ class FsspecRemote(Remote):
         if data is None:
             raise FileNotFoundError(errno.ENOENT, "no such remote file", path)
         return data
+
+    def open(self, path: str) -> IO[bytes]:
+        """Open a file to read it in parts; `FileNotFoundError` if there is none."""
+        return self._try("read", path, lambda: self._fs.open(self._at(path), "rb"), missing=True)
+
+    def size(self, path: str, *, fresh: bool = False) -> int:
+        """Return the size of a file in bytes; `FileNotFoundError` if there is none. `fresh`: past any cache of listings."""
+
+        def size() -> int:
+            if fresh:
+                self._fs.invalidate_cache()
+            return int(self._fs.info(self._at(path))["size"])
+
+        return self._try("look at", path, size, missing=True)
 
     def exists(self, path: str) -> bool:
         def exists() -> bool:
@@ -149,10 +172,13 @@ class FsspecRemote(Remote):
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _try(self, what: str, path: str, call: Callable[[], T]) -> T:
+    def _try(self, what: str, path: str, call: Callable[[], T], *, missing: bool = False) -> T:
+        """`missing`: `FileNotFoundError` is raised as it is."""
         try:
             return call()
         except Exception as error:  # each backend has exceptions of its own
+            if missing and isinstance(error, FileNotFoundError):
+                raise
             raise StorageError(f"could not {what} {self._at(path)}: {error}.") from error
 
 

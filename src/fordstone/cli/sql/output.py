@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import polars as pl
 
 from fordstone.cli import format as fmt
-from fordstone.cli.format import GAP, UNSAFE, Layout, Table, pad, safe
+from fordstone.cli.format import UNSAFE, Layout, Table, lines_of, safe
 from fordstone.cli.view.view import Rate, notices_of
 from fordstone.connectors.files.rows import DELETE, OP, encoded
 from fordstone.connectors.memory import MemorySink
@@ -69,19 +69,6 @@ def _texts(values: pl.Series) -> pl.Series:
 def _table(schema: Schema, rows: Sequence[Sequence[str]]) -> Table:
     right = [at for at, kind in enumerate(schema.polars.values()) if kind.is_numeric()]
     return Table(head=list(schema), rows=rows, right=right)
-
-
-def lines_of(layout: Layout, texts: pl.DataFrame) -> str:
-    """Many rows, each with its end of line. Columns of plain ASCII are padded as a whole, which is faster."""
-    columns = []
-    for place, (width, right) in enumerate(zip(layout.widths, layout.right, strict=True)):
-        column = texts.to_series(place)
-        if (column.str.len_bytes() == column.str.len_chars()).all():
-            columns.append(column.str.pad_start(width) if right else column.str.pad_end(width))
-        else:
-            columns.append(pl.Series([pad(cell, width, right=right) for cell in column], dtype=pl.String))
-    joined = pl.select(pl.concat_str(columns, separator=GAP).str.strip_chars_end(" ").alias("line")).to_series()
-    return "".join(f"{line}\n" for line in joined)
 
 
 Taker = Callable[[pl.DataFrame], None]

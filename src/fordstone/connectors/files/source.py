@@ -66,8 +66,9 @@ class FilesKind(ConnectorKind):
         del context
         return open_file_sink(options_of(spec, FileSettings), stream)
 
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream) -> PartWriter:
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter:
         """Open a writer of parts; the sink must have made the directory."""
+        del context
         return open_file_parts(options_of(spec, FileSettings), stream)
 
 

@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from fordstone.connectors.base import Source
 from fordstone.edge.engine.sealing import Sealing
 from fordstone.edge.engine.source_task import BarrierOrder, SourceTask
-from fordstone.plan.ids import Attempt, PartitionId, TaskId
+from fordstone.plan.ids import Attempt, TaskId
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
+from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
+
+_ENDED_LOAD: Final = 1 << 31
+"""More than any number of partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,20 +197,13 @@ class Coordinator:
         )
         self._overtook = overtakes
         for share in self._sources.values():
-            joining = {} if last or self._bounded else self._assign(share)
-            for task in share.tasks:
-                task.inject(BarrierOrder(barrier=barrier, joining=joining.get(task.id, ())))
-
-    def _assign(self, share: SourceShare) -> dict[TaskId, tuple[PartitionId, ...]]:
-        new = [name for name in share.source.partitions() if name not in share.known]
-        assigned: dict[TaskId, tuple[PartitionId, ...]] = {}
-        for name in new:
-            share.known.add(name)
+            found = () if last or self._bounded else share.source.partitions()
             # A task that has ended has announced the end of time: rows that it read now would be late.
-            load = {task.id: task.partition_count + len(assigned.get(task.id, ())) for task in share.tasks}
-            task = min(share.tasks, key=lambda task: (task.finished, load[task.id]))
-            assigned[task.id] = (*assigned.get(task.id, ()), name)
-        return assigned
+            loads = [task.partition_count + (_ENDED_LOAD if task.finished else 0) for task in share.tasks]
+            joining = assign_new(found, share.known, loads)
+            share.known.update(found)
+            for task, partitions in zip(share.tasks, joining, strict=True):
+                task.inject(BarrierOrder(barrier=barrier, joining=partitions))
 
     def _seal(self) -> None:
         self._running, self._committing = False, True

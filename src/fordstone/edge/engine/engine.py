@@ -243,7 +243,14 @@ class Engine:
             name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
             for name in self.sources
         }
-        joining = {name: assign_new(source.partitions(), known[name]) for name, source in self.sources.items()}
+        joining = {
+            name: assign_new(
+                source.partitions(),
+                {partition for share in known[name] for partition in share},
+                [len(share) for share in known[name]],
+            )
+            for name, source in self.sources.items()
+        }
 
         def live_source(parts: TaskParts, setup: SourceSetup) -> SourceTask:
             live = LiveSetup(

@@ -45,7 +45,7 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteCheckpoints:
     """Checkpoints elsewhere."""
 
     survey: Callable[[], Survey]
@@ -55,7 +55,7 @@ class Remote:
     """Bring only the cuts here: no checkpoint is whole, and everything is replayed."""
 
 
-def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None = None) -> Resumption:
+def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: RemoteCheckpoints | None = None) -> Resumption:
     """Find the newest checkpoint that is whole, set damaged ones aside, and return where to begin."""
     # Local runs are read in full when they are loaded; a damaged one found then leads back here.
     _mend_cuts(store)
@@ -72,7 +72,7 @@ def resume_from(store: CheckpointStore, plan: p.Plan, *, remote: Remote | None =
             assert_never(other)
 
 
-def _elsewhere(remote: Remote | None, here: Survey) -> Survey:
+def _elsewhere(remote: RemoteCheckpoints | None, here: Survey) -> Survey:
     """Survey the copies. If they cannot be reached, the local checkpoints will do; but without any, do not start empty."""
     nothing = Survey(checkpoints=(), cuts=frozenset())
     if remote is None:
@@ -98,7 +98,7 @@ def _mend_cuts(store: CheckpointStore) -> None:
         log.warning("epoch log damaged", extra={"problem": problem})
 
 
-def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remote | None) -> Resumption:
+def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: RemoteCheckpoints | None) -> Resumption:
     for fact in decision.damaged:
         if fact.epoch > decision.epoch:
             log.warning(
@@ -107,9 +107,9 @@ def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remo
     if decision.where == "remote" and remote is not None:
         # Brings the cuts along.
         remote.fetch(decision.epoch)
-    elif remote is not None and not set(decision.rebuild) <= store.cuts().keys():
+    elif remote is not None and not set(decision.replay) <= store.cuts().keys():
         remote.fetch_cuts()
-    replay = tuple(store.cut(epoch) for epoch in decision.rebuild) if plan.guarantee == "exactly_once" else ()
+    replay = tuple(store.cut(epoch) for epoch in decision.replay) if plan.guarantee == "exactly_once" else ()
     # Read before anything is set aside or collected: this is what the epochs are compared with.
     sealed = {cut.epoch: _read_sealed(store, cut) for cut in replay}
     for fact in decision.damaged:

@@ -27,20 +27,20 @@ from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
-from fordstone.errors import CheckpointError, RebuildError, StorageError
+from fordstone.errors import CheckpointError, ReplayError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
+from fordstone.protocol.retry import DISK_RETRY_US
 from fordstone.runtime.partition import DEAD_LETTERS, Partition, Stage
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
 from fordstone.storage.disk import FatalStorageError
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.5
 INPUT_POLL_SECONDS: Final = 0.02
 
 
@@ -76,7 +76,7 @@ class Replay:
     def advance(self, cut: Cut, sealed: SealedRows) -> Manifest:
         """Compute the epoch that ends with this cut, compare it with what was sealed, and commit it in its old place.
 
-        Raises `RebuildError` if it comes out different, and then nothing has changed.
+        Raises `ReplayError` if it comes out different, and then nothing has changed.
         """
         self._attempt = Attempt(self._attempt + 1)
         sources = [task for task in self._tasks if isinstance(task, ReplaySourceTask)]
@@ -195,12 +195,12 @@ class Replay:
         whole = {segment.sink: segment for segment in cut.segments if sealed.get(segment.sink) is not None}
         draft = Draft(job.store, sealing, {name: pieces for name, pieces in outputs.items() if name not in whole})
         for work in draft.work():
-            self._patiently(work)
+            self._until_written(work)
         again = {segment.sink: segment for segment in draft.segments()}
         pending: list[Segment] = []
         for name, frames in extra.items():
             if frames:
-                self._patiently(
+                self._until_written(
                     lambda name=name, frames=frames: pending.append(  # type: ignore[misc]
                         Segment(name, tuple(job.store.write_run(frame) for frame in frames))
                     )
@@ -208,13 +208,13 @@ class Replay:
         cut = restated(cut, [whole.get(name) or again[name] for name in outputs])
         created_us = job.environment.clock.wall_us()
         manifest = draft.manifest(job.identity, cut, draft.tasks(), created_us=created_us, pending=tuple(pending))
-        self._patiently(lambda: job.store.commit(manifest, rebuilt=True))
+        self._until_written(lambda: job.store.commit(manifest, sealed_before=True))
         for task in self._tasks:
             for outlet in task.chain.outlets if task.id.endswith("/0") else ():
                 outlet.restore(extra.get(outlet.sink, ()))
         return manifest
 
-    def _patiently(self, work: Callable[[], object]) -> None:
+    def _until_written(self, work: Callable[[], object]) -> None:
         while True:
             try:
                 work()
@@ -222,7 +222,7 @@ class Replay:
                 raise
             except StorageError as error:
                 log.warning("replay waits for the disk", extra={"problem": str(error)})
-                self._wait(RETRY_SECONDS)
+                self._wait(DISK_RETRY_US / 1e6)
             else:
                 return
 
@@ -357,17 +357,17 @@ def extra_rows(
     cut: Cut,
     sink: str,
     sealed: Sequence[pl.DataFrame] | None,
-    rebuilt: Sequence[pl.DataFrame],
+    replayed: Sequence[pl.DataFrame],
     *,
     key: tuple[str, ...] | None = None,
     nondeterministic: bool = False,
 ) -> list[pl.DataFrame]:
-    """The rows that the replay gave beyond what was sealed; raises `RebuildError` where that may not be.
+    """The rows that the replay gave beyond what was sealed; raises `ReplayError` where that may not be.
 
     `key`: rows replace each other by it, so only the last of each counts. `nondeterministic`: values may be others within what is
     promised (`nondeterministic_sinks`), so that only the number of rows can be compared.
     """
-    again = pl.concat(rebuilt) if rebuilt else pl.DataFrame()
+    again = pl.concat(replayed) if replayed else pl.DataFrame()
     if key is not None and again.height:
         again = latest_rows(again, key)
     rows_sealed = sum(run.rows for segment in cut.segments if segment.sink == sink for run in segment.runs)
@@ -401,7 +401,7 @@ def extra_rows(
 def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFrame) -> list[pl.DataFrame]:
     """The same without the sealed rows: an aligned epoch gives them again, and only their number can be compared."""
     if cut.overtaking and rows_sealed:
-        raise RebuildError(
+        raise ReplayError(
             f"epoch {cut.epoch} is sealed and unaligned, and its output for sink {sink} is damaged as well as its checkpoint: what it "
             "released cannot be known. Restore the files from a copy, or start over with an empty state directory and new sinks."
         )
@@ -412,8 +412,8 @@ def _extra_rows_by_count(cut: Cut, sink: str, rows_sealed: int, again: pl.DataFr
     return []
 
 
-def _mismatch(cut: Cut, sink: str, what: str) -> RebuildError:
-    return RebuildError(
+def _mismatch(cut: Cut, sink: str, what: str) -> ReplayError:
+    return ReplayError(
         f"the replay of epoch {cut.epoch} gave other output for sink {sink}: {what}.\n"
         "The input has changed since, or a step is not deterministic. Restore the input, or start over with an empty state "
         "directory and new sinks."

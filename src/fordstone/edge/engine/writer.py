@@ -24,12 +24,12 @@ from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import StorageError
 from fordstone.plan.ids import Epoch
+from fordstone.protocol.retry import DISK_RETRY_US
 from fordstone.runtime.clock import Clock
 from fordstone.storage.disk import FatalStorageError
 
 log = logging.getLogger(__name__)
 
-RETRY_US: Final = 500_000
 FINAL_POLL_US: Final = 10_000
 
 
@@ -135,7 +135,7 @@ class Writer:
             self.crossed_rows += self.stages.outbox.add(manifest.cut)
         sinks = self.stages.sinks
         for name in [name for name in frames if name in sinks.names]:
-            yield from self._patiently(lambda name=name: sinks.release(name, manifest.epoch, frames[name]))  # type: ignore[misc]
+            yield from self._until_written(lambda name=name: sinks.release(name, manifest.epoch, frames[name]))  # type: ignore[misc]
         self._committed(sealing)
         self.stages.retention.merge_later(state for snapshot in sealing.snapshots for state in snapshot.states)
         yield
@@ -144,14 +144,14 @@ class Writer:
     def _seal(self, sealing: Sealing, draft: Draft) -> Generator[None, None, Manifest]:
         began_us, cpu_ns = self._clock.monotonic_us(), time.thread_time_ns()
         for work in draft.work():
-            yield from self._patiently(work)
+            yield from self._until_written(work)
         tasks = draft.tasks()
         cut = self.stages.crossing.add_to(draft.cut(self.epoch + 1), tasks)
         manifest = draft.manifest(self._identity, cut, tasks, created_us=self._clock.wall_us())
         outbox = self.stages.outbox
         if outbox is not None:
-            yield from self._patiently(lambda: outbox.make_room(cut))
-        yield from self._patiently(lambda: self.stages.release_log.seal(manifest))
+            yield from self._until_written(lambda: outbox.make_room(cut))
+        yield from self._until_written(lambda: self.stages.release_log.seal(manifest))
         self.epoch = Epoch(manifest.epoch)
         self.sealed_count += 1
         self.last = Written(
@@ -166,7 +166,7 @@ class Writer:
         log.info("epoch sealed", extra=extra)
         return manifest
 
-    def _patiently(self, work: Callable[[], object]) -> Iterator[None]:
+    def _until_written(self, work: Callable[[], object]) -> Iterator[None]:
         """Do it; when the disk refuses, stop reading and try again until it succeeds."""
         while True:
             try:
@@ -176,7 +176,7 @@ class Writer:
             except StorageError as error:
                 self.stall = str(error)
                 self._stalled()
-                self._retry_at_us = self._clock.monotonic_us() + RETRY_US
+                self._retry_at_us = self._clock.monotonic_us() + DISK_RETRY_US
                 yield
             else:
                 self.stall = None

@@ -167,6 +167,8 @@ class ControlFetcher:
 
         The folder is older than the checkpoint: it was lost or truncated, or the checkpoint is another machine's.
         """
+        # `hub.client.publisher._table` reads pages too, but up to the newest version, and a version with other columns starts its table
+        # over. Here a version with other columns, or a gap before it, ends the rebuild: the pipeline has taken exactly these versions.
         table, stands = pl.DataFrame(schema=self._log.columns), 0
         while stands < self._taken:
             page = self._hub.control_page(self._pipeline, self.control, after=stands)

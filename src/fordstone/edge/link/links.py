@@ -15,7 +15,7 @@ import msgspec
 
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Environment, Steppable
-from fordstone.edge.engine.recovery import Remote
+from fordstone.edge.engine.recovery import RemoteCheckpoints
 from fordstone.edge.engine.writer import Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import Owner, next_owner
@@ -44,7 +44,7 @@ _CHANCE_STEPS: Final = 1 << 20
 _NOTHING = Survey(checkpoints=(), cuts=frozenset())
 
 
-def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, take_over: bool) -> Remote:
+def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, take_over: bool) -> RemoteCheckpoints:
     """Return the hub's checkpoints, for a machine whose state directory is missing or damaged.
 
     The hub has the newest checkpoint that a node sent with a commit, and the cuts of no other epoch: a node resumes exactly
@@ -86,9 +86,9 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
         for run in dict.fromkeys(manifest.runs()):
             if store.run_fault(run, deep=True) is not None:
                 store.put_run(run, hub.read_blob(run))
-        store.commit(manifest, rebuilt=True)
+        store.commit(manifest, sealed_before=True)
 
-    return Remote(survey=survey, fetch=fetch, fetch_cuts=lambda: None)
+    return RemoteCheckpoints(survey=survey, fetch=fetch, fetch_cuts=lambda: None)
 
 
 def _fence_others(hub: HubClient, store: CheckpointStore, owner: Owner) -> int:
@@ -140,7 +140,7 @@ class HubLink:
             hub_state=config.hub_state,
             failpoints=environment.failpoints,
         )
-        self.remote: Remote | None = None
+        self.remote: RemoteCheckpoints | None = None
         if config.hub_state or config.take_over:
             self.remote = hub_checkpoints(hub, store, owner, take_over=config.take_over)
 
@@ -211,7 +211,7 @@ class Links:
     def outbox(self) -> Outbox | None:
         return None if self._hub is None else self._hub.outbox
 
-    def remote(self) -> Remote | None:
+    def remote(self) -> RemoteCheckpoints | None:
         """Return the checkpoints at the URL or at the hub, to recover from."""
         url, store = self._config.remote, self._store
         if url is not None and not (self._config.take_over and self._hub is not None):
@@ -219,7 +219,7 @@ class Links:
             def fetch(epoch: int) -> None:
                 fetch_checkpoint(url, store, epoch)
 
-            return Remote(
+            return RemoteCheckpoints(
                 survey=lambda: survey_remote(url, store), fetch=fetch, fetch_cuts=lambda: fetch_cuts(url, store)
             )
         return None if self._hub is None else self._hub.remote

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fordstone.epochs.epoch_log import Delivery
+from fordstone.epochs.epoch_log import DeliveryState
 from fordstone.epochs.manifest import Cut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
@@ -74,7 +74,7 @@ class Outbox:
         self._io = threading.Lock()
         """Held while a mark is written. Taken before the other lock, which is never held while a disk is waited for."""
         self._mutex = threading.Lock()
-        self._delivery = Delivery(acknowledged=0)
+        self._delivery = DeliveryState(acknowledged=0)
         self._kept: deque[_Kept] = deque()
         self._held: dict[str, int] = {}
         """How many entries name each run."""
@@ -221,14 +221,14 @@ class Outbox:
 
     # How.
 
-    def _first_delivery(self, sealed: int, find: Callable[[int], Cut | None]) -> Delivery:
+    def _first_delivery(self, sealed: int, find: Callable[[int], Cut | None]) -> DeliveryState:
         """Nothing is known of the hub: what has rows that are still here may be unsent. The hub will say what it has."""
         epoch, cut = sealed, None
         while epoch and (cut := find(epoch)) is not None and cut.crosses and self._fault(cut, deep=False) is None:
             epoch -= 1
         # Nothing was to cross: the sender fills up what the hub wants, without a list of it here.
         nothing_before = self._fresh or (cut is not None and not cut.crosses)
-        return Delivery(acknowledged=epoch, unsent_before=epoch if nothing_before else 0)
+        return DeliveryState(acknowledged=epoch, unsent_before=epoch if nothing_before else 0)
 
     def _fault(self, cut: Cut, *, deep: bool) -> str | None:
         runs = [run for segment in cut.segments if segment.stream is not None for run in segment.runs]

@@ -143,6 +143,8 @@ class ControlPublisher:
 
     def _table(self, columns: pl.Schema, newest: int) -> pl.DataFrame | None:
         """The table as the hub has it; None: another has published since, and the hub will decide whose version counts."""
+        # `edge.link.control._rebuild` reads pages too, but stops at the version that the node has taken, and raises if versions are
+        # missing or have other columns. Here all versions up to the newest count, and one with other columns starts the table over.
         table, after = pl.DataFrame(schema=columns), 0
         while True:
             page = self._page(after)

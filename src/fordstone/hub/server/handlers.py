@@ -45,7 +45,7 @@ from fordstone.hub.messages import (
 from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.server.metrics import CONTENT_TYPE, LogMetrics
 from fordstone.hub.store import commits
-from fordstone.hub.store.blobs import CHUNK_BYTES, BlobStore, Gate, Upload
+from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
 from fordstone.hub.store.sqlite import LogReader
 from fordstone.lang.duration import TIME_MIN_US
@@ -128,7 +128,7 @@ class Handlers:
 
     log: HubLog
     blobs: BlobStore
-    gate: Gate
+    locks: BlobLocks
     polls: LongPolls
     quota: DiskQuota
     log_metrics: LogMetrics
@@ -353,7 +353,7 @@ class Handlers:
 
     def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> bool:
         upload.write(*rest)
-        with self.gate.arrival(digest):
+        with self.locks.arrival(digest):
             new = upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
         return new

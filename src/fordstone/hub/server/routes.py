@@ -15,15 +15,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from fordstone.epochs.run_file import is_digest
 from fordstone.hub.messages import API, Rejection
 from fordstone.hub.server.handlers import Handlers
+from fordstone.plan.ids import NAME_PATTERN
 
 Role: TypeAlias = Literal["anyone", "node", "center"]
 """An admin may use every route; `node`: that node alone; `anyone`: even without a token."""
 METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
 PATH_CHARS_MAX: Final = 1_000
-_PART: Final = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PART: Final = re.compile(NAME_PATTERN.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Routes:
             if match is Match.NONE:
                 continue
             params: dict[str, str] = child["path_params"]
-            if _DIGEST.fullmatch(params.get("digest", "0" * 64)) is None:
+            if "digest" in params and not is_digest(params["digest"]):
                 wrong_digest = params["digest"]
                 continue
             if route.method == method:
@@ -136,7 +137,7 @@ def check_path(path: bytes) -> None:
     if path == b"/":
         return
     for part in path.split(b"/")[1:] if path.startswith(b"/") else [path]:
-        if _PART.fullmatch(part) is None or b".." in part:
+        if _PART.fullmatch(part) is None:
             raise _bad_name(part[:100].decode("ascii", "backslashreplace"))
     if len(path) > PATH_CHARS_MAX:
         raise _bad_name(path[:100].decode("ascii"))

@@ -39,7 +39,7 @@ from fordstone.hub.server.limits import DiskQuota, Limits
 from fordstone.hub.server.metrics import HubMetrics, LogMetrics
 from fordstone.hub.server.middleware import ABORT, HubMiddleware, Receive, Scope, Send
 from fordstone.hub.server.routes import Routes
-from fordstone.hub.store.blobs import BlobStore, DiskBlobs, Gate, claim, open_blobs
+from fordstone.hub.store.blobs import BlobLocks, BlobStore, DiskBlobs, claim, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
@@ -90,17 +90,17 @@ class HubApp:
         limits: Limits | None = None,
     ) -> None:
         """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log."""
-        gate = Gate()
+        locks = BlobLocks()
         self._log = log
         self._polls = LongPolls()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
         self._blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
-        self.retention = Retention(log, blobs, gate, keeping=keeping or Keeping(), failpoints=failpoints)
+        self.retention = Retention(log, blobs, locks, keeping=keeping or Keeping(), failpoints=failpoints)
         metrics = HubMetrics()
         handlers = Handlers(
             log=log,
             blobs=blobs,
-            gate=gate,
+            locks=locks,
             polls=self._polls,
             quota=quota or DiskQuota([]),
             log_metrics=LogMetrics(log, metrics),

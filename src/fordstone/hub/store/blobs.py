@@ -141,7 +141,6 @@ class FsspecBlobs(BlobStore):
     """Whatever fsspec can open. Blobs are put whole: an object store shows them then or not at all."""
 
     def __init__(self, filesystem: Any, root: str, beside: Path, *, failpoints: Failpoints | None = None) -> None:
-        self._fs = filesystem
         self._root = root.rstrip("/")
         self._remote = FsspecRemote(filesystem, root)
         self._beside = beside
@@ -149,43 +148,40 @@ class FsspecBlobs(BlobStore):
         self._failpoints = failpoints or NoFailpoints()
 
     def put(self, digest: str, upload: Upload) -> None:
-        path = self._at(digest)
+        path = _path(digest)
         try:
-            with _storage("write", path):
+            with _storage("write", self._at(digest)):
                 if upload.path is None:
-                    self._remote.put(f"{digest[:2]}/{digest}", bytes(upload.data))
+                    self._remote.put(path, bytes(upload.data))
                 else:
-                    self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                    self._fs.put_file(str(upload.path), path)
+                    self._remote.put_file(upload.path, path)
                 self._failpoints.hit("hub.blob-written")
-                self._fs.invalidate_cache()
-                arrived = int(self._fs.info(path)["size"])
+                arrived = self._remote.size(path, fresh=True)
                 if arrived != upload.size_bytes:
                     raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - reported as the store's other errors
             self._failpoints.hit("hub.blob-renamed")
         except BaseException:
             with contextlib.suppress(Exception):
-                self._fs.rm_file(path)
+                self._remote.remove(path)
             raise
 
     def size(self, digest: str) -> int | None:
         with _storage("look at", self._at(digest)):
             try:
-                return int(self._fs.info(self._at(digest))["size"])
+                return self._remote.size(_path(digest))
             except FileNotFoundError:
                 return None
 
     def open(self, digest: str) -> IO[bytes]:
         with _storage("read", self._at(digest)):
             try:
-                file: IO[bytes] = self._fs.open(self._at(digest), "rb")
+                return self._remote.open(_path(digest))
             except FileNotFoundError:
                 raise _no_such(digest) from None
-            return file
 
     def remove(self, digest: str) -> None:
         with _storage("remove", digest):
-            self._remote.remove(f"{digest[:2]}/{digest}")
+            self._remote.remove(_path(digest))
 
     def names(self, prefix: str) -> list[tuple[str, int]]:
         with _storage("list", prefix):
@@ -196,7 +192,7 @@ class FsspecBlobs(BlobStore):
         return self._beside
 
     def _at(self, digest: str) -> str:
-        return f"{self._root}/{digest[:2]}/{digest}"
+        return f"{self._root}/{_path(digest)}"
 
 
 class Upload:
@@ -260,7 +256,7 @@ class Upload:
             self.data.clear()
 
 
-class Gate:
+class BlobLocks:
     """A lock per blob, for storing and removing it.
 
     Otherwise one upload might take for durable what another has only just renamed, or a removal delete what was uploaded again.
@@ -371,12 +367,18 @@ def _storage(what: str, where: object) -> Iterator[None]:
         yield
     except (Rejection, FileNotFoundError):
         raise
-    except Exception as error:
+    except Exception as raised:
+        # A remote's error says again what could not be done and where; its cause is what the backend has raised.
+        error = raised.__cause__ or raised if isinstance(raised, StorageError) else raised
         full = isinstance(error, OSError) and error.errno in _FULL
         reason = "it is full. Free space, or let consumers read on" if full else str(error)
         raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
-        ) from error
+        ) from raised
+
+
+def _path(digest: str) -> str:
+    return f"{digest[:2]}/{digest}"
 
 
 def _no_such(digest: str) -> Rejection:

@@ -116,7 +116,7 @@ def commit(tx: Transaction, pipeline: str, node: str, body: Commit, digests: Seq
         case AlreadyDone():
             return Committed(head=facts.head, already=True)
         case _:
-            raise _refusal(decision, pipeline, node, facts)
+            raise _rejection(decision, pipeline, node, facts)
 
 
 def head(log: LogReader, pipeline: str, node: str) -> Head:
@@ -213,7 +213,7 @@ def control_page(log: LogReader, pipeline: str, control: str, *, after: int, lim
     return ControlPage(versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest)
 
 
-def _refusal(
+def _rejection(
     decision: Gap | OtherContent | Stale | NotGranted | Missing, pipeline: str, node: str, facts: CommitFacts
 ) -> Rejection:
     where = f"pipeline {pipeline} on node {node}"

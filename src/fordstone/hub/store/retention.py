@@ -10,12 +10,12 @@ stay. Its record is removed first, durably, then its bytes: `sweep` finds what a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fordstone.hub.store.blobs import BlobStore, Gate
+from fordstone.epochs.run_file import is_digest
+from fordstone.hub.store.blobs import BlobLocks, BlobStore
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -25,7 +25,6 @@ ENTRIES_KEPT: Final = 1_000
 """Epochs of a node that are kept after their segments: to compare with what is sent again, and to be listed."""
 HOUR_US: Final = 3_600_000_000
 PREFIXES: Final = 256
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +59,12 @@ class Retention:
     """Blocks: not for the event loop."""
 
     def __init__(
-        self, log: HubLog, blobs: BlobStore, gate: Gate, *, keeping: Keeping, failpoints: Failpoints | None = None
+        self, log: HubLog, blobs: BlobStore, locks: BlobLocks, *, keeping: Keeping, failpoints: Failpoints | None = None
     ) -> None:
         self.keeping = keeping
         self._log = log
         self._blobs = blobs
-        self._gate = gate
+        self._locks = locks
         self._failpoints = failpoints or NoFailpoints()
         self._prefix = 0
 
@@ -83,7 +82,7 @@ class Retention:
         They are recorded as stored now, so that they are removed after the grace time unless a commit references them.
         """
         prefix, self._prefix = f"{self._prefix:02x}", (self._prefix + 1) % PREFIXES
-        stored = {digest: size for digest, size in self._blobs.names(prefix) if _DIGEST.fullmatch(digest)}
+        stored = {digest: size for digest, size in self._blobs.names(prefix) if is_digest(digest)}
 
         def adopt(tx: Transaction) -> int:
             strays = stored.keys() - tx.log.blob_sizes(stored).keys()
@@ -110,7 +109,7 @@ class Retention:
     def _remove_blobs(self) -> int:
         before_us = self._log.now_us() - self.keeping.grace_us
         digests = self._log.read(lambda log: log.unreferenced_blobs(before_us=before_us, limit=PIECE))
-        with self._gate.removal(digests) as free:
+        with self._locks.removal(digests) as free:
             removed = self._log.write(lambda tx: tx.log.remove_blobs(free, before_us=before_us)).result()
             self._failpoints.hit("hub.gc-forgotten")
             for digest, small in removed:

@@ -1,6 +1,6 @@
 """The grammar of queries: from text to `syntax`. Refuses, with the place, what is SQL but not supported here.
 
-`Words` goes through the words of a query and finds where an expression ends; parsing it is left to `lang.dialect`. A keyword ends
+`Tokens` goes through the tokens of a query and finds where an expression ends; parsing it is left to `lang.dialect`. A keyword ends
 an expression only after an operand, so that columns may be called `offset` or `limit` where no clause can begin. Then come
 MATCH_RECOGNIZE and its patterns, windows in FROM (TABLE(TUMBLE(...))), and the clauses of a query.
 """
@@ -92,10 +92,10 @@ _REFUSED: Final = {
         "FILTER",
     ): "FILTER is not supported. Write CASE WHEN inside the aggregate: count(CASE WHEN x > 0 THEN 1 END).",
 }
-"""Words in a row that begin what an expression here cannot have."""
+"""Tokens in a row that begin what an expression here cannot have."""
 
 
-class Words:
+class Tokens:
     """A place in a query. Moves forward only."""
 
     def __init__(self, text: str) -> None:
@@ -125,17 +125,17 @@ class Words:
         at = self._at + ahead
         return _word(self._tokens[at]) if 0 <= at < len(self._tokens) else ""
 
-    def sees(self, *words: str) -> bool:
-        return all(self.word(ahead) == word for ahead, word in enumerate(words))
+    def sees(self, *tokens: str) -> bool:
+        return all(self.word(ahead) == word for ahead, word in enumerate(tokens))
 
-    def take(self, *words: str) -> bool:
-        if not self.sees(*words):
+    def take(self, *tokens: str) -> bool:
+        if not self.sees(*tokens):
             return False
-        self._at += len(words)
+        self._at += len(tokens)
         return True
 
-    def need(self, *words: str, why: str = "") -> None:
-        for word in words:
+    def need(self, *tokens: str, why: str = "") -> None:
+        for word in tokens:
             if not self.take(word):
                 raise self.fail(f"{word} was expected here{self._instead()}.{f' {why}' if why else ''}")
 
@@ -266,25 +266,25 @@ TIMES_MOST: Final = 1_000_000
 _Skip = Literal["past_last", "next", "first", "last"]
 
 
-def _match(words: Words, table: Named | Derived, at: int) -> Matched:
-    words.need("MATCH_RECOGNIZE", "(")
-    partition = words.listed(lambda: _expression(words)) if words.take("PARTITION BY") else ()
-    order_at = words.place
-    if not words.take("ORDER BY"):
-        raise words.fail(
+def _match(tokens: Tokens, table: Named | Derived, at: int) -> Matched:
+    tokens.need("MATCH_RECOGNIZE", "(")
+    partition = tokens.listed(lambda: _expression(tokens)) if tokens.take("PARTITION BY") else ()
+    order_at = tokens.place
+    if not tokens.take("ORDER BY"):
+        raise tokens.fail(
             "ORDER BY is missing: MATCH_RECOGNIZE takes rows in order of the stream's event time.", order_at
         )
-    order = words.listed(lambda: _ordered(words))
-    measures = words.listed(lambda: _measure(words)) if words.take("MEASURES") else ()
-    all_rows = _rows_per_match(words)
-    skip, skip_to = _skip(words)
-    words.need("PATTERN", "(", why="It defines which rows follow each other, as in PATTERN (A B+ C).")
-    pattern = _pattern(words)
-    within = _expression(words) if words.take("WITHIN") else None
-    if words.sees("SUBSET"):
-        raise words.fail("SUBSET is not supported. Name the variables one by one in MEASURES and DEFINE.")
-    define = _define(words) if words.take("DEFINE") else ()
-    words.need(")")
+    order = tokens.listed(lambda: _ordered(tokens))
+    measures = tokens.listed(lambda: _measure(tokens)) if tokens.take("MEASURES") else ()
+    all_rows = _rows_per_match(tokens)
+    skip, skip_to = _skip(tokens)
+    tokens.need("PATTERN", "(", why="It defines which rows follow each other, as in PATTERN (A B+ C).")
+    pattern = _pattern(tokens)
+    within = _expression(tokens) if tokens.take("WITHIN") else None
+    if tokens.sees("SUBSET"):
+        raise tokens.fail("SUBSET is not supported. Name the variables one by one in MEASURES and DEFINE.")
+    define = _define(tokens) if tokens.take("DEFINE") else ()
+    tokens.need(")")
     return Matched(
         table=table,
         partition=partition,
@@ -300,25 +300,25 @@ def _match(words: Words, table: Named | Derived, at: int) -> Matched:
     )
 
 
-def _expression(words: Words, *stops: str) -> Expr:
-    return words.expression(*_MATCH_CLAUSES, *stops, all_clauses=False)
+def _expression(tokens: Tokens, *stops: str) -> Expr:
+    return tokens.expression(*_MATCH_CLAUSES, *stops, all_clauses=False)
 
 
-def _ordered(words: Words) -> Expr:
-    found = _expression(words, "ASC", "DESC", "NULLS")
-    if words.sees("DESC") or words.sees("NULLS"):
-        raise words.fail("rows are taken in order of time, nulls first. Leave this out.")
-    words.take("ASC")
+def _ordered(tokens: Tokens) -> Expr:
+    found = _expression(tokens, "ASC", "DESC", "NULLS")
+    if tokens.sees("DESC") or tokens.sees("NULLS"):
+        raise tokens.fail("rows are taken in order of time, nulls first. Leave this out.")
+    tokens.take("ASC")
     return found
 
 
-def _measure(words: Words) -> Expr:
+def _measure(tokens: Tokens) -> Expr:
     """An expression with AS; FINAL or RUNNING before it becomes a call of it, inside of its AS."""
-    mode = words.word()
-    if mode not in {"FINAL", "RUNNING"} or words.word(1) in {"(", ".", "AS", ","}:
-        return _expression(words)
-    words.take(mode)
-    given = _expression(words)
+    mode = tokens.word()
+    if mode not in {"FINAL", "RUNNING"} or tokens.word(1) in {"(", ".", "AS", ","}:
+        return _expression(tokens)
+    tokens.take(mode)
+    given = _expression(tokens)
     body, alias = split_alias(given.tree)
     made: exp.Expr = exp.Anonymous(this=mode.lower(), expressions=[body.copy()])
     if alias is not None:
@@ -326,54 +326,54 @@ def _measure(words: Words) -> Expr:
     return Expr(tree=made, at=given.at)
 
 
-def _rows_per_match(words: Words) -> bool:
-    if words.take("ONE"):
-        words.need("ROW", "PER", "MATCH")
+def _rows_per_match(tokens: Tokens) -> bool:
+    if tokens.take("ONE"):
+        tokens.need("ROW", "PER", "MATCH")
         return False
-    if not words.take("ALL"):
+    if not tokens.take("ALL"):
         return False
-    words.need("ROWS", "PER", "MATCH")
-    if words.word() in {"SHOW", "OMIT", "WITH"}:
-        raise words.fail("ALL ROWS PER MATCH takes no options here: there are no empty matches.")
+    tokens.need("ROWS", "PER", "MATCH")
+    if tokens.word() in {"SHOW", "OMIT", "WITH"}:
+        raise tokens.fail("ALL ROWS PER MATCH takes no options here: there are no empty matches.")
     return True
 
 
-def _skip(words: Words) -> tuple[_Skip, Name | None]:
-    if not words.take("AFTER"):
+def _skip(tokens: Tokens) -> tuple[_Skip, Name | None]:
+    if not tokens.take("AFTER"):
         return "past_last", None
-    words.need("MATCH", "SKIP")
-    if words.take("PAST"):
-        words.need("LAST", "ROW")
+    tokens.need("MATCH", "SKIP")
+    if tokens.take("PAST"):
+        tokens.need("LAST", "ROW")
         return "past_last", None
-    words.need("TO")
-    if words.take("NEXT"):
-        words.need("ROW")
+    tokens.need("TO")
+    if tokens.take("NEXT"):
+        tokens.need("ROW")
         return "next", None
     which: _Skip = "last"
-    if words.word() in {"FIRST", "LAST"} and words.word(1) not in {"PATTERN", ""}:
-        which = "first" if words.take("FIRST") else "last"
-        words.take("LAST")
-    return which, words.name("a variable of the pattern")
+    if tokens.word() in {"FIRST", "LAST"} and tokens.word(1) not in {"PATTERN", ""}:
+        which = "first" if tokens.take("FIRST") else "last"
+        tokens.take("LAST")
+    return which, tokens.name("a variable of the pattern")
 
 
-def _pattern(words: Words) -> tuple[PatternPart, ...]:
+def _pattern(tokens: Tokens) -> tuple[PatternPart, ...]:
     """The variables with their quantifiers, up to the closing bracket. Alternatives and groups are refused."""
     parts: list[PatternPart] = []
-    while not words.take(")"):
-        if words.over():
-            raise words.fail("the pattern lacks its ')'.")
-        _refuse_in_pattern(words)
-        name = words.name("a variable of the pattern")
-        if name.text.upper() == "PERMUTE" and words.sees("("):
-            raise words.fail("PERMUTE is not supported in a pattern. Write the order that you look for.", name.at)
-        least, most = _quantifier(words)
-        parts.append(PatternPart(name=name, times_min=least, times_max=most, greedy=not _reluctant(words)))
+    while not tokens.take(")"):
+        if tokens.over():
+            raise tokens.fail("the pattern lacks its ')'.")
+        _refuse_in_pattern(tokens)
+        name = tokens.name("a variable of the pattern")
+        if name.text.upper() == "PERMUTE" and tokens.sees("("):
+            raise tokens.fail("PERMUTE is not supported in a pattern. Write the order that you look for.", name.at)
+        least, most = _quantifier(tokens)
+        parts.append(PatternPart(name=name, times_min=least, times_max=most, greedy=not _reluctant(tokens)))
     if not parts:
-        raise words.fail("the pattern is empty; write for instance PATTERN (A B+ C).")
+        raise tokens.fail("the pattern is empty; write for instance PATTERN (A B+ C).")
     return tuple(parts)
 
 
-def _refuse_in_pattern(words: Words) -> None:
+def _refuse_in_pattern(tokens: Tokens) -> None:
     refused = {
         "|": "alternatives (|) are not supported in a pattern. Write one condition with OR in DEFINE, or two queries and UNION ALL.",
         "||": "alternatives (|) are not supported in a pattern.",
@@ -385,60 +385,60 @@ def _refuse_in_pattern(words: Words) -> None:
     }
     for sign in ("*", "+", "?", "??"):
         refused[sign] = f"{sign!r} has nothing to repeat before it."
-    if words.word() in refused:
-        raise words.fail(refused[words.word()])
+    if tokens.word() in refused:
+        raise tokens.fail(refused[tokens.word()])
 
 
-def _quantifier(words: Words) -> tuple[int, int | None]:
-    if words.take("*"):
+def _quantifier(tokens: Tokens) -> tuple[int, int | None]:
+    if tokens.take("*"):
         return 0, None
-    if words.take("+"):
+    if tokens.take("+"):
         return 1, None
-    if words.take("?") or words.sees("??"):
+    if tokens.take("?") or tokens.sees("??"):
         return 0, 1  # two question marks are one word, which the caller that parses reluctance takes
-    if words.sees("{") and words.word(1) != "-":
-        return _braces(words)
+    if tokens.sees("{") and tokens.word(1) != "-":
+        return _braces(tokens)
     return 1, 1
 
 
-def _braces(words: Words) -> tuple[int, int | None]:
-    at = words.place
-    words.take("{")
-    least = most = words.number()
-    if not words.sees("}"):
-        words.need(",")
-        most = words.number()
+def _braces(tokens: Tokens) -> tuple[int, int | None]:
+    at = tokens.place
+    tokens.take("{")
+    least = most = tokens.number()
+    if not tokens.sees("}"):
+        tokens.need(",")
+        most = tokens.number()
     if least is None and most is None:
-        raise words.fail("a number is missing between these braces.", at)
-    words.need("}")
+        raise tokens.fail("a number is missing between these braces.", at)
+    tokens.need("}")
     found = least or 0, most
     if most is not None and (most < found[0] or most == 0):
-        raise words.fail("this repetition is impossible: the second number is at least the first, and at least 1.", at)
+        raise tokens.fail("this repetition is impossible: the second number is at least the first, and at least 1.", at)
     if max(found[0], most or 0) > TIMES_MOST:
-        raise words.fail(f"at most {TIMES_MOST:,} rows may be asked for.", at)
+        raise tokens.fail(f"at most {TIMES_MOST:,} rows may be asked for.", at)
     return found
 
 
-def _reluctant(words: Words) -> bool:
-    if words.take("??"):
+def _reluctant(tokens: Tokens) -> bool:
+    if tokens.take("??"):
         return True
-    if words.sees("+") or words.sees("*"):
-        raise words.fail("one quantifier follows another.")
-    return words.take("?")
+    if tokens.sees("+") or tokens.sees("*"):
+        raise tokens.fail("one quantifier follows another.")
+    return tokens.take("?")
 
 
-def _define(words: Words) -> tuple[tuple[Name, Expr], ...]:
+def _define(tokens: Tokens) -> tuple[tuple[Name, Expr], ...]:
     defined: set[str] = set()
 
     def definition() -> tuple[Name, Expr]:
-        name = words.name("a variable of the pattern")
-        words.need("AS")
+        name = tokens.name("a variable of the pattern")
+        tokens.need("AS")
         if name.text.upper() in defined:
-            raise words.fail(f"{name.text} is defined twice.", name.at)
+            raise tokens.fail(f"{name.text} is defined twice.", name.at)
         defined.add(name.text.upper())
-        return name, words.expression(all_clauses=False)
+        return name, tokens.expression(all_clauses=False)
 
-    return words.listed(definition)
+    return tokens.listed(definition)
 
 
 WINDOW_FUNCTIONS: Final = ("TUMBLE", "HOP", "SESSION")
@@ -454,70 +454,70 @@ SPAN_NAMES: Final = {
 }
 
 
-def _windowed(words: Words, table: Callable[[], Named | Derived]) -> Windowed:
-    at = words.place
-    wrapped = words.take("TABLE", "(")
-    kind = words.word()
+def _windowed(tokens: Tokens, table: Callable[[], Named | Derived]) -> Windowed:
+    at = tokens.place
+    wrapped = tokens.take("TABLE", "(")
+    kind = tokens.word()
     if kind not in WINDOW_FUNCTIONS:
-        raise words.fail(f"{', '.join(WINDOW_FUNCTIONS[:-1])} or {WINDOW_FUNCTIONS[-1]} was expected here.")
-    words.need(kind, "(")
-    _named(words, "DATA")
-    words.take("TABLE")
+        raise tokens.fail(f"{', '.join(WINDOW_FUNCTIONS[:-1])} or {WINDOW_FUNCTIONS[-1]} was expected here.")
+    tokens.need(kind, "(")
+    _named(tokens, "DATA")
+    tokens.take("TABLE")
     inner = table()
-    partition = _partition(words, kind)
-    words.need(",", why=f"It is written {SIGNATURES[kind]}.")
-    _named(words, "TIMECOL")
-    words.need("DESCRIPTOR", "(", why=f"It is written {SIGNATURES[kind]}.")
-    time = words.expression()
-    words.need(")")
-    spans = _spans(words, kind)
-    words.need(")")
+    partition = _partition(tokens, kind)
+    tokens.need(",", why=f"It is written {SIGNATURES[kind]}.")
+    _named(tokens, "TIMECOL")
+    tokens.need("DESCRIPTOR", "(", why=f"It is written {SIGNATURES[kind]}.")
+    time = tokens.expression()
+    tokens.need(")")
+    spans = _spans(tokens, kind)
+    tokens.need(")")
     if wrapped:
-        words.need(")")
+        tokens.need(")")
     call = WindowCall(kind=cast("WindowKind", kind), time=time, spans=spans, at=at)
     return Windowed(table=inner, window=call, partition=partition, at=at)
 
 
-def _named(words: Words, name: str) -> None:
+def _named(tokens: Tokens, name: str) -> None:
     """An argument may be written with its name: SIZE => INTERVAL '10' SECOND."""
-    if words.word(1) == "=>":
-        words.need(name, "=>")
+    if tokens.word(1) == "=>":
+        tokens.need(name, "=>")
 
 
-def _partition(words: Words, kind: str) -> tuple[Expr, ...] | None:
-    if not words.sees("PARTITION BY"):
+def _partition(tokens: Tokens, kind: str) -> tuple[Expr, ...] | None:
+    if not tokens.sees("PARTITION BY"):
         return None
     if kind != "SESSION":
-        raise words.fail(f"{kind} has no PARTITION BY: its windows do not depend on the rows. Leave it out.")
-    words.take("PARTITION BY")
-    if words.take("("):
-        listed = words.listed(words.expression)
-        words.need(")")
+        raise tokens.fail(f"{kind} has no PARTITION BY: its windows do not depend on the rows. Leave it out.")
+    tokens.take("PARTITION BY")
+    if tokens.take("("):
+        listed = tokens.listed(tokens.expression)
+        tokens.need(")")
         return listed
-    keys = [words.expression()]
+    keys = [tokens.expression()]
     # A further column, or the next argument, may follow the comma.
-    while words.sees(",") and words.word(1) != "DESCRIPTOR" and words.word(2) != "=>":
-        words.take(",")
-        keys.append(words.expression())
+    while tokens.sees(",") and tokens.word(1) != "DESCRIPTOR" and tokens.word(2) != "=>":
+        tokens.take(",")
+        keys.append(tokens.expression())
     return tuple(keys)
 
 
-def _spans(words: Words, kind: str) -> tuple[Expr, ...]:
+def _spans(tokens: Tokens, kind: str) -> tuple[Expr, ...]:
     names = SPAN_NAMES[kind]
     least = len(names) - ("OFFSET" in names)
     given: dict[str, Expr] = {}
-    while words.take(","):
+    while tokens.take(","):
         if len(given) == len(names):
-            raise words.fail(f"{kind} has no further argument. It is written {SIGNATURES[kind]}.")
+            raise tokens.fail(f"{kind} has no further argument. It is written {SIGNATURES[kind]}.")
         name = next(name for name in names if name not in given)
-        if words.word(1) == "=>":
-            name = words.word()
+        if tokens.word(1) == "=>":
+            name = tokens.word()
             if name not in names or name in given:
-                raise words.fail(f"{kind} has {', '.join(names)}, each once.")
-            words.need(name, "=>")
-        given[name] = words.expression()
+                raise tokens.fail(f"{kind} has {', '.join(names)}, each once.")
+            tokens.need(name, "=>")
+        given[name] = tokens.expression()
     if len([name for name in names[:least] if name in given]) < least:
-        raise words.fail(f"an argument of {kind} is missing here. It is written {SIGNATURES[kind]}.")
+        raise tokens.fail(f"an argument of {kind} is missing here. It is written {SIGNATURES[kind]}.")
     return tuple(given[name] for name in names if name in given)
 
 
@@ -537,195 +537,195 @@ def read_query(text: str) -> Query:
     Raises:
         SqlError: with the place of what is wrong or not supported.
     """
-    words = Words(text)
-    if words.over():
-        raise words.fail("the query is empty. Write for instance: SELECT device, temp FROM readings WHERE temp > 20")
-    _refuse_statements(words)
-    query = _query(words, 0)
-    words.take(";")
-    if not words.over():
-        _stray(words)
+    tokens = Tokens(text)
+    if tokens.over():
+        raise tokens.fail("the query is empty. Write for instance: SELECT device, temp FROM readings WHERE temp > 20")
+    _refuse_statements(tokens)
+    query = _query(tokens, 0)
+    tokens.take(";")
+    if not tokens.over():
+        _stray(tokens)
     return query
 
 
-def _refuse_statements(words: Words) -> None:
-    first = words.word()
+def _refuse_statements(tokens: Tokens) -> None:
+    first = tokens.word()
     if first not in {"SELECT", "WITH", "("}:
         what = f"{first} is not supported" if first[:1].isalpha() else "a query was expected"
-        raise words.fail(f"{what}: a query begins with SELECT or WITH. {_STATEMENTS.get(first, '')}".rstrip())
+        raise tokens.fail(f"{what}: a query begins with SELECT or WITH. {_STATEMENTS.get(first, '')}".rstrip())
 
 
-def _query(words: Words, depth: int) -> Query:
+def _query(tokens: Tokens, depth: int) -> Query:
     """SELECT ... UNION ALL SELECT ..., with WITH before it."""
     if depth > DEPTH_MAX:
-        raise words.fail(f"more than {DEPTH_MAX} queries stand inside each other.")
-    at = words.place
+        raise tokens.fail(f"more than {DEPTH_MAX} queries stand inside each other.")
+    at = tokens.place
     named: tuple[tuple[Name, Query], ...] = ()
-    if words.take("WITH"):
-        if words.sees("RECURSIVE") and not words.word(1) == "AS":
-            raise words.fail("WITH RECURSIVE is not supported. Use Stream.iterate for loops.")
-        named = words.listed(lambda: _named_query(words, depth))
-    parts: list[Select | Query] = [_part(words, depth)]
-    while words.sees("UNION"):
-        place = words.place
-        words.take("UNION")
-        if not words.take("ALL"):
-            raise words.fail(f"UNION without ALL is not supported. {_NO_DISTINCT}", place)
-        if words.sees("BY"):
-            raise words.fail("UNION ALL BY NAME is not supported. List the columns in the same order.")
-        parts.append(_part(words, depth))
-    if words.word() in _REFUSED_CLAUSES:
-        _refuse_clause(words)
+    if tokens.take("WITH"):
+        if tokens.sees("RECURSIVE") and not tokens.word(1) == "AS":
+            raise tokens.fail("WITH RECURSIVE is not supported. Use Stream.iterate for loops.")
+        named = tokens.listed(lambda: _named_query(tokens, depth))
+    parts: list[Select | Query] = [_part(tokens, depth)]
+    while tokens.sees("UNION"):
+        place = tokens.place
+        tokens.take("UNION")
+        if not tokens.take("ALL"):
+            raise tokens.fail(f"UNION without ALL is not supported. {_NO_DISTINCT}", place)
+        if tokens.sees("BY"):
+            raise tokens.fail("UNION ALL BY NAME is not supported. List the columns in the same order.")
+        parts.append(_part(tokens, depth))
+    if tokens.word() in _REFUSED_CLAUSES:
+        _refuse_clause(tokens)
     return Query(parts=tuple(parts), named=named, at=at)
 
 
-def _named_query(words: Words, depth: int) -> tuple[Name, Query]:
-    name = words.name("the name of a query")
-    if words.sees("("):
-        raise words.fail("column names after the name of a query are not supported. Write AS in its SELECT.")
-    words.need("AS", "(")
-    query = _query(words, depth + 1)
-    words.need(")")
+def _named_query(tokens: Tokens, depth: int) -> tuple[Name, Query]:
+    name = tokens.name("the name of a query")
+    if tokens.sees("("):
+        raise tokens.fail("column names after the name of a query are not supported. Write AS in its SELECT.")
+    tokens.need("AS", "(")
+    query = _query(tokens, depth + 1)
+    tokens.need(")")
     return name, query
 
 
-def _part(words: Words, depth: int) -> Select | Query:
-    if words.take("("):
-        query = _query(words, depth + 1)
-        words.need(")")
+def _part(tokens: Tokens, depth: int) -> Select | Query:
+    if tokens.take("("):
+        query = _query(tokens, depth + 1)
+        tokens.need(")")
         return query
-    return _select(words, depth)
+    return _select(tokens, depth)
 
 
-def _select(words: Words, depth: int) -> Select:
-    at = words.place
-    words.need("SELECT")
-    if words.sees("DISTINCT") and words.word(1) not in {",", "FROM", ""}:
-        raise words.fail(f"SELECT DISTINCT is not supported. {_NO_DISTINCT}")
-    words.take("ALL")
-    items = words.listed(lambda: _item(words))
-    if not words.take("FROM"):
-        if words.over() or words.word() in {")", "UNION", ";"}:
-            raise words.fail("FROM is missing: a query reads a stream.")
-        _stray(words)
-    table = _table(words, depth)
+def _select(tokens: Tokens, depth: int) -> Select:
+    at = tokens.place
+    tokens.need("SELECT")
+    if tokens.sees("DISTINCT") and tokens.word(1) not in {",", "FROM", ""}:
+        raise tokens.fail(f"SELECT DISTINCT is not supported. {_NO_DISTINCT}")
+    tokens.take("ALL")
+    items = tokens.listed(lambda: _item(tokens))
+    if not tokens.take("FROM"):
+        if tokens.over() or tokens.word() in {")", "UNION", ";"}:
+            raise tokens.fail("FROM is missing: a query reads a stream.")
+        _stray(tokens)
+    table = _table(tokens, depth)
     joins: list[Join] = []
-    while (join := _join(words, depth)) is not None:
+    while (join := _join(tokens, depth)) is not None:
         joins.append(join)
-    where = words.expression() if words.take("WHERE") else None
-    group = _group(words) if words.take("GROUP BY") else None
-    having = words.expression() if words.take("HAVING") else None
-    if words.word() in _REFUSED_CLAUSES:
-        _refuse_clause(words)
+    where = tokens.expression() if tokens.take("WHERE") else None
+    group = _group(tokens) if tokens.take("GROUP BY") else None
+    having = tokens.expression() if tokens.take("HAVING") else None
+    if tokens.word() in _REFUSED_CLAUSES:
+        _refuse_clause(tokens)
     return Select(
         items=items, table=table, joins=tuple(joins), where=where, group=group, having=having, at=at
     )  # fmt: skip
 
 
-def _item(words: Words) -> Expr | Star:
-    at = words.place
-    if words.take("*"):
+def _item(tokens: Tokens) -> Expr | Star:
+    at = tokens.place
+    if tokens.take("*"):
         less: tuple[Name, ...] = ()
-        if words.sees("EXCEPT", "(") and words.word(2) not in {"SELECT", "WITH"}:
-            words.need("EXCEPT", "(")
-            less = words.listed(lambda: words.name("a column"))
-            words.need(")")
+        if tokens.sees("EXCEPT", "(") and tokens.word(2) not in {"SELECT", "WITH"}:
+            tokens.need("EXCEPT", "(")
+            less = tokens.listed(lambda: tokens.name("a column"))
+            tokens.need(")")
         return Star(at=at, less=less)
-    if words.word(1) == "." and words.word(2) == "*":
-        table = words.name("a stream")
-        words.need(".", "*")
+    if tokens.word(1) == "." and tokens.word(2) == "*":
+        table = tokens.name("a stream")
+        tokens.need(".", "*")
         return Star(at=at, table=table)
-    return words.expression()
+    return tokens.expression()
 
 
-def _group(words: Words) -> tuple[Expr, ...]:
+def _group(tokens: Tokens) -> tuple[Expr, ...]:
     for word in ("ROLLUP", "CUBE", "GROUPING", "ALL"):
-        if words.sees(word) and (word != "ALL" or words.word(1) in {"", ")", ";", "HAVING"}):
-            raise words.fail(f"GROUP BY {word} is not supported. List the columns.")
-    if words.sees("(", ")"):
-        raise words.fail("GROUP BY () is not supported. Leave GROUP BY out: aggregates alone make one group.")
-    keys = words.listed(words.expression)
-    if words.word() == "WITH":
-        raise words.fail("GROUP BY ... WITH is not supported. List the columns.")
+        if tokens.sees(word) and (word != "ALL" or tokens.word(1) in {"", ")", ";", "HAVING"}):
+            raise tokens.fail(f"GROUP BY {word} is not supported. List the columns.")
+    if tokens.sees("(", ")"):
+        raise tokens.fail("GROUP BY () is not supported. Leave GROUP BY out: aggregates alone make one group.")
+    keys = tokens.listed(tokens.expression)
+    if tokens.word() == "WITH":
+        raise tokens.fail("GROUP BY ... WITH is not supported. List the columns.")
     return keys
 
 
-def _table(words: Words, depth: int) -> Table:
-    at = words.place
+def _table(tokens: Tokens, depth: int) -> Table:
+    at = tokens.place
     table: Table
-    if words.sees("TABLE", "(") or (words.word() in WINDOW_FUNCTIONS and words.word(1) == "("):
-        table = _windowed(words, lambda: _plain_table(words, depth))
+    if tokens.sees("TABLE", "(") or (tokens.word() in WINDOW_FUNCTIONS and tokens.word(1) == "("):
+        table = _windowed(tokens, lambda: _plain_table(tokens, depth))
     else:
-        table = _plain_table(words, depth)
-    if words.word() in _REFUSED_CLAUSES:
-        _refuse_clause(words)
-    alias = None if words.sees("MATCH_RECOGNIZE") else words.alias()
-    if words.sees("MATCH_RECOGNIZE"):
+        table = _plain_table(tokens, depth)
+    if tokens.word() in _REFUSED_CLAUSES:
+        _refuse_clause(tokens)
+    alias = None if tokens.sees("MATCH_RECOGNIZE") else tokens.alias()
+    if tokens.sees("MATCH_RECOGNIZE"):
         if not isinstance(table, Named | Derived):
-            raise words.fail("MATCH_RECOGNIZE takes rows of a stream, not windows.")
-        table = _match(words, replace(table, alias=alias), at)
-        alias = words.alias()
-    if alias is not None and words.sees("("):
-        raise words.fail("column names after a table name are not supported. Write AS in SELECT.")
+            raise tokens.fail("MATCH_RECOGNIZE takes rows of a stream, not windows.")
+        table = _match(tokens, replace(table, alias=alias), at)
+        alias = tokens.alias()
+    if alias is not None and tokens.sees("("):
+        raise tokens.fail("column names after a table name are not supported. Write AS in SELECT.")
     return table if alias is None else replace(table, alias=alias)
 
 
-def _plain_table(words: Words, depth: int) -> Named | Derived:
-    at = words.place
-    if words.take("("):
-        if words.word() not in {"SELECT", "WITH", "("}:
-            raise words.fail("a query was expected in these parentheses. Joins are written one after the other.")
-        query = _query(words, depth + 1)
-        words.need(")")
+def _plain_table(tokens: Tokens, depth: int) -> Named | Derived:
+    at = tokens.place
+    if tokens.take("("):
+        if tokens.word() not in {"SELECT", "WITH", "("}:
+            raise tokens.fail("a query was expected in these parentheses. Joins are written one after the other.")
+        query = _query(tokens, depth + 1)
+        tokens.need(")")
         return Derived(query=query, at=at)
-    if words.sees("VALUES"):
-        raise words.fail("VALUES is not supported. Rows come from sources.")
-    if words.sees("LATERAL"):
-        _refuse_clause(words)
-    name = words.name("the name of a stream")
-    if words.sees("("):
-        raise words.fail(f"there is no table function {name.text}. There are {', '.join(WINDOW_FUNCTIONS)}.", name.at)
-    port = words.name("the name of a port") if words.take(".") else None
+    if tokens.sees("VALUES"):
+        raise tokens.fail("VALUES is not supported. Rows come from sources.")
+    if tokens.sees("LATERAL"):
+        _refuse_clause(tokens)
+    name = tokens.name("the name of a stream")
+    if tokens.sees("("):
+        raise tokens.fail(f"there is no table function {name.text}. There are {', '.join(WINDOW_FUNCTIONS)}.", name.at)
+    port = tokens.name("the name of a port") if tokens.take(".") else None
     return Named(name=name, port=port)
 
 
-def _join(words: Words, depth: int) -> Join | None:
-    at = words.place
-    if words.sees(","):
-        raise words.fail(
+def _join(tokens: Tokens, depth: int) -> Join | None:
+    at = tokens.place
+    if tokens.sees(","):
+        raise tokens.fail(
             "several streams in FROM are joined with JOIN ... ON. ON names the columns that are equal, and the bounds on time."
         )
-    if words.word() not in _JOIN_WORDS:
+    if tokens.word() not in _JOIN_WORDS:
         return None
-    if words.word() in {"CROSS", "NATURAL"}:
-        raise words.fail(
-            f"{words.word()} JOIN is not supported. Write JOIN ... ON with the columns that are equal and the bounds on time."
+    if tokens.word() in {"CROSS", "NATURAL"}:
+        raise tokens.fail(
+            f"{tokens.word()} JOIN is not supported. Write JOIN ... ON with the columns that are equal and the bounds on time."
         )
-    how = words.word() if words.word() in {"LEFT", "RIGHT", "FULL"} else "INNER"
-    words.take(how)
-    if words.word() in {"SEMI", "ANTI"}:
-        kind = f"{words.word()} JOIN" if how == "INNER" else f"{how} {words.word()} JOIN"
-        raise words.fail(f"{kind} is not supported. There are inner, left, right and full ones.")
+    how = tokens.word() if tokens.word() in {"LEFT", "RIGHT", "FULL"} else "INNER"
+    tokens.take(how)
+    if tokens.word() in {"SEMI", "ANTI"}:
+        kind = f"{tokens.word()} JOIN" if how == "INNER" else f"{how} {tokens.word()} JOIN"
+        raise tokens.fail(f"{kind} is not supported. There are inner, left, right and full ones.")
     if how != "INNER":
-        words.take("OUTER")
-    words.need("JOIN")
-    table = _table(words, depth)
-    if words.sees("USING"):
-        raise words.fail("USING is not supported. Write ON, with the columns that are equal and the bounds on time.")
-    words.need("ON", why="It names the columns that are equal, and the bounds on time.")
-    return Join(table=table, how=cast("JoinHow", how.lower()), on=words.expression(*_JOIN_WORDS), at=at)
+        tokens.take("OUTER")
+    tokens.need("JOIN")
+    table = _table(tokens, depth)
+    if tokens.sees("USING"):
+        raise tokens.fail("USING is not supported. Write ON, with the columns that are equal and the bounds on time.")
+    tokens.need("ON", why="It names the columns that are equal, and the bounds on time.")
+    return Join(table=table, how=cast("JoinHow", how.lower()), on=tokens.expression(*_JOIN_WORDS), at=at)
 
 
-def _refuse_clause(words: Words) -> NoReturn:
-    word = words.word()
-    raise words.fail(f"{word} is not supported: {_REFUSED_CLAUSES[word]}")
+def _refuse_clause(tokens: Tokens) -> NoReturn:
+    word = tokens.word()
+    raise tokens.fail(f"{word} is not supported: {_REFUSED_CLAUSES[word]}")
 
 
-def _stray(words: Words) -> NoReturn:
-    if words.word() in _REFUSED_CLAUSES:
-        _refuse_clause(words)
-    if words.sees(";"):
-        raise words.fail("one query was expected.")
-    if words.word() in {"SELECT", "INSERT", "DROP", "CREATE", "DELETE", "UPDATE"}:
-        raise words.fail("one query was expected; another statement begins here.")
-    raise words.fail("this was not expected here.")
+def _stray(tokens: Tokens) -> NoReturn:
+    if tokens.word() in _REFUSED_CLAUSES:
+        _refuse_clause(tokens)
+    if tokens.sees(";"):
+        raise tokens.fail("one query was expected.")
+    if tokens.word() in {"SELECT", "INSERT", "DROP", "CREATE", "DELETE", "UPDATE"}:
+        raise tokens.fail("one query was expected; another statement begins here.")
+    raise tokens.fail("this was not expected here.")

@@ -248,7 +248,7 @@ class Planner:
         self._wall_us = wall_us
         self._tick_us = tick_us
         self._seen_us: dict[tuple[str, str], int] = {}
-        self._reached: dict[tuple[str, str], int] = {}
+        self._known_ends: dict[tuple[str, str], int] = {}
         """How far partitions were known to go when they were last looked at."""
         self._found: dict[str, tuple[PartitionId, ...]] = {}
         self._target: dict[tuple[str, str], int] | None = None
@@ -259,8 +259,8 @@ class Planner:
         for step in self._steps:
             source = self._sources[step.name]
             for partition in source.partitions():
-                reach = source.plan_read(partition, Position(0), ALL_ROWS)
-                self._target[step.name, partition] = int(reach.position)
+                planned = source.plan_read(partition, Position(0), ALL_ROWS)
+                self._target[step.name, partition] = int(planned.position)
 
     @property
     def acks(self) -> bool:
@@ -367,15 +367,15 @@ class Planner:
 
     def _has_rows(self, step: p.Source, name: str, cut: PartitionCut) -> bool:
         """Whether there is something to read, although this run may not read it any more."""
-        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), 1)
-        self._reached[step.name, name] = int(reach.position)
-        return reach.position > cut.position
+        planned = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), 1)
+        self._known_ends[step.name, name] = int(planned.position)
+        return planned.position > cut.position
 
     def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
         """Refuse to continue without a partition that has rows that were never read."""
-        reached = self._reached.get((step.name, name))
+        known_end = self._known_ends.get((step.name, name))
         # One that another process knew, and never read, may have had rows.
-        if cut.position == 0 if reached is None else reached > cut.position:
+        if cut.position == 0 if known_end is None else known_end > cut.position:
             raise SourceError(
                 f"source {step.name}: {name} is gone, and was read only up to {cut.position}. Bring it back, and move files away "
                 "only when they have been read."
@@ -406,8 +406,8 @@ class Planner:
                         "input has no end. Bring it back."
                     )
                 continue
-            reach = self._reach(step, name, partitions[name], 1)
-            if reach.position > partitions[name].position or reach.ended:
+            planned = self._plan_read(step, name, partitions[name], 1)
+            if planned.position > partitions[name].position or planned.ended:
                 ready.append(name)
                 if len(ready) == PARTITIONS_MAX:
                     break
@@ -415,31 +415,33 @@ class Planner:
         reads = []
         for name in ready:
             cut = partitions[name]
-            reach = self._reach(step, name, cut, share)
+            planned = self._plan_read(step, name, cut, share)
             more = (
-                self._sources[step.name].plan_read(PartitionId(name), reach.position, 1) if not reach.ended else reach
+                self._sources[step.name].plan_read(PartitionId(name), planned.position, 1)
+                if not planned.ended
+                else planned
             )
-            self._reached[step.name, name] = int(more.position)
+            self._known_ends[step.name, name] = int(more.position)
             reads.append(
                 PartitionRead(
                     source=step.name,
                     partition=name,
                     position=cut.position,
-                    until=int(reach.position),
+                    until=int(planned.position),
                     max_time_us=cut.max_time_us,
                     floor_us=cut.floor_us,
                     limit_us=most_us,
-                    ended=reach.ended,
+                    ended=planned.ended,
                 )
             )
         return reads
 
-    def _reach(self, step: p.Source, name: str, cut: PartitionCut, rows_max: int) -> ReadPlan:
-        reach = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), rows_max)
+    def _plan_read(self, step: p.Source, name: str, cut: PartitionCut, rows_max: int) -> ReadPlan:
+        planned = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), rows_max)
         if self._target is None:
-            return reach
+            return planned
         most = max(self._target.get((step.name, name), 0), cut.position)
-        return reach if reach.position <= most else ReadPlan(position=Position(most), ended=False)
+        return planned if planned.position <= most else ReadPlan(position=Position(most), ended=False)
 
     def _state(self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]) -> SourceState:
         """Return what the source waits for after the batch."""

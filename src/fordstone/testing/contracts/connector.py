@@ -258,27 +258,27 @@ class SourceContract(ABC):
         for partition in source.partitions():
             end = read_all(source, partition, self.schema).positions[-1]
             for position in (0, end):
-                reach = self.source(spec).plan_read(partition, Position(position), ALL_ROWS)
-                assert (reach.position, reach.ended) == (end, True)
+                planned = self.source(spec).plan_read(partition, Position(position), ALL_ROWS)
+                assert (planned.position, planned.ended) == (end, True)
 
     def test_a_planned_read_stays_the_same_when_input_grows(self, tmp_path: Path) -> None:
         spec = self.fill(tmp_path)
         planner = self.source(spec, bounded=False)
         partition = planner.partitions()[0]
         before = read_all(planner, partition, self.schema)
-        reach = planner.plan_read(partition, Position(0), ALL_ROWS)
-        assert reach.position == before.positions[-1]
+        planned = planner.plan_read(partition, Position(0), ALL_ROWS)
+        assert planned.position == before.positions[-1]
         added = self.grow(tmp_path)
         for rows_max in (2, 100_000):
             again = self.source(spec, bounded=False)
-            head = read_all(again, partition, self.schema, rows_max=rows_max, until=int(reach.position))
+            head = read_all(again, partition, self.schema, rows_max=rows_max, until=int(planned.position))
             assert_frame_equal(head.rows, before.rows)
         if added is None:
             return
-        assert not reach.ended
-        onward = planner.plan_read(partition, reach.position, ALL_ROWS)
+        assert not planned.ended
+        onward = planner.plan_read(partition, planned.position, ALL_ROWS)
         rest = read_all(
-            planner, partition, self.schema, position=int(reach.position), rows_max=3, until=int(onward.position)
+            planner, partition, self.schema, position=int(planned.position), rows_max=3, until=int(onward.position)
         )
         assert_frame_equal(rest.rows, added)
 
