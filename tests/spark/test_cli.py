@@ -125,7 +125,7 @@ def test_on_a_machine_without_java_ctrl_c_finishes_the_epoch_and_leaves_state_th
     finally:
         process.kill()
         process.communicate()
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, without_slow_workers(err)) == (0, [])
     report = json.loads(out.splitlines()[-1])
     assert (report["event"], report["outcome"], report["progress"]["stopping"]) == ("report", "stopped", True)
     assert {row["device"] for row in read_rows_of_parts(place / "out" / "live")} == {"K000000", "K000001"}
@@ -150,6 +150,14 @@ def test_executors_of_a_cluster_get_the_file_and_what_lies_beside_it(live: Path,
     assert "live read everything there is; the next run resumes from here." in done.stderr
     assert "rows in   500" in done.stderr
     assert {row["device"] for row in read_rows_of_parts(work / "out" / "live")} == {"K000000", "K000001"}
+
+
+def without_slow_workers(log: str) -> list[str]:
+    """The lines of a log, but for restarts because a Python worker needed more than the 10 s that Spark gives it to connect.
+
+    The 10 s are fixed in Spark (`PythonWorkerFactory.createSimpleWorker`), and a busy machine may need more.
+    """
+    return [line for line in log.splitlines() if "Python worker failed to connect back" not in line]
 
 
 def read_rows_of_parts(directory: Path) -> list[dict[str, object]]:
