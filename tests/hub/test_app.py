@@ -133,7 +133,10 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address:
         reader = threading.Thread(target=poll, args=(HubClient(address),))
         reader.start()
-        reader.join(0.2)
+        while (
+            "\nfordstone_hub_polls_waiting 1.0\n" not in urllib3.request("GET", f"{address.url}/metrics").data.decode()
+        ):
+            assert reader.is_alive()
         began = time.monotonic()
     reader.join(PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
