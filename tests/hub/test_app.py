@@ -124,6 +124,11 @@ def test_a_waiting_reader_gets_an_empty_page_when_its_time_is_over(client: HubCl
     assert 0.2 <= time.monotonic() - began < PATIENCE_S
 
 
+def polls_waiting(address: HubAddress) -> float:
+    text = urllib3.request("GET", f"{address.url}/metrics").data.decode()
+    return float(text.partition("\nfordstone_hub_polls_waiting ")[2].partition("\n")[0])
+
+
 def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
     outcome: list[Any] = []
 
@@ -133,10 +138,7 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address:
         reader = threading.Thread(target=poll, args=(HubClient(address),))
         reader.start()
-        while (
-            "\nfordstone_hub_polls_waiting 1.0\n" not in urllib3.request("GET", f"{address.url}/metrics").data.decode()
-        ):
-            assert reader.is_alive()
+        until(lambda: polls_waiting(address) == 1, "poll that waits")
         began = time.monotonic()
     reader.join(PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
@@ -145,15 +147,10 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
 
 def test_a_reader_that_left_is_no_longer_waited_for(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address, contextlib.closing(_connected(address)) as plain:
-
-        def waiting() -> str:
-            text = urllib3.request("GET", f"{address.url}/metrics").data.decode()
-            return text.partition("\nfordstone_hub_polls_waiting ")[2].partition("\n")[0]
-
         plain.sendall(b"GET /v1/pipelines/p/streams/s/epochs?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: waiting() == "1.0", "request that waits")
+        until(lambda: polls_waiting(address) == 1, "request that waits")
         plain.close()
-        until(lambda: waiting() == "0.0", "end of the wait")
+        until(lambda: polls_waiting(address) == 0, "end of the wait")
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -279,5 +279,12 @@ def test_sealed_epochs_beyond_the_newest_readable_checkpoint_are_not_done_again(
         edge.run(bounded=False, stop_after=60)
     newest = max((tmp_path / "edge/p/node/manifests").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])
-    with pytest.raises(CheckpointError, match="has sealed epochs that its newest checkpoint does not contain"):
+    with pytest.raises(
+        CheckpointError, match=r"has sealed epochs after its newest whole checkpoint\. Run it once on the edge"
+    ):
         MicroSpark().query(plan(tmp_path), state=tmp_path / "spark", from_checkpoint=str(tmp_path / "edge"))
+    # Without the cuts the edge cannot replay either, so it would be of no use to run it.
+    (tmp_path / "edge/p/node/epochs.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"the cuts of epochs? .* are needed, but they cannot be read") as caught:
+        MicroSpark().query(plan(tmp_path), state=tmp_path / "spark", from_checkpoint=str(tmp_path / "edge"))
+    assert "Run it once" not in str(caught.value)

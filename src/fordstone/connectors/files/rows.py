@@ -25,7 +25,6 @@ from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
 from fordstone.errors import ConfigError, SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
-from fordstone.storage.atomic import TEMP_PREFIX
 
 OP: Final = "__op"
 EPOCH: Final = "__epoch"
@@ -34,7 +33,6 @@ DELETE: Final = "delete"
 EPOCH_PREFIX: Final = "epoch-"
 PART_PREFIX: Final = "part-"
 ROWS_PREFIX: Final = "rows-"
-TEMPORARY_PREFIX: Final = TEMP_PREFIX
 MARK_NAME: Final = "_stream.json"
 MARK_VERSION: Final = 1
 

@@ -28,12 +28,11 @@ from fordstone.connectors.files.rows import (
     MARK_NAME,
     PART_PREFIX,
     ROWS_PREFIX,
-    TEMPORARY_PREFIX,
     SinkRows,
 )
 from fordstone.connectors.files.settings import FileSettings
 from fordstone.errors import SinkError, StorageError
-from fordstone.storage.atomic import AtomicWriter
+from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter
 from fordstone.storage.disk import Disk, OsDisk
 
 EPOCH_DIGITS: Final = 12
@@ -41,8 +40,8 @@ PART_DIGITS: Final = 6
 ATTEMPT_CHARS: Final = 32
 """Number of characters of an attempt in the names of its parts, which separates them from other attempts' parts."""
 STAGED_ENDING: Final = ".staged"
-_STAGED: Final = f"{TEMPORARY_PREFIX}{EPOCH_PREFIX}"
-_SEALED: Final = f"{TEMPORARY_PREFIX}sealed-"
+_STAGED: Final = f"{TEMP_PREFIX}{EPOCH_PREFIX}"
+_SEALED: Final = f"{TEMP_PREFIX}sealed-"
 _DIRECTORY = re.compile(rf"(?:{re.escape(_STAGED)}|{re.escape(_SEALED)})(\d{{{EPOCH_DIGITS}}})-")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -108,7 +107,7 @@ class Staging:
                 continue
             if staged is not None and epoch in {None, int(staged[1])}:
                 self._take_away(name)
-            elif epoch is None and name.startswith(TEMPORARY_PREFIX):
+            elif epoch is None and name.startswith(TEMP_PREFIX):
                 self._disk.remove(name)  # left by a crash
 
     def seal(self, epoch: int, attempt: str, names: Collection[str]) -> list[str]:

@@ -136,7 +136,7 @@ def _check_nothing_to_replay(store: CheckpointStore, disk: OsDisk, newest: int) 
             raise CheckpointError(f"pipeline {store.pipeline} on node {store.node}: {reason}")
         case _:
             raise CheckpointError(
-                f"pipeline {store.pipeline} on node {store.node} has sealed epochs that its newest checkpoint does not contain. "
+                f"pipeline {store.pipeline} on node {store.node} has sealed epochs after its newest whole checkpoint. "
                 "Run it once on the edge, which replays them, and stop it with SIGTERM."
             )
 
