@@ -22,7 +22,7 @@ from tests.faults.process import Process
 from tests.faults.proxy import Trouble, proxied
 from tests.faults.small_disk import SmallDisk, small_disk
 from tests.faults.spark_process import SparkProcess, born
-from tests.faults.two_tier import AWAY, FILE, Fleet, Part
+from tests.faults.two_tier import AWAY, FILE, Fleet, Part, newest_windows
 from tests.faults.two_tier_child import Command
 from tests.simulation.simulator import SimClock
 
@@ -108,7 +108,6 @@ class Killed(Fault):
             assert AWAY in nodes[0].errors()
             assert list((fleet.folder / "hub" / "data" / "blobs").glob("??/*")), "no blob was large enough for a file"
         fleet.finish_live(center, *nodes)
-        assert fleet.limits() == newest_windows(fleet)
 
     def start(self, fleet: Fleet, *, failpoint: str = "", life: int) -> Part:
         match self.who:
@@ -142,7 +141,6 @@ class AllKilled(Fault):
             nodes, center = {node: fleet.node(node) for node in fleet.feeds}, fleet.center()
             hub = fleet.hub()
         fleet.finish_live(center, *nodes.values())
-        assert fleet.limits() == newest_windows(fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +262,7 @@ class ManyWindowsAtOnce(Fault):
     def happen(self, fleet: Fleet, counted: Counted) -> None:
         fleet.hub()
         fleet.finish()
-        assert fleet.limits() == newest_windows(fleet)
+        assert fleet.limits() == newest_windows(expect(fleet.written))
 
 
 def known_nodes(fleet: Fleet) -> dict[str, Part]:
@@ -298,14 +296,6 @@ def refused(disk: SmallDisk, node: Part) -> bool:
 
 def given(folder: Path, token: str) -> tuple[str, str]:
     return ("--token-file", str(folder / f"{token}.token"))
-
-
-def newest_windows(fleet: Fleet) -> dict[int, int]:
-    """What the control table holds in the end: the number of rows in the last window of each key."""
-    found: dict[int, tuple[int, int]] = {}
-    for (k, start), (n, _) in expect(fleet.written).windows.items():
-        found[k] = max(found.get(k, (start, n)), (start, n))
-    return {k: n for k, (_, n) in found.items()}
 
 
 BLOB, COMMIT, LEASE, HEAD = r"^PUT /v1/blobs/", r"^POST .*/epochs/", r"^POST .*/lease", r"^GET .*/head"

@@ -190,13 +190,15 @@ class Fleet:
         self.judge()
 
     def finish_live(self, center: Part, *nodes: Part) -> None:
-        """Let time go on until the running processes have released everything, stop them, and judge."""
+        """Let time go on until the running processes have released and published everything, stop them, and judge."""
         for feed in self.feeds.values():
             feed.close()
         wanted = expect(self.written)
         whole = {key: value[0] for key, value in wanted.windows.items()}
         center.poll_seconds = 0.1  # every look reads all that is out
         center.until(lambda: counted(self.out) == (wanted.kept.total(), whole), "all rows and windows at the center")
+        # Windows are shown before they close, so the table may still follow.
+        center.until(lambda: self.limits() == newest_windows(wanted), "the last windows in the control table")
         for part in (*nodes, center):
             assert part.stop().report["outcome"] == "stopped"
         self.judge()
@@ -239,6 +241,14 @@ class Fleet:
         """Everything that the hub lists of every stream."""
         with self.client() as client:
             return {stream: client.stream_page(self.pipeline, stream, limit=10_000).epochs for stream in STREAMS}
+
+
+def newest_windows(wanted: Expected) -> dict[int, int]:
+    """What the control table holds in the end: the number of rows in the last window of each key."""
+    found: dict[int, tuple[int, int]] = {}
+    for (k, start), (n, _) in wanted.windows.items():
+        found[k] = max(found.get(k, (start, n)), (start, n))
+    return {k: n for k, (_, n) in found.items()}
 
 
 def kept(out: Path) -> Counter[Row]:
