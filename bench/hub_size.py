@@ -52,7 +52,7 @@ SIZES: dict[SizeName, Size] = {
     "tiny": Size(
         repetitions=1,
         nodes=10,
-        seconds=1.0,
+        seconds=3.0,
         settling_s=0.2,
         blob_bytes=1 << 20,
         blobs=2,

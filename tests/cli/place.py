@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -59,6 +60,16 @@ def read_rows(directory: Path) -> list[dict[str, object]]:
     return [
         json.loads(line) for file in sorted(directory.glob("[!._]*.jsonl")) for line in file.read_text().splitlines()
     ]
+
+
+def event_with(process: subprocess.Popen[str], name: str, least: int) -> dict[str, Any]:
+    """Read progress, a line a second, until that number has been reached."""
+    assert process.stdout is not None
+    for _ in range(SECONDS_MAX):
+        event: dict[str, Any] = json.loads(process.stdout.readline())
+        if event[name] >= least:
+            return event
+    raise AssertionError(f"{name} did not reach {least} within {SECONDS_MAX} s")
 
 
 @contextmanager

@@ -167,6 +167,8 @@ def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_on_reques
     again = running.until("process started", job="one")
     assert again["pid"] != pids["one"]
     running.until("pipeline progress", pipeline="one")
+    if not any(line["event"] == "pipeline progress" and line["pipeline"] == "two" for line in running.lines):
+        running.until("pipeline progress", pipeline="two")
     running.process.send_signal(signal.SIGTERM)
     code, _, err = finish(running.process)
     lines = [json.loads(line) for line in err.splitlines()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.place import LIVE, SECONDS_MAX, Invoke, finish, read_rows, start, write_rows
+from tests.cli.place import LIVE, Invoke, event_with, finish, read_rows, start, write_rows
 
 from fordstone.errors import FencedError
 
@@ -15,16 +15,6 @@ from fordstone.errors import FencedError
 def first_event(process: subprocess.Popen[str]) -> dict[str, Any]:
     """The first line of `run --json`: from then on the pipeline is running."""
     return event_with(process, "epoch", 0)
-
-
-def event_with(process: subprocess.Popen[str], name: str, least: int) -> dict[str, Any]:
-    """Read progress, a line a second, until that number has been reached."""
-    assert process.stdout is not None
-    for _ in range(SECONDS_MAX):
-        event: dict[str, Any] = json.loads(process.stdout.readline())
-        if event[name] >= least:
-            return event
-    raise AssertionError(f"{name} did not reach {least} within {SECONDS_MAX} s")
 
 
 def test_bounded_input_is_read_to_its_end_and_summed_up_on_standard_error(invoke: Invoke, place: Path):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.place import finish, start
+from tests.cli.place import event_with, finish, start
 
 import fordstone
 
@@ -51,7 +51,7 @@ def modules_after(code: str, place: Path) -> set[str]:
     """The top-level packages that a fresh process has loaded after running some code."""
     script = f"import sys, json\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('\\n' + json.dumps(sorted({{m.partition('.')[0] for m in sys.modules}})))"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=place, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], cwd=place, capture_output=True, text=True, check=True, timeout=600
     )
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -97,7 +97,7 @@ def test_help_answers_within_the_budget(tmp_path: Path):
     took = []
     for _ in range(HELP_TRIES):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=60)
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=600)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if took[-1] <= HELP_SECONDS_MAX:
@@ -109,14 +109,11 @@ def test_help_answers_within_the_budget(tmp_path: Path):
 def test_an_idle_process_stays_within_its_memory(tmp_path: Path):
     (tmp_path / "idle.py").write_text(IDLE)
     process = start(tmp_path, "run", "idle.py", "--json", "--interval", "100ms")
-    assert process.stdout is not None
-    for _ in range(3):
-        progress = json.loads(process.stdout.readline())
+    event_with(process, "epoch", 1)
     status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     process.terminate()
     code, _, err = finish(process)
     assert (code, err) == (0, "")
-    assert progress["epoch"] > 0
     assert int(status["RssAnon"].split()[0]) <= IDLE_KB_MAX
 
 

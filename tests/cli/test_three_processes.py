@@ -79,7 +79,7 @@ def test_each_with_its_token_does_its_part_and_another_machine_takes_over_where_
     until(lambda: same(place.path), center, "all rows were at the center")
     until(lambda: place.states() == {("gateway", "cold-chain"): "running"}, first, "the node had reported that it runs")
     stop(first)
-    assert place.states() == {("gateway", "cold-chain"): "stopped"}
+    until(lambda: place.states() == {("gateway", "cold-chain"): "stopped"}, center, "the hub knew that it had stopped")
     head = place.nodes()[0]["head"]
 
     refused = place.begin(*place.with_hub("gateway", *edge), "--state", "new")

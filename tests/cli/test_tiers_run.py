@@ -54,7 +54,9 @@ def run(chain: Path) -> Iterator[Run]:
 
 def devices(place: Path, seconds: int, *, after: int = 0) -> None:
     words = ["in", "--devices", str(DEVICES), "--seconds", str(seconds), "--after", str(after)]
-    subprocess.run([sys.executable, str(EXAMPLES / "cold_chain_devices.py"), *words], cwd=place, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, str(EXAMPLES / "cold_chain_devices.py"), *words], cwd=place, check=True, timeout=600
+    )
 
 
 def oracle(place: Path) -> pl.DataFrame:

@@ -505,7 +505,7 @@ def test_a_pipeline_without_pyarrow_writes_tables(tmp_path: Path) -> None:
         "readings.group_by('device').agg(n='count(*)').sink('totals', delta('totals'))\n"
         "p.run(bounded=True)\n"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=600)
     assert seen(tmp_path / "all").height == 100
     assert seen(tmp_path / "totals")["n"].sum() == 100
 
@@ -529,9 +529,9 @@ def test_a_pipeline_that_is_killed_around_a_release_goes_on_and_every_row_counts
     )
     command = [sys.executable, "-c", script]
     environment = os.environ | {"FORDSTONE_FAILPOINT": failpoint}
-    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=60)
+    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=600)
     assert killed.returncode == -9, killed.stderr.decode()
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
     rows = seen(tmp_path / "all")
     assert rows.height == 4000
     counts = rows.group_by("device").len("n")

@@ -54,6 +54,10 @@ def read(count: int) -> Callable[[Progress], None]:
     return stop_when(lambda progress: progress.rows_out >= count)
 
 
+def sent(count: int) -> Callable[[Progress], None]:
+    return stop_when(lambda progress: progress.rows_out >= count and not progress.outbox_epochs)
+
+
 def nobody() -> HubAddress:
     """An address at which nobody listens."""
     with socket.socket() as taken:
@@ -93,7 +97,7 @@ def test_late_rows_cross_and_are_marked(tmp_path: Path):
 def test_watermarks_at_the_hub_never_go_back_and_stand_after_their_rows(tmp_path: Path):
     source = source_of(60)
     with running_hub(tmp_path / "hub") as hub:
-        run_plan(plan_over(memory(source)), hub, tmp_path / "a", bounded=False, on_progress=read(60))
+        run_plan(plan_over(memory(source)), hub, tmp_path / "a", bounded=False, on_progress=sent(60))
         marks = [epoch.watermark_us for epoch in epochs_at(hub)]
         assert marks == sorted(marks)
         assert marks[-1] == 1_767_225_659_000_000
@@ -103,7 +107,7 @@ def test_watermarks_at_the_hub_never_go_back_and_stand_after_their_rows(tmp_path
 def test_tasks_without_a_partition_hold_nobodys_time_back_at_the_hub(tmp_path: Path):
     with running_hub(tmp_path / "hub") as hub:
         run_plan(
-            plan_over(memory(source_of(60))), hub, tmp_path / "a", bounded=False, parallelism=3, on_progress=read(60)
+            plan_over(memory(source_of(60))), hub, tmp_path / "a", bounded=False, parallelism=3, on_progress=sent(60)
         )
         assert epochs_at(hub)[-1].watermark_us == 1_767_225_659_000_000
 
@@ -167,7 +171,8 @@ def test_what_the_hub_has_is_removed_here(tmp_path: Path):
 def test_what_waits_for_the_hub_is_kept_however_many_checkpoints_are_removed(tmp_path: Path):
     away = nobody()
     plan = plan_over(memory(source_of(300)))
-    report = run_plan(plan, away, tmp_path / "state", keep=1, bounded=False, on_progress=read(300))
+    several = stop_when(lambda now: now.rows_out >= 300 and now.epoch > 3)
+    report = run_plan(plan, away, tmp_path / "state", keep=1, bounded=False, on_progress=several)
     assert report.progress.epoch > 3
     store = CheckpointStore(OsDisk(tmp_path / "state"), pipeline=PIPELINE, node="node", read_only=True)
     assert len(store.epochs()) == 1
@@ -281,7 +286,7 @@ def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
             manifest.write_bytes(b"{}")
         source.append(0, rows(10, 30))
         second = run_plan(plan, hub, tmp_path / "a")
-        assert second.resumed_from == first.progress.epoch
+        assert second.resumed_from == first.progress.sent_epoch
         assert ids_at(hub) == list(range(40))
 
 

@@ -14,43 +14,69 @@ from tests.faults.process import opened_store, released, run_to_end, sealed, sta
 from fordstone.plan.plan import Mode
 
 EPOCHS = 6
+LIVES_MAX = 20
 STEADY = {"interval": "60ms"}
 NARROW = {"parallelism": 2, "batch_rows": 10, "channel_rows_max": 40}
 
 
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """A pipeline that was killed after some epochs, each of them with rows."""
+    """A pipeline that was killed after some epochs. The newest has rows and was released."""
     feed = Feed(folder=tmp_path_factory.mktemp("crashed"), seed=3)
 
-    def grown() -> bool:
-        feed.write(6)
-        return released(feed.folder) >= EPOCHS
+    def killed() -> None:
+        goal = released(feed.folder) + EPOCHS
 
-    with started(feed.folder, Job(options=STEADY)) as process:
-        process.until(grown, f"{EPOCHS} epochs")
-        assert process.kill().killed
-    return feed
+        def grown() -> bool:
+            feed.write(6)
+            return released(feed.folder) >= goal
+
+        with started(feed.folder, Job(options=STEADY)) as process:
+            process.until(grown, f"{EPOCHS} epochs")
+            assert process.kill().killed
+
+    def usable() -> bool:
+        folder = feed.folder
+        return released(folder) == sealed(folder) and bool(newest_state(folder) and newest_output(folder))
+
+    return made_by(killed, feed, usable)
 
 
 @pytest.fixture(scope="module")
 def crashed_unaligned(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """The same with rows in flight at the newest barrier."""
     feed = Feed(folder=tmp_path_factory.mktemp("crashed"), seed=4)
-    seen = -1
 
-    def grown() -> bool:
-        nonlocal seen
-        newest = released(feed.folder)
-        if newest > seen:
-            seen = newest
-            feed.write(150)
-        return newest >= EPOCHS and opened_store(feed.folder).cut(newest).overtaking
+    def killed() -> None:
+        goal = released(feed.folder) + EPOCHS
+        seen = -1
 
-    with started(feed.folder, Job(mode="unaligned", options=STEADY | NARROW)) as process:
-        process.until(grown, f"{EPOCHS} epochs")
-        assert process.kill().killed
-    return feed
+        def grown() -> bool:
+            nonlocal seen
+            newest = released(feed.folder)
+            if newest > seen:
+                seen = newest
+                feed.write(150)
+            return newest >= goal and opened_store(feed.folder).cut(newest).overtaking
+
+        with started(feed.folder, Job(mode="unaligned", options=STEADY | NARROW)) as process:
+            process.until(grown, f"{EPOCHS} epochs")
+            assert process.kill().killed
+
+    def usable() -> bool:
+        folder = feed.folder
+        return opened_store(folder).cut(sealed(folder)).overtaking and bool(newest_output(folder))
+
+    return made_by(killed, feed, usable)
+
+
+def made_by(killed: Callable[[], None], feed: Feed, usable: Callable[[], bool]) -> Feed:
+    """Run and kill a pipeline until the kill came at the right time."""
+    for _ in range(LIVES_MAX):
+        killed()
+        if usable():
+            return feed
+    raise AssertionError(f"none of {LIVES_MAX} kills came at the right time")
 
 
 @pytest.fixture
@@ -69,7 +95,7 @@ def newest_state(folder: Path) -> list[Path]:
     *_, before, newest = (store.manifest(epoch) for epoch in store.epochs())
     shared = {run.digest for run in before.runs()}
     own = [run.digest for state in newest.states for run in state.runs if run.digest not in shared]
-    return [store_of(folder) / "runs" / own[0]]
+    return [store_of(folder) / "runs" / digest for digest in own[:1]]
 
 
 def state_of_each(folder: Path) -> list[Path]:
@@ -83,7 +109,7 @@ def newest_output(folder: Path) -> list[Path]:
     store = opened_store(folder)
     newest = store.manifest(store.epochs()[-1])
     own = [run.digest for segment in newest.segments if segment.sink == "kept" for run in segment.runs]
-    return [store_of(folder) / "runs" / own[0]]
+    return [store_of(folder) / "runs" / digest for digest in own[:1]]
 
 
 def cut_log(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.examples import share_of
 from tests.faults.job import BOUNDED, LIVE, Job
-from tests.faults.oracle import Feed, judge
+from tests.faults.oracle import Feed, all_out, judge
 from tests.faults.process import Process, released, run_to_end, sealed, started
 
 from fordstone.storage.failpoint import FAILPOINTS
@@ -101,10 +101,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     feed = Feed(folder=tmp_path_factory.mktemp("stopped"), seed=1, keys=KEYS)
     feed.write(FIRST_ROWS)
     with started(feed.folder, Job(options=LIVE)) as process:
-        while sealed(feed.folder) < 4:
-            before = sealed(feed.folder)
+        for _ in range(4):
             feed.write(FEED_ROWS)
-            process.until(lambda before=before: sealed(feed.folder) > before, "another epoch")  # type: ignore[misc]
+            process.until(lambda: all_out(feed.folder, feed.written), "an epoch with the new rows")
         assert process.stop().code == 0
     return feed
 

@@ -225,7 +225,8 @@ class Fleet:
         directory = self.folder / node / "out" / "joined"
         if not (directory / "_stream.json").exists():
             return 0
-        return rows(directory).height - rows(directory).get_column("most").null_count()
+        most = rows(directory).get_column("most")
+        return len(most) - most.null_count()
 
     def limits(self) -> dict[int, int]:
         """The control table as the hub has it."""

@@ -186,7 +186,7 @@ def test_with_json_it_says_so_for_machines_and_logs_json_with_request_ids(tmp_pa
     assert [line["event"] for line in rest] == ["hub stopped"]
 
 
-def test_a_long_poll_ends_at_once_when_the_hub_stops(tmp_path):
+def test_a_long_poll_is_answered_when_the_hub_stops(tmp_path):
     with started(tmp_path / "data") as hub:
         answers = []
 
@@ -198,11 +198,9 @@ def test_a_long_poll_ends_at_once_when_the_hub_stops(tmp_path):
         deadline = time.monotonic() + SECONDS_MAX
         while b"fordstone_hub_polls_waiting 1.0\n" not in ask("GET", f"{hub.url}/metrics").data:
             assert time.monotonic() < deadline
-        began = time.monotonic()
         assert hub.stop()[0] == 0
         thread.join(SECONDS_MAX)
-    assert answers == [200]
-    assert time.monotonic() - began < 5
+    assert answers == [200], "a request that is cut off when the time for stopping is up has no answer"
 
 
 @pytest.mark.slow
@@ -363,6 +361,13 @@ async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: f
             await asyncio.wait(state.tasks)
 
 
+async def opened(host: str, port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which the data has come before the server knows of it: its clock cannot run out in between."""
+    sock = socket.create_connection((host, port))
+    sock.sendall(data)
+    return await asyncio.open_connection(sock=sock)
+
+
 async def say_ok(scope, receive, send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
@@ -374,8 +379,7 @@ async def say_ok(scope, receive, send) -> None:
 )
 def test_a_connection_on_which_no_whole_head_comes_is_closed(begin):
     async def talk(host, port) -> None:
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(begin)
+        reader, writer = await opened(host, port, begin)
         answer = await reader.read()
         assert answer.endswith(b"ok") == begin.endswith(b"GE")
         writer.close()
@@ -390,10 +394,8 @@ def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():
             await say_ok(scope, receive, send)
 
         async def ask_slowly(host, port) -> None:
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(
-                b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-            )
+            two = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            reader, writer = await opened(host, port, two)
             assert (await reader.read()).count(b"ok") == 2
             writer.close()
 

@@ -115,5 +115,5 @@ leave(3)
 
 
 def test_a_process_leaves_with_its_code_and_tidied_up_whatever_its_threads_do() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "tidied", "")

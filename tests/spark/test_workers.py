@@ -87,7 +87,7 @@ def test_what_is_there_after_the_first_task_is_left_alone_in_workers_that_are_us
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_REUSE_WORKER"}
     environment |= {"SPARK_REUSE_WORKER": "1"} if reused else {}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, env=environment, check=True, timeout=60
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, env=environment, check=True, timeout=600
     )
     frozen, once, garbage = done.stdout.splitlines()
     assert frozen == f"{reused} {reused}"

@@ -259,10 +259,10 @@ def test_a_second_process_is_refused_naming_the_first(tmp_path: Path) -> None:
         "    print('got it')\n"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
-    refused = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60).stdout
+    refused = subprocess.run(run, capture_output=True, text=True, check=True, timeout=600).stdout
     assert f"belongs to process {os.getpid()}, which is still running" in refused
     disk.close()
-    assert subprocess.run(run, capture_output=True, text=True, check=True, timeout=60).stdout == "got it\n"
+    assert subprocess.run(run, capture_output=True, text=True, check=True, timeout=600).stdout == "got it\n"
 
 
 def test_a_lock_keeps_off_the_same_process_too(tmp_path: Path) -> None:

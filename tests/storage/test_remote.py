@@ -152,7 +152,7 @@ def test_fsspec_is_not_imported_before_a_url_needs_it(tmp_path: Path) -> None:
         f"open_remote({str(tmp_path)!r})\n"
         "print('fsspec' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "False\n"
 
 

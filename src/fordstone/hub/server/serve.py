@@ -323,9 +323,9 @@ async def _run(
     url = _url(sock, tls=context is not None)
 
     def ready() -> None:
+        on_ready(url)  # before the file: a script that waits for the file then reads this line
         if options.ready_file is not None:
             _write_ready(options.ready_file, url)
-        on_ready(url)
 
     config = uvicorn.Config(
         app,
