@@ -103,7 +103,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Feed:
     with started(feed.folder, Job(options=LIVE)) as process:
         for _ in range(4):
             feed.write(FEED_ROWS)
-            process.until(lambda: all_out(feed.folder, feed.written), "an epoch with the new rows")
+            process.until(lambda: all_out(feed.folder, feed.written), "epoch with the new rows")
         assert process.stop().code == 0
     return feed
 

@@ -198,7 +198,7 @@ class Fleet:
         center.poll_seconds = 0.1  # every look reads all that is out
         center.until(lambda: counted(self.out) == (wanted.kept.total(), whole), "all rows and windows at the center")
         # Windows are shown before they close, so the table may still follow.
-        center.until(lambda: self.limits() == newest_windows(wanted), "the last windows in the control table")
+        center.until(lambda: self.limits() == newest_windows(wanted), "control table with the last windows")
         for part in (*nodes, center):
             assert part.stop().report["outcome"] == "stopped"
         self.judge()

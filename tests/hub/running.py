@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import uvicorn
 from tests.waiting import until
 
@@ -24,6 +25,12 @@ START_SECONDS_MAX = 30.0
 
 def now_us() -> int:
     return time.time_ns() // 1000
+
+
+def polls_waiting(url: str) -> float:
+    """The number of requests that wait at a hub for something new."""
+    text = urllib3.request("GET", f"{url}/metrics").data.decode()
+    return float(text.partition("\nfordstone_hub_polls_waiting ")[2].partition("\n")[0])
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import urllib3
-from tests.hub.running import running_hub
+from tests.hub.running import polls_waiting, running_hub
 from tests.hub.sending import Node, blob, checkpoint, commit_of, digest_of, entry, run
 from tests.waiting import until
 
@@ -124,11 +124,6 @@ def test_a_waiting_reader_gets_an_empty_page_when_its_time_is_over(client: HubCl
     assert 0.2 <= time.monotonic() - began < PATIENCE_S
 
 
-def polls_waiting(address: HubAddress) -> float:
-    text = urllib3.request("GET", f"{address.url}/metrics").data.decode()
-    return float(text.partition("\nfordstone_hub_polls_waiting ")[2].partition("\n")[0])
-
-
 def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
     outcome: list[Any] = []
 
@@ -138,7 +133,7 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address:
         reader = threading.Thread(target=poll, args=(HubClient(address),))
         reader.start()
-        until(lambda: polls_waiting(address) == 1, "poll that waits")
+        until(lambda: polls_waiting(address.url) == 1, "poll that waits")
         began = time.monotonic()
     reader.join(PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
@@ -148,9 +143,9 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
 def test_a_reader_that_left_is_no_longer_waited_for(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address, contextlib.closing(_connected(address)) as plain:
         plain.sendall(b"GET /v1/pipelines/p/streams/s/epochs?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: polls_waiting(address) == 1, "request that waits")
+        until(lambda: polls_waiting(address.url) == 1, "request that waits")
         plain.close()
-        until(lambda: polls_waiting(address) == 0, "end of the wait")
+        until(lambda: polls_waiting(address.url) == 0, "end of the wait")
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:

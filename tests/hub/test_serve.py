@@ -8,14 +8,16 @@ import hashlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
-import time
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 import urllib3
 import uvicorn
+from tests.hub.running import polls_waiting
 from tests.hub.started import SECONDS_MAX, start, started
 from tests.waiting import until
 from uvicorn.server import ServerState
@@ -186,6 +188,25 @@ def test_with_json_it_says_so_for_machines_and_logs_json_with_request_ids(tmp_pa
     assert [line["event"] for line in rest] == ["hub stopped"]
 
 
+def test_the_ready_file_is_there_only_after_the_hub_has_said_where_it_listens(tmp_path):
+    ready = tmp_path / "url"
+    code = (
+        "import sys; from pathlib import Path; from fordstone.hub.server.serve import HubOptions, serve\n"
+        "data, ready = map(Path, sys.argv[1:])\n"
+        "options = HubOptions(listen='127.0.0.1:0', data=data, ready_file=ready)\n"
+        "serve(options, on_ready=lambda url: print(url, ready.exists(), flush=True))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "data"), str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until(ready.exists, "ready file", alive=lambda: process.poll() is None)
+            url = ready.read_text().strip()
+        finally:
+            process.terminate()
+            said, _ = process.communicate(timeout=SECONDS_MAX)
+    assert said == f"{url} False\n"
+
+
 def test_a_long_poll_is_answered_when_the_hub_stops(tmp_path):
     with started(tmp_path / "data") as hub:
         answers = []
@@ -195,9 +216,7 @@ def test_a_long_poll_is_answered_when_the_hub_stops(tmp_path):
 
         thread = threading.Thread(target=poll)
         thread.start()
-        deadline = time.monotonic() + SECONDS_MAX
-        while b"fordstone_hub_polls_waiting 1.0\n" not in ask("GET", f"{hub.url}/metrics").data:
-            assert time.monotonic() < deadline
+        until(lambda: polls_waiting(hub.url) == 1, "poll that waits")
         assert hub.stop()[0] == 0
         thread.join(SECONDS_MAX)
     assert answers == [200], "a request that is cut off when the time for stopping is up has no answer"

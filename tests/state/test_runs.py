@@ -381,7 +381,7 @@ def test_closing_and_freezing_while_another_thread_merges_loses_nothing() -> Non
             state.add(rows(*((key, step + 1 + key, 1) for key in range(40))))
             shelf.write(state.freeze())
             closed.update(counts(state.close(step)))
-        until(lambda: merges > 0 or bool(failures), "a merge")
+        until(lambda: merges > 0 or bool(failures), "merge")
     finally:
         done.set()
         merger.join()
