@@ -91,7 +91,7 @@ def refused(query: str, message: str, under: str, *, nth: int = 0) -> None:
     places = [found.start() for found in re.finditer(re.escape(under), query)]
     assert caught.value.offset == places[nth], str(caught.value)
     assert str(caught.value).splitlines()[-1].endswith("^")
-    assert [step.name for step in made._steps] == ["readings", "alarms"]
+    assert [step.name for step in made._graph.steps] == ["readings", "alarms"]
 
 
 def _plain(value: Any) -> Any:

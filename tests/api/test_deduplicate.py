@@ -25,7 +25,7 @@ def events(pipeline):
 def test_rows_keep_their_columns_and_their_time(pipeline, events):
     once = events.deduplicate("id", "device", within="1h")
     assert (once.name, once.schema) == ("deduplicate", events.schema)
-    assert pipeline._steps[-1] == p.Deduplicate(
+    assert pipeline._graph.steps[-1] == p.Deduplicate(
         name="deduplicate", input=p.Input("events"), keys=("id", "device"), within_us=3_600_000_000
     )
     once.group_by("device").window(tumbling("10s")).agg(n="count(*)")
@@ -35,7 +35,7 @@ def test_rows_keep_their_columns_and_their_time(pipeline, events):
 
 def test_a_span_may_be_a_timedelta_and_the_step_may_be_named(pipeline, events):
     events.deduplicate("id", within=timedelta(minutes=1), name="once")
-    step = pipeline._steps[-1]
+    step = pipeline._graph.steps[-1]
     assert (step.name, step.within_us) == ("once", 60_000_000)
 
 

@@ -28,7 +28,7 @@ def test_a_stream_gets_the_new_columns_as_doubles_after_its_own(grouped):
 def test_text_and_built_expressions_make_the_same_step(pipeline, grouped):
     grouped.ewma(smooth="temp - 1", whole="n", alpha=1, name="one")
     grouped.ewma(smooth=col("temp") - 1, whole=col("n").as_("whole"), alpha=1.0, name="two")
-    one, two = pipeline._steps[-2:]
+    one, two = pipeline._graph.steps[-2:]
     assert msgspec.structs.replace(two, name="one") == one
     assert one.columns == ("temp - 1 AS smooth", "CAST(n AS DOUBLE) AS whole")
 
@@ -79,11 +79,11 @@ def test_alpha_is_a_number(grouped, alpha: Any):
 
 def test_a_half_life_takes_the_place_of_alpha(pipeline, grouped):
     smooth = grouped.ewma(smooth="temp", half_life="30s")
-    step = pipeline._steps[-1]
+    step = pipeline._graph.steps[-1]
     assert (step.alpha, step.half_life_us) == (None, 30_000_000)
     assert smooth.schema.to_dict() == SCHEMA | {"smooth": "double"}
     grouped.ewma(smooth="temp", half_life=timedelta(minutes=1), name="slow")
-    assert pipeline._steps[-1].half_life_us == 60_000_000
+    assert pipeline._graph.steps[-1].half_life_us == 60_000_000
 
 
 def test_either_alpha_or_a_half_life_is_given(grouped):
@@ -163,10 +163,10 @@ def test_at_least_one_column_and_known_keys_are_needed(readings):
 
 
 def test_a_mistake_leaves_the_pipeline_as_it_was(pipeline, grouped):
-    before = list(pipeline._steps)
+    before = list(pipeline._graph.steps)
     with pytest.raises(PipelineError):
         grouped.ewma(smooth="temp", alpha=3)
-    assert pipeline._steps == before
+    assert pipeline._graph.steps == before
 
 
 def test_streams_without_late_rows_say_who_has_them(readings):

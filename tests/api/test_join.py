@@ -35,7 +35,7 @@ def two(**right: str) -> tuple[Stream, Stream]:
 
 
 def time_of(stream: Stream) -> EventTime | None:
-    return stream.pipeline.type_of(stream._at).time
+    return stream._graph.types[stream._at].time
 
 
 # What comes of them.
@@ -91,7 +91,7 @@ def test_a_full_join_has_no_time_and_a_window_after_it_is_refused():
 def test_bounds_may_be_spans_and_huge():
     left, right = two()
     joined = left.join(right, on="device", between=(timedelta(days=-900_000), "2h"))
-    step = joined.pipeline._draft().step("join")
+    step = joined._graph.draft().step("join")
     assert isinstance(step, p.Join)
     assert (step.from_us, step.to_us) == (-900_000 * 86_400_000_000, 7_200_000_000)
 

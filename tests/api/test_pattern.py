@@ -62,7 +62,7 @@ def test_matches_have_event_time_where_a_measure_says_when_they_were_decided(pip
 def test_text_and_built_conditions_make_the_same_step(pipeline, grouped):
     grouped.match(ONE, measures={"n": "count(*)"}, name="one")
     grouped.match(Pattern("one").start("a", col("temp") > 80), measures={"n": "count(*)"}, name="two")
-    one, two = pipeline._steps[-2:]
+    one, two = pipeline._graph.steps[-2:]
     assert msgspec.structs.replace(two, name="one") == one
 
 
@@ -83,7 +83,7 @@ def test_the_plan_says_what_was_declared(pipeline, grouped):
         .within("1m")
     )
     grouped.match(pattern, measures={"n": "count(*)"}, skip=("last", "a"), order="n", limit=7)
-    step = pipeline._steps[-1]
+    step = pipeline._graph.steps[-1]
     a, x, b, c = step.stages
     assert (a.times_min, a.times_max, a.repeats, a.quantifier) == (1, None, "next", "greedy")
     assert (x.negated, x.follows) == (True, "next")

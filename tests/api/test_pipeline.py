@@ -32,10 +32,10 @@ def test_an_unknown_column_is_named_with_its_step_and_a_caret_under_it(readings)
 
 
 def test_a_mistake_leaves_the_pipeline_as_it_was(pipeline, readings):
-    before = list(pipeline._steps)
+    before = list(pipeline._graph.steps)
     with pytest.raises(PipelineError):
         readings.select("nothing")
-    assert pipeline._steps == before
+    assert pipeline._graph.steps == before
     readings.select("temp").sink("out", memory(MemorySink()))
     assert pipeline.plan()
 
@@ -204,9 +204,9 @@ def test_a_pipeline_without_a_sink_does_nothing_and_says_so(pipeline, readings):
 
 
 def test_a_top_level_function_has_an_import_path_and_a_lambda_has_none(pipeline, readings):
-    path = pipeline.register(top_level)
+    path = pipeline._graph.register(top_level)
     assert path == f"{__name__}:top_level"
-    local = pipeline.register(lambda record: record)
+    local = pipeline._graph.register(lambda record: record)
     with pytest.raises(PlanError, match="Move it to the top level"):
         resolve_function(local, {})
     assert resolve_function(path, {}) is top_level or callable(resolve_function(path, {}))
@@ -215,3 +215,8 @@ def test_a_top_level_function_has_an_import_path_and_a_lambda_has_none(pipeline,
 def test_a_function_that_cannot_be_imported_says_which():
     with pytest.raises(PlanError, match="no_such_module:f"):
         resolve_function("no_such_module:f", {})
+
+
+def test_what_completes_on_pipelines_and_streams_is_for_users(pipeline, readings):
+    internal = {"add", "add_loop", "building", "has", "name_for", "register", "type_of"}
+    assert not internal & {*dir(pipeline), *dir(readings), *dir(readings.group_by("device"))}

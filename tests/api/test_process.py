@@ -23,7 +23,7 @@ def declaring(**states: Any) -> type[KeyedFunction]:
 
 
 def step_of(pipeline: Pipeline) -> p.Process:
-    step = pipeline._steps[-1]
+    step = pipeline._graph.steps[-1]
     assert isinstance(step, p.Process)
     return step
 
@@ -129,10 +129,10 @@ def test_a_class_that_needs_arguments_is_refused(grouped):
     ],
 )
 def test_states_that_cannot_be_kept_are_refused_by_name(pipeline, grouped, states, says):
-    before = list(pipeline._steps)
+    before = list(pipeline._graph.steps)
     with pytest.raises(PipelineError, match=f"step process_device.*{says}"):
         grouped.process(declaring(**states))
-    assert pipeline._steps == before
+    assert pipeline._graph.steps == before
 
 
 def test_a_stored_plan_is_judged_by_the_same_rules(pipeline, grouped):

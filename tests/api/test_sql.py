@@ -262,7 +262,7 @@ def test_a_query_that_with_names_is_built_once_and_only_if_it_is_read():
     made.sql(
         "WITH q AS (SELECT device FROM readings), never AS (SELECT nothing FROM nowhere) SELECT * FROM q UNION ALL SELECT * FROM q"
     )
-    assert [step.name for step in made._steps] == ["readings", "alarms", "select", "union"]
+    assert [step.name for step in made._graph.steps] == ["readings", "alarms", "select", "union"]
 
 
 def test_a_name_of_with_comes_before_a_stream():

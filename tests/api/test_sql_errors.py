@@ -273,4 +273,4 @@ def test_whatever_is_wrong_is_an_error_with_a_place_and_adds_nothing(query: str,
         error = raised
     if error is not None:
         assert error.offset is not None
-        assert len(made._steps) == 2
+        assert len(made._graph.steps) == 2

@@ -115,7 +115,7 @@ def test_a_name_that_the_engine_would_take_for_a_pattern_is_refused(name: str):
 )
 def test_more_than_one_query_is_never_read(text: str):
     pipeline = made("k")
-    before = list(pipeline._steps)
+    before = list(pipeline._graph.steps)
     with pytest.raises(FordstoneError):
         pipeline.sql(text)
-    assert pipeline._steps == before
+    assert pipeline._graph.steps == before

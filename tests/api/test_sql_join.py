@@ -174,4 +174,4 @@ def test_a_refused_join_leaves_no_filter_behind():
     made = pipeline()
     with pytest.raises(Exception, match="both sides"):
         made.sql("SELECT 1 AS one FROM readings r JOIN alarms x ON r.device = x.device AND x.level > 1 AND x.at > r.ts")
-    assert len(made._steps) == 2
+    assert len(made._graph.steps) == 2

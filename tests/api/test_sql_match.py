@@ -30,7 +30,7 @@ def matches(body: str) -> list[tuple[Any, ...]]:
 def step_of(body: str) -> p.Match:
     made = ticker()
     made.sql(f"SELECT * FROM ticker MATCH_RECOGNIZE (PARTITION BY symbol ORDER BY rowtime {body})")
-    step = made._steps[-1]
+    step = made._graph.steps[-1]
     assert isinstance(step, p.Match)
     return step
 
@@ -129,7 +129,7 @@ def test_rows_of_one_time_are_ordered_by_further_columns():
     made.sql(
         "SELECT * FROM ticker t MATCH_RECOGNIZE (ORDER BY t.rowtime ASC, tax, price MEASURES A.price AS x PATTERN (A))"
     )
-    step = made._steps[-1]
+    step = made._graph.steps[-1]
     assert isinstance(step, p.Match)
     assert (step.keys, step.order) == ((), ("tax", "price"))
 

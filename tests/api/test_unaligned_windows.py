@@ -86,7 +86,8 @@ def test_counts_that_are_no_counts_are_refused(size, every, message):
 def test_a_plan_that_says_such_windows_is_refused(pipeline, readings, window: Window, message):
     readings.group_by("device").window(session("1s")).agg(n="count(*)", name="visits")
     steps = tuple(
-        msgspec.structs.replace(step, window=window) if step.name == "visits" else step for step in pipeline._steps
+        msgspec.structs.replace(step, window=window) if step.name == "visits" else step
+        for step in pipeline._graph.steps
     )
     readings.sink("out", files("out", format="jsonl"))
     with pytest.raises(PipelineError, match=message):

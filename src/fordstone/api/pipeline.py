@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from fordstone.api.graph import Graph
 from fordstone.api.stream import ControlTable, Stream
-from fordstone.errors import ExpressionError, PipelineError
+from fordstone.errors import PipelineError
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
-from fordstone.plan.ids import checked_name, free_name
-from fordstone.plan.stream_type import StreamType
-from fordstone.planner.check import check_feedback, check_rules, derive
-from fordstone.planner.guarantee import path_guarantees
+from fordstone.plan.ids import checked_name
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig
@@ -37,13 +33,7 @@ class Pipeline:
             raise PipelineError(f"guarantee={guarantee!r} must be 'exactly_once', 'at_least_once' or 'at_most_once'.")
         if mode not in {"aligned", "unaligned", "blocking"}:
             raise PipelineError(f"mode={mode!r} must be 'aligned', 'unaligned' or 'blocking'.")
-        self._strict = guarantee is not None
-        self._guarantee: p.Guarantee = guarantee or "exactly_once"
-        self._mode: p.Mode = mode
-        self._steps: list[p.Step] = []
-        self._types: dict[p.Input, StreamType] = {}
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._open_loops: set[str] = set()
+        self._graph = Graph(self, guarantee=guarantee, mode=mode)
 
     def source(
         self,
@@ -73,7 +63,7 @@ class Pipeline:
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
         max_ahead_us = None if max_ahead is None else positive_us(max_ahead, what=f"source {name}: max_ahead")
-        return self.add(
+        step = self._graph.add(
             p.Source(
                 name=name,
                 connector=connector,
@@ -87,6 +77,7 @@ class Pipeline:
                 on_error=on_error,
             )
         )
+        return Stream(self._graph, step)
 
     def control(self, name: str, *, schema: Mapping[str, str], key: str | Sequence[str]) -> ControlTable:
         """A table that the center writes (`stream.to_edges(name)`) and every node reads (`stream.join_control(table, on=...)`).
@@ -96,7 +87,7 @@ class Pipeline:
         checked_name(name, "control")
         keys = (key,) if isinstance(key, str) else tuple(key)
         columns = Schema.of(schema)
-        self.add(p.Control(name=name, schema=columns.to_dict(), keys=keys))
+        self._graph.add(p.Control(name=name, schema=columns.to_dict(), keys=keys))
         return ControlTable(pipeline=self, name=name, schema=columns, keys=keys)
 
     def sql(self, query: str, *, tables: Mapping[str, Stream] | None = None, name: str | None = None) -> Stream:
@@ -110,31 +101,17 @@ class Pipeline:
         for table, stream in (tables or {}).items():
             if not isinstance(stream, Stream) or stream.pipeline is not self:
                 raise PipelineError(f"sql: tables[{table!r}] is not a stream of this pipeline.")
-        steps, types = list(self._steps), self._types
-        try:
-            return build(self, query, tables or {}, name)
-        except BaseException:
-            self._steps, self._types = steps, types
-            raise
+        with self._graph.unchanged_on_error():
+            return build(self._graph, query, tables or {}, name)
 
     def plan(self) -> p.Plan:
         """The checked, serialisable form."""
-        if self._open_loops:
-            raise PipelineError(
-                f"loop {', '.join(sorted(self._open_loops))} is not complete: plan(), explain() or run() was called inside its body, "
-                "or its body failed. Return the pair of streams from the body first."
-            )
-        draft = self._draft()
-        if not any(_is_end(draft, step) for step in draft.steps):
-            raise PipelineError(
-                f"pipeline {self.name} has no sink, so its results would be lost. Add stream.sink(...)."
-            )
-        return draft
+        return self._graph.plan()
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """The functions that the plan names, as this process knows them."""
-        return dict(self._functions)
+        return dict(self._graph.functions)
 
     def explain(self, *, format: str = "text") -> str:  # noqa: A002 - the word users expect
         """Where each step runs, what it gives, and each path's guarantee. `format` is `"text"`, `"mermaid"` or `"json"`.
@@ -153,103 +130,3 @@ class Pipeline:
         from fordstone.edge.run import run  # noqa: PLC0415 - running is above declaring
 
         return run(self.plan(), self.functions, config, **options)
-
-    # What streams call.
-
-    def add(self, step: p.Step) -> Stream:
-        """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
-        if any(known.name == step.name for known in self._steps):
-            raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
-        types = self._types | derive(step, self._types)
-        draft = self._draft(step)
-        check_rules(draft, step, types)
-        if self._strict and isinstance(step, p.Sink):
-            self._check_guarantee(draft, step)
-        self._steps.append(step)
-        self._types = types
-        return Stream(self, p.Input(step.name))
-
-    def add_loop(self, at: p.Input, name: str, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
-        """Add a loop's head, the steps of its body, and close it."""
-        if self._open_loops:
-            raise PipelineError(
-                f"loop {name} is inside loop {', '.join(self._open_loops)}: loops cannot be nested. Let rows carry a count, and send "
-                "them around one loop."
-            )
-        open_head = p.Loop(name=name, input=at, feedback=at)
-        self.add(open_head)
-        self._open_loops.add(name)
-        first = len(self._steps)
-        given = body(Stream(self, p.Input(name)))
-        if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Stream) for part in given)):  # noqa: PLR2004 - a pair
-            raise PipelineError(f"loop {name}: the body gives a pair of streams: (what goes back, what goes on).")
-        back, onward = (stream._at for stream in given)  # noqa: SLF001 - our own class
-        inside = {name} | {step.name for step in self._steps[first:]}
-        for step in self._steps[first:]:
-            outside = [str(stream) for stream in step.inputs if stream.step not in inside]
-            if outside:
-                raise PipelineError(
-                    f"loop {name}: step {step.name} inside it reads {', '.join(outside)} from outside. Unite them before the loop."
-                )
-        if back.step not in inside or onward.step not in inside:
-            raise PipelineError(f"loop {name}: both streams that the body gives must come from inside it.")
-        closed = p.Loop(name=name, input=at, feedback=back)
-        check_feedback(closed, self._types)
-        self._steps[first - 1] = closed
-        self._open_loops.discard(name)
-        return Stream(self, onward)
-
-    def name_for(self, base: str, given: str | None) -> str:
-        """The given name, checked, or one derived from what the step does."""
-        if given is not None:
-            return checked_name(given, "step")
-        return free_name(base, {step.name for step in self._steps})
-
-    def register(self, function: Callable[..., Any]) -> str:
-        """Give the import path of a function, or a local name if it has none."""
-        path = (
-            import_path(function)
-            or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self._functions)}"
-        )
-        self._functions[path] = function
-        return path
-
-    @contextmanager
-    def building(self, step: str) -> Iterator[None]:
-        """Name the step in errors of its expressions."""
-        try:
-            yield
-        except ExpressionError as error:
-            raise (error if error.step else error.at_step(step)) from None
-
-    def type_of(self, at: p.Input) -> StreamType:
-        return self._types[at]
-
-    def has(self, at: p.Input) -> bool:
-        return at in self._types
-
-    def _draft(self, *more: p.Step) -> p.Plan:
-        return p.Plan(pipeline=self.name, guarantee=self._guarantee, mode=self._mode, steps=(*self._steps, *more))
-
-    def _check_guarantee(self, draft: p.Plan, sink: p.Sink) -> None:
-        for path in path_guarantees(draft):
-            if path.sink == sink.name and path.gives != self._guarantee:
-                raise PipelineError(
-                    f"sink {sink.name}: the pipeline asks for {self._guarantee}, but the path from {path.source} gives "
-                    f"{path.gives}: {path.why}. Use another connector, or leave guarantee= out and take what explain() shows."
-                )
-
-
-def _is_end(plan: p.Plan, step: p.Step) -> bool:
-    """Whether rows leave here. Rows that cross and are read by no step are kept at the hub, where other jobs can read them."""
-    return isinstance(step, p.Sink | p.ToEdges) or (isinstance(step, p.ToCenter) and not plan.consumers(step.name))
-
-
-def import_path(function: Callable[..., Any]) -> str | None:
-    """`module:name` if another process can import the function by it, else None."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module in {None, "__main__"} or "<" in name or "." in name:
-        return None
-    loaded = sys.modules.get(str(module))
-    # While the module is still being imported its name may not be bound yet; a top-level name will be.
-    return f"{module}:{name}" if loaded is not None and getattr(loaded, name, function) is function else None

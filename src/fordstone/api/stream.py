@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import polars as pl
 
 from fordstone.api.column import Column, expression_source
+from fordstone.api.graph import Graph, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import live_of
@@ -59,8 +60,8 @@ Record = dict[str, Any]
 class Stream:
     """Rows on their way. Made by `Pipeline.source` and by the methods here; never changes."""
 
-    def __init__(self, pipeline: Pipeline, at: p.Input) -> None:
-        self._pipeline = pipeline
+    def __init__(self, graph: Graph, at: p.Input) -> None:
+        self._graph = graph
         self._at = at
 
     @property
@@ -76,11 +77,11 @@ class Stream:
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline that this stream belongs to."""
-        return self._pipeline
+        return self._graph.pipeline
 
     @property
     def _type(self) -> StreamType:
-        return self._pipeline.type_of(self._at)
+        return self._graph.types[self._at]
 
     @property
     def late(self) -> Stream:
@@ -104,26 +105,26 @@ class Stream:
 
     def _port(self, port: p.Port, missing: str) -> Stream:
         at = p.Input(self._at.step, port)
-        if self._at.port != "main" or not self._pipeline.has(at):
+        if self._at.port != "main" or at not in self._graph.types:
             raise PipelineError(f"step {self.name} has no {missing}")
-        return Stream(self._pipeline, at)
+        return Stream(self._graph, at)
 
     def filter(self, predicate: Expr, *, name: str | None = None) -> Stream:
         """Keep the rows for which `predicate` is true (not those for which it is false or null)."""
         named = self._named("filter", name)
-        with self._pipeline.building(named):
+        with self._graph.building(named):
             sql = parse_predicate(expression_source(predicate), self.schema).sql
-        return self._pipeline.add(p.Filter(name=named, input=self._at, predicate=sql))
+        return self._add(p.Filter(name=named, input=self._at, predicate=sql))
 
     def select(self, *columns: Expr, name: str | None = None) -> Stream:
         """Give new columns in place of the old: `select("device", "temp * 9 / 5 + 32 AS f")`. `"*"` is all there are."""
         named = self._named("select", name)
-        return self._pipeline.add(p.Select(name=named, input=self._at, columns=self._canonical(named, columns)))
+        return self._add(p.Select(name=named, input=self._at, columns=self._canonical(named, columns)))
 
     def with_columns(self, *columns: Expr, name: str | None = None) -> Stream:
         """Add columns, or replace those of the same name."""
         named = self._named("with_columns", name)
-        return self._pipeline.add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
+        return self._add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
 
     def map(
         self, function: Callable[[Record], Record], *, schema: Mapping[str, str] | None = None, name: str | None = None
@@ -148,7 +149,7 @@ class Stream:
                 raise PipelineError("flat_map of an expression has the schema of the expression. Leave schema= out.")
             named = self._named("flat_map", name)
             (sql,) = self._canonical(named, (function,))
-            return self._pipeline.add(p.Explode(name=named, input=self._at, expression=sql))
+            return self._add(p.Explode(name=named, input=self._at, expression=sql))
         return self._function("flat_map", function, schema, name)
 
     def map_batches(
@@ -166,10 +167,10 @@ class Stream:
         for other in others:
             if not isinstance(other, Stream):
                 raise PipelineError(f"union: {other!r} is not a stream.")
-            if other.pipeline is not self._pipeline:
+            if other.pipeline is not self.pipeline:
                 raise PipelineError(f"union: {other.name} belongs to another pipeline.")
         streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class
-        return self._pipeline.add(p.Union(name=self._named("union", name), streams=streams))
+        return self._add(p.Union(name=self._named("union", name), streams=streams))
 
     def group_by(self, *keys: str) -> Grouped:
         """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group."""
@@ -182,9 +183,9 @@ class Stream:
         key that was kept lies less than `within` before it. Nulls are equal to each other here.
         """
         named = self._named("deduplicate", name)
-        with self._pipeline.building(named):
+        with self._graph.building(named):
             span_us = positive_us(within, what="within")
-        return self._pipeline.add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
+        return self._add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
 
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
@@ -197,12 +198,20 @@ class Stream:
 
         The steps inside run as one task. There is no event time inside or below a loop.
         """
-        return self._pipeline.add_loop(self._at, self._named("iterate", name), body)
+        graph, loop = self._graph, self._named("iterate", name)
+        given = body(Stream(graph, graph.open_loop(self._at, loop)))
+        if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Stream) for part in given)):  # noqa: PLR2004 - a pair
+            raise PipelineError(f"loop {loop}: the body gives a pair of streams: (what goes back, what goes on).")
+        back, onward = (stream._at for stream in given)  # noqa: SLF001 - our own class
+        if not (graph.is_inside(loop, back) and graph.is_inside(loop, onward)):
+            raise PipelineError(f"loop {loop}: both streams that the body gives must come from inside it.")
+        graph.close_loop(self._at, loop, back=back)
+        return Stream(graph, onward)
 
     def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
         """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
         checked_name(name, "sink")
-        self._pipeline.add(p.Sink(name=name, input=self._at, connector=connector, release=release))
+        self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(
         self,
@@ -231,7 +240,7 @@ class Stream:
         if isinstance(between, str | timedelta) or len(between) != 2:  # noqa: PLR2004 - a pair
             raise PipelineError(f'step {step}: between={between!r} is not a pair. Write between=("-5s", "10s").')
         from_us, to_us = (_signed_us(bound, what=f"step {step}: between") for bound in between)
-        return self._pipeline.add(
+        return self._add(
             p.Join(
                 name=step,
                 left=self._at,
@@ -267,7 +276,7 @@ class Stream:
             spec, columns = _table(table, schema)
         except FordstoneError as error:
             raise PipelineError(f"step {step}: {error}") from error
-        return self._pipeline.add(
+        return self._add(
             p.Lookup(
                 name=step,
                 input=self._at,
@@ -308,14 +317,14 @@ class Stream:
         """
         named = self._named(f"{self._at.step}_to_center", name)
         offline_us = positive_us(offline, what=f"step {named}: offline")
-        return self._pipeline.add(p.ToCenter(name=named, input=self._at, offline_us=offline_us))
+        return self._add(p.ToCenter(name=named, input=self._at, offline_us=offline_us))
 
     def to_edges(self, control: str | ControlTable, *, name: str | None = None) -> None:
         """Write these rows of the center into a control table, which every node applies at a barrier."""
         table = control.name if isinstance(control, ControlTable) else control
         if not isinstance(table, str):
             raise PipelineError(f"to_edges({control!r}): name a control table of this pipeline.")
-        self._pipeline.add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
+        self._add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
 
     def join_control(
         self, table: ControlTable, *, on: On, how: str = "left", suffix: str = "_right", name: str | None = None
@@ -352,7 +361,7 @@ class Stream:
         suffix: str,
         waits: bool,
     ) -> Stream:
-        return self._pipeline.add(
+        return self._add(
             p.LookupLatest(
                 name=step,
                 input=self._at,
@@ -371,7 +380,7 @@ class Stream:
                 f"step {step}: {other!r} is not a stream. For a table that does not change, use .lookup(table, on=...); for a control "
                 "table, .join_control(table, on=...)."
             )
-        if other.pipeline is not self._pipeline:
+        if other.pipeline is not self.pipeline:
             raise PipelineError(f"step {step}: {other.name} belongs to another pipeline.")
 
     def _function(
@@ -383,18 +392,21 @@ class Stream:
                 f"step {named}: {function!r} is not a function. "
                 f"Give a function that takes a {'frame' if kind == 'map_batches' else 'record'}."
             )
-        path = self._pipeline.register(function)
+        path = self._graph.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
-        return self._pipeline.add(p.Function(name=named, input=self._at, kind=kind, path=path, schema=given))
+        return self._add(p.Function(name=named, input=self._at, kind=kind, path=path, schema=given))
 
     def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
         if not columns:
             raise PipelineError(f"step {step}: no columns given. Name at least one.")
-        with self._pipeline.building(step):
+        with self._graph.building(step):
             return tuple(found.sql for found in expand([expression_source(column) for column in columns], self.schema))
 
     def _named(self, base: str, name: str | None) -> str:
-        return self._pipeline.name_for(base, name)
+        return self._graph.name_for(base, name)
+
+    def _add(self, step: p.Step) -> Stream:
+        return Stream(self._graph, self._graph.add(step))
 
     def __repr__(self) -> str:
         return f"Stream({self.name}: {shown(self.schema)})"
@@ -411,6 +423,7 @@ class Grouped:
         early: str | timedelta | None = None,
     ) -> None:
         self._stream = stream
+        self._graph = graph_of(stream)
         self._at = stream._at  # noqa: SLF001 - our own class
         self._keys = keys
         self._window = window
@@ -436,18 +449,18 @@ class Grouped:
         With a window, a row is emitted once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
         """
-        pipeline, window = self._stream.pipeline, self._window
+        graph, window = self._graph, self._window
         named = self._named("agg", name)
-        with pipeline.building(named):
+        with graph.building(named):
             given = tuple(
-                _named_aggregate(column, wanted, self._stream.schema, pipeline.register)
+                _named_aggregate(column, wanted, self._stream.schema, graph.register)
                 for column, wanted in aggregates.items()
             )
         early_us = None if self._early is None else positive_us(self._early, what=f"step {named}: early")
-        if early_us is None and pipeline.type_of(self._at).central and isinstance(window, p.Tumbling | p.Sliding):
+        if early_us is None and graph.types[self._at].central and isinstance(window, p.Tumbling | p.Sliding):
             # A window is final once every node has passed it, and a node may be away for a day: so results come before that.
             early_us = p.CENTER_EARLY_US
-        return pipeline.add(
+        return self._add(
             p.Aggregate(name=named, input=self._at, keys=self._keys, window=window, aggregates=given, early_us=early_us)
         )
 
@@ -468,16 +481,16 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("ewma goes on over all rows of a key and has no windows. Leave .window(...) out.")
-        pipeline, named = self._stream.pipeline, self._named("ewma", name)
+        graph, named = self._graph, self._named("ewma", name)
         if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float)):
             raise PipelineError(f"step {named}: alpha={alpha!r} is not a number. It is the weight of the newest value.")
-        with pipeline.building(named):
+        with graph.building(named):
             span_us = None if half_life is None else positive_us(half_life, what="half_life")
             given = tuple(
                 parse_double(expression_source(sql), self._stream.schema, column).sql for column, sql in columns.items()
             )
         weight = None if alpha is None else float(alpha)
-        return pipeline.add(
+        return self._add(
             p.Ewma(name=named, input=self._at, keys=self._keys, alpha=weight, half_life_us=span_us, columns=given)
         )
 
@@ -493,9 +506,9 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("match goes through all rows of a key and has no windows. Leave .window(...) out.")
-        pipeline, named = self._stream.pipeline, self._named("match", options.get("name"))
-        with pipeline.building(named):
-            return pipeline.add(match_step(named, self._at, self._keys, pattern, measures or {}, options))
+        graph, named = self._graph, self._named("match", options.get("name"))
+        with graph.building(named):
+            return self._add(match_step(named, self._at, self._keys, pattern, measures or {}, options))
 
     def process(
         self,
@@ -513,21 +526,24 @@ class Grouped:
         """
         if self._window is not None:
             raise PipelineError("process sees all rows of a key and has no windows. Leave .window(...) out.")
-        pipeline, named = self._stream.pipeline, self._named("process", name)
-        return pipeline.add(
+        graph, named = self._graph, self._named("process", name)
+        return self._add(
             p.Process(
                 name=named,
                 input=self._at,
                 keys=self._keys,
                 states=declared_states(function, named),
-                path=pipeline.register(function),
+                path=graph.register(function),
                 schema=(self._stream.schema if schema is None else Schema.of(schema)).to_dict(),
-                ordered=pipeline.type_of(self._at).time is not None if ordered is None else ordered,
+                ordered=graph.types[self._at].time is not None if ordered is None else ordered,
             )
         )
 
+    def _add(self, step: p.Step) -> Stream:
+        return Stream(self._graph, self._graph.add(step))
+
     def _named(self, what: str, name: str | None) -> str:
-        return self._stream.pipeline.name_for(keyed_name(what, self._keys), name)
+        return self._graph.name_for(keyed_name(what, self._keys), name)
 
 
 def keyed_name(what: str, keys: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from sqlglot import exp
 
+from fordstone.api.graph import graph_of
 from fordstone.api.sql.scope import HELPERS, Scope, call_of, column, column_name, named, window_of
 from fordstone.api.stream import Grouped, Stream
 from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
@@ -317,7 +318,7 @@ class _Grouping:
             }
             results = groups.agg(name=name, **written)
             # At the center windows have provisional results too, which replace each other; a query gives each window once.
-            return results.final() if results.pipeline.has(p.Input(results.name, "final")) else results
+            return results.final() if p.Input(results.name, "final") in graph_of(results).types else results
 
     def _check_key_kept(self, window: Window | None) -> None:
         shown = {column_name(tree) for tree in self._outputs.values()}

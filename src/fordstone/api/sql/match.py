@@ -6,6 +6,7 @@ from typing import Final
 
 from sqlglot import exp
 
+from fordstone.api.graph import graph_of
 from fordstone.api.sql.scope import Scope, column_name, event_time, span_us
 from fordstone.api.stream import Stream, keyed_name
 from fordstone.errors import ExpressionError
@@ -48,9 +49,9 @@ class _Matching:
         keys = tuple(self._column(key, "PARTITION BY") for key in self._match.partition)
         order = self._order()
         conditions = {self._variable(name): self._text(given) for name, given in self._match.define}
-        pipeline = self._stream.pipeline
+        graph = graph_of(self._stream)
         step = p.Match(
-            name=pipeline.name_for(keyed_name("match", keys), None),
+            name=graph.name_for(keyed_name("match", keys), None),
             input=self._stream._at,  # noqa: SLF001 - our own class
             keys=keys,
             pattern="match",
@@ -66,7 +67,7 @@ class _Matching:
         )  # fmt: skip
         with placed(self._scope.text, self._match.pattern[0].name.at):
             try:
-                return pipeline.add(step)
+                return Stream(graph, graph.add(step))
             except ExpressionError as error:
                 raise self._in_query(error) from None
 

@@ -38,7 +38,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
 if TYPE_CHECKING:
-    from fordstone.api.pipeline import Pipeline
+    from fordstone.api.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Pending:
 Names = dict[str, "Stream | _Pending"]
 
 
-def build(pipeline: Pipeline, text: str, tables: Mapping[str, Stream], name: str | None) -> Stream:
+def build(graph: Graph, text: str, tables: Mapping[str, Stream], name: str | None) -> Stream:
     """The stream that the query gives; its last step is called `name`.
 
     Raises:
@@ -61,7 +61,7 @@ def build(pipeline: Pipeline, text: str, tables: Mapping[str, Stream], name: str
     if not isinstance(text, str):
         raise PipelineError(f"sql: {text!r} is not a query. Write it as text.")
     try:
-        return _Builder(pipeline, text).query(read_query(text), dict(tables), name)
+        return _Builder(graph, text).query(read_query(text), dict(tables), name)
     except RecursionError:
         raise SqlError("the query is nested too deeply, or has too long a chain of operators.", text=text) from None
 
@@ -69,8 +69,8 @@ def build(pipeline: Pipeline, text: str, tables: Mapping[str, Stream], name: str
 class _Builder:
     """Builds one query."""
 
-    def __init__(self, pipeline: Pipeline, text: str) -> None:
-        self._pipeline = pipeline
+    def __init__(self, graph: Graph, text: str) -> None:
+        self._graph = graph
         self._text = text
         self._built: dict[int, Stream] = {}
 
@@ -135,9 +135,9 @@ class _Builder:
             if key not in self._built:
                 self._built[key] = self.query(found.query, dict(found.names), None)
             found = self._built[key]
-        steps = [step.name for step in self._pipeline._steps if not isinstance(step, p.Sink)]  # noqa: SLF001 - our own class
+        steps = [step.name for step in self._graph.steps if not isinstance(step, p.Sink)]
         if found is None and table.name.text in steps:
-            found = Stream(self._pipeline, p.Input(table.name.text))
+            found = Stream(self._graph, p.Input(table.name.text))
         if found is None:
             known = sorted({*names, *steps})
             near = get_close_matches(table.name.text, known, n=1, cutoff=0.6)
@@ -151,9 +151,9 @@ class _Builder:
                 table.port.at,
             )
         port = p.Input(found._at.step, cast("p.Port", table.port.text))  # noqa: SLF001 - our own class
-        if not self._pipeline.has(port):
+        if port not in self._graph.types:
             raise self._fail(f"{table.name.text} has no {table.port.text} rows.", table.port.at)
-        return Stream(self._pipeline, port)
+        return Stream(self._graph, port)
 
     def _from(self, select: Select, names: Names) -> tuple[Stream, Scope, Windowed | None]:
         stream, member = self._table(select.table, names)

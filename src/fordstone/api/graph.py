@@ -1,0 +1,161 @@
+"""The graph that a pipeline and its streams share: the steps so far, their types, and the functions that they name.
+
+A step is checked before it is taken in, so the graph is valid at any time. What users call is in `pipeline` and `stream`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fordstone.errors import ExpressionError, PipelineError
+from fordstone.plan import plan as p
+from fordstone.plan.ids import checked_name, free_name
+from fordstone.plan.stream_type import StreamType
+from fordstone.planner.check import check_feedback, check_rules, derive
+from fordstone.planner.guarantee import path_guarantees
+
+if TYPE_CHECKING:
+    from fordstone.api.pipeline import Pipeline
+    from fordstone.api.stream import Stream
+
+
+class Graph:
+    """The steps of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, *, guarantee: p.Guarantee | None, mode: p.Mode) -> None:
+        self.pipeline = pipeline
+        self.steps: list[p.Step] = []
+        self.types: dict[p.Input, StreamType] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self._strict = guarantee is not None
+        self._guarantee: p.Guarantee = guarantee or "exactly_once"
+        self._mode: p.Mode = mode
+        self._open_loop: str | None = None
+
+    def draft(self, *more: p.Step) -> p.Plan:
+        """The plan of the steps so far and of `more`. It may have no sink yet."""
+        return p.Plan(
+            pipeline=self.pipeline.name, guarantee=self._guarantee, mode=self._mode, steps=(*self.steps, *more)
+        )
+
+    def plan(self) -> p.Plan:
+        """The plan, which is complete."""
+        if self._open_loop is not None:
+            raise PipelineError(
+                f"loop {self._open_loop} is not complete: plan(), explain() or run() was called inside its body, "
+                "or its body failed. Return the pair of streams from the body first."
+            )
+        draft = self.draft()
+        if not any(_is_end(draft, step) for step in draft.steps):
+            raise PipelineError(
+                f"pipeline {draft.pipeline} has no sink, so its results would be lost. Add stream.sink(...)."
+            )
+        return draft
+
+    def add(self, step: p.Step) -> p.Input:
+        """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
+        if any(known.name == step.name for known in self.steps):
+            raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
+        types = self.types | derive(step, self.types)
+        draft = self.draft(step)
+        check_rules(draft, step, types)
+        if self._strict and isinstance(step, p.Sink):
+            self._check_guarantee(draft, step)
+        self.steps.append(step)
+        self.types = types
+        return p.Input(step.name)
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Several steps, or none if one of them is refused."""
+        steps, types = list(self.steps), self.types
+        try:
+            yield
+        except BaseException:
+            self.steps, self.types = steps, types
+            raise
+
+    def open_loop(self, at: p.Input, name: str) -> p.Input:
+        """Add a loop's head. The steps that follow are its body, until `close_loop`."""
+        if self._open_loop is not None:
+            raise PipelineError(
+                f"loop {name} is inside loop {self._open_loop}: loops cannot be nested. Let rows carry a count, and send "
+                "them around one loop."
+            )
+        head = self.add(p.Loop(name=name, input=at, feedback=at))
+        self._open_loop = name
+        return head
+
+    def close_loop(self, at: p.Input, name: str, *, back: p.Input) -> None:
+        """Complete the loop: `back` is what goes to its head again."""
+        first = next(number for number, step in enumerate(self.steps) if step.name == name)
+        inside = {step.name for step in self.steps[first:]}
+        for step in self.steps[first + 1 :]:
+            outside = [str(stream) for stream in step.inputs if stream.step not in inside]
+            if outside:
+                raise PipelineError(
+                    f"loop {name}: step {step.name} inside it reads {', '.join(outside)} from outside. Unite them before the loop."
+                )
+        closed = p.Loop(name=name, input=at, feedback=back)
+        check_feedback(closed, self.types)
+        self.steps[first] = closed
+        self._open_loop = None
+
+    def is_inside(self, loop: str, at: p.Input) -> bool:
+        """Whether a stream comes from the body of the loop that was opened last."""
+        names = [step.name for step in self.steps]
+        return at.step in names[names.index(loop) :]
+
+    def name_for(self, base: str, given: str | None) -> str:
+        """The given name, checked, or one derived from what the step does."""
+        if given is not None:
+            return checked_name(given, "step")
+        return free_name(base, {step.name for step in self.steps})
+
+    def register(self, function: Callable[..., Any]) -> str:
+        """Give the import path of a function, or a local name if it has none."""
+        path = (
+            import_path(function)
+            or f"{p.LOCAL_FUNCTION}:{getattr(function, '__name__', 'function')}:{len(self.functions)}"
+        )
+        self.functions[path] = function
+        return path
+
+    @contextmanager
+    def building(self, step: str) -> Iterator[None]:
+        """Name the step in errors of its expressions."""
+        try:
+            yield
+        except ExpressionError as error:
+            raise (error if error.step else error.at_step(step)) from None
+
+    def _check_guarantee(self, draft: p.Plan, sink: p.Sink) -> None:
+        for path in path_guarantees(draft):
+            if path.sink == sink.name and path.gives != self._guarantee:
+                raise PipelineError(
+                    f"sink {sink.name}: the pipeline asks for {self._guarantee}, but the path from {path.source} gives "
+                    f"{path.gives}: {path.why}. Use another connector, or leave guarantee= out and take what explain() shows."
+                )
+
+
+def graph_of(owner: Pipeline | Stream) -> Graph:
+    """The graph of a pipeline or stream."""
+    return owner._graph  # noqa: SLF001 - our own classes
+
+
+def _is_end(plan: p.Plan, step: p.Step) -> bool:
+    """Whether rows leave here. Rows that cross and are read by no step are kept at the hub, where other jobs can read them."""
+    return isinstance(step, p.Sink | p.ToEdges) or (isinstance(step, p.ToCenter) and not plan.consumers(step.name))
+
+
+def import_path(function: Callable[..., Any]) -> str | None:
+    """`module:name` if another process can import the function by it, else None."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in {None, "__main__"} or "<" in name or "." in name:
+        return None
+    loaded = sys.modules.get(str(module))
+    # While the module is still being imported its name may not be bound yet; a top-level name will be.
+    return f"{module}:{name}" if loaded is not None and getattr(loaded, name, function) is function else None
