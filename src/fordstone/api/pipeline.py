@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fordstone.api.stream import ControlTable, Stream
 from fordstone.errors import ExpressionError, PipelineError
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -33,10 +34,9 @@ class Pipeline:
 
     def __init__(self, name: str, *, guarantee: p.Guarantee | None = None, mode: p.Mode = "aligned") -> None:
         self.name = checked_name(name, "pipeline")
-        if guarantee not in {None, "exactly_once", "at_least_once", "at_most_once"}:
-            raise PipelineError(f"guarantee={guarantee!r} must be 'exactly_once', 'at_least_once' or 'at_most_once'.")
-        if mode not in {"aligned", "unaligned", "blocking"}:
-            raise PipelineError(f"mode={mode!r} must be 'aligned', 'unaligned' or 'blocking'.")
+        if guarantee is not None:
+            check_word("guarantee", guarantee, get_args(p.Guarantee), error=PipelineError)
+        check_word("mode", mode, get_args(p.Mode), error=PipelineError)
         self._strict = guarantee is not None
         self._guarantee: p.Guarantee = guarantee or "exactly_once"
         self._mode: p.Mode = mode
@@ -67,8 +67,7 @@ class Pipeline:
         checked_name(name, "source")
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
-        if on_error not in {"keep", "fail"}:
-            raise PipelineError(f"source {name}: on_error={on_error!r} must be 'keep' or 'fail'.")
+        check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
