@@ -212,7 +212,10 @@ def test_partial_rows_are_read_with_the_columns_that_they_have(spark, hub):
         ({"stream": "readings"}, "option 'pipeline' is not set"),
         ({"pipeline": "nothing", "stream": "readings"}, "has no rows at the hub"),
         ({"pipeline": "../up", "stream": "readings"}, "a name has 1 to 100 letters"),
-        ({"pipeline": "some", "stream": "s", "startingEpochs": "7"}, "it must be 'earliest' or 'latest'"),
+        (
+            {"pipeline": "some", "stream": "s", "startingEpochs": "7"},
+            "startingEpochs='7' must be 'earliest' or 'latest'",
+        ),
         ({"pipeline": "some", "stream": "s", "maxRowsPerBatch": "few"}, "a whole number of at least 1"),
     ],
 )

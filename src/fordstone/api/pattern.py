@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from fordstone.api.column import Column, expression_source
 from fordstone.errors import ExpressionError, PipelineError
+from fordstone.lang.choices import check_word
 from fordstone.lang.dialect import DIALECT, quoted_name
 from fordstone.lang.duration import positive_us
 from fordstone.lang.expression import split_alias
@@ -157,10 +158,7 @@ def match_step(
         ("choose", options.get("choose", "earliest"), ("earliest", "preferred")),
         ("skip", kind, ("none", "next", "past_last", "first", "last")),
     ):
-        if value not in known:
-            shown = ", ".join(map(repr, known))
-            more = "; 'first' and 'last' with the name of a stage: ('first', 'b')" if what == "skip" else ""
-            raise PipelineError(f"step {named}: {what}={value!r} must be one of {shown}{more}.")
+        check_word(what, value, known, where=f"step {named}: ", error=PipelineError)
     try:
         return msgspec.convert(
             {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fordstone.api.graph import Graph
 from fordstone.api.stream import ControlTable, Stream
 from fordstone.errors import PipelineError
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -29,10 +30,9 @@ class Pipeline:
 
     def __init__(self, name: str, *, guarantee: p.Guarantee | None = None, mode: p.Mode = "aligned") -> None:
         self.name = checked_name(name, "pipeline")
-        if guarantee not in {None, "exactly_once", "at_least_once", "at_most_once"}:
-            raise PipelineError(f"guarantee={guarantee!r} must be 'exactly_once', 'at_least_once' or 'at_most_once'.")
-        if mode not in {"aligned", "unaligned", "blocking"}:
-            raise PipelineError(f"mode={mode!r} must be 'aligned', 'unaligned' or 'blocking'.")
+        if guarantee is not None:
+            check_word("guarantee", guarantee, get_args(p.Guarantee), error=PipelineError)
+        check_word("mode", mode, get_args(p.Mode), error=PipelineError)
         self._graph = Graph(self, guarantee=guarantee, mode=mode)
 
     def source(
@@ -57,8 +57,7 @@ class Pipeline:
         checked_name(name, "source")
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
-        if on_error not in {"keep", "fail"}:
-            raise PipelineError(f"source {name}: on_error={on_error!r} must be 'keep' or 'fail'.")
+        check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import polars as pl
 
@@ -22,6 +22,7 @@ from fordstone.connectors.memory import memory
 from fordstone.connectors.registry import source_delivery
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.aggregates import parse_aggregate
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.expression import expand, parse, parse_double, parse_predicate
 from fordstone.lang.schema import DataType, Schema
@@ -211,6 +212,7 @@ class Stream:
     def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
         """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
         checked_name(name, "sink")
+        check_word("release", release, get_args(p.Release), where=f"sink {name}: ", error=PipelineError)
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(

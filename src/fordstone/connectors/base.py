@@ -14,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import polars as pl
 
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, StorageError
+from fordstone.lang.choices import check_options, check_word
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 - connectors import it from here
@@ -269,7 +270,18 @@ def options_of(spec: ConnectorSpec, options: type[_Options]) -> _Options:
         return msgspec.convert(spec.options, options)
     except msgspec.ValidationError as error:
         called = f"{spec.kind}({spec.options['path']!r})" if "path" in spec.options else spec.kind
+        check_options(spec.options, options.__struct_fields__, where=f"{called}: ")
+        for name, kind in get_type_hints(options).items():
+            if name in spec.options and (words := _words(kind)):
+                check_word(name, spec.options[name], words, where=f"{called}: ")
         raise ConfigError(f"{called}: {error}. Options are: {', '.join(options.__struct_fields__)}.") from error
+
+
+def _words(kind: Any) -> tuple[str, ...]:
+    """The words that an option of this type may have; none if it is not of fixed words."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((get_args(part) for part in get_args(kind) if get_origin(part) is Literal), ())
 
 
 def checked_spec(kind: str, given: Mapping[str, Any], options: type[msgspec.Struct]) -> ConnectorSpec:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from fordstone.edge.engine.channel import BYTES_MAX, ROWS_MAX
 from fordstone.errors import ConfigError
 from fordstone.hub.client.address import HubAddress
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
 from fordstone.protocol.retry import RestartPolicy
@@ -16,6 +17,8 @@ from fordstone.runtime.chain import WAITING_BYTES_MAX
 
 AUTO: Final = "auto"
 OUTBOX_BYTES_MAX: Final = 10 << 30
+Compression = Literal["zstd", "lz4", "none"]
+OutboxFull = Literal["block", "drop_oldest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class RunConfig:
     """For interval="auto": the time after a failure within which the pipeline should have caught up."""
     checkpoint_timeout: str = "10m"
     keep: int = 3
-    compression: Literal["zstd", "lz4", "none"] = "lz4"
+    compression: Compression = "lz4"
     remote: str | None = None
     """An fsspec URL to which checkpoints are copied in the background."""
     allow_new_state: bool = False
@@ -51,7 +54,7 @@ class RunConfig:
     """The hub that sealed epochs are sent to, with their rows for the center."""
     outbox_bytes_max: int = OUTBOX_BYTES_MAX
     """Maximum bytes of rows that wait for the hub."""
-    outbox_full: Literal["block", "drop_oldest"] = "block"
+    outbox_full: OutboxFull = "block"
     """What a full outbox does: "block" seals nothing more, "drop_oldest" drops rows (only with at_most_once)."""
     hub_state: bool = True
     """Send checkpoints to the hub, too, so that another machine can take over."""
@@ -75,12 +78,10 @@ class RunConfig:
         positive_us(self.failure_every, what="failure_every")
         if self.recovery_goal is not None:
             positive_us(self.recovery_goal, what="recovery_goal")
-        if self.compression not in {"zstd", "lz4", "none"}:
-            raise ConfigError(f"compression={self.compression!r} must be 'zstd', 'lz4' or 'none'.")
+        check_word("compression", self.compression, get_args(Compression))
         if self.outbox_bytes_max < 1:
             raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max} must be at least 1.")
-        if self.outbox_full not in {"block", "drop_oldest"}:
-            raise ConfigError(f"outbox_full={self.outbox_full!r} must be 'block' or 'drop_oldest'.")
+        check_word("outbox_full", self.outbox_full, get_args(OutboxFull))
         if self.take_over and self.hub is None:
             raise ConfigError("take_over needs a hub, which fences the other process. Give its address (--hub).")
 

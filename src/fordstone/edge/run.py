@@ -25,6 +25,7 @@ from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
+from fordstone.lang.choices import check_options
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
@@ -113,6 +114,7 @@ def run(
     """Run until bounded input ends, or SIGINT or SIGTERM comes. `on_progress` is called about 20 times a second."""
     if config is not None and options:
         raise ConfigError("give either a RunConfig or options, not both.")
+    check_options(options, RunConfig.__dataclass_fields__, where="run: ")
     config = config or RunConfig(**options)
     disk = OsDisk(config.state)
     clock = SystemClock()

@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from fordstone.errors import ExpressionError, SchemaError
 from fordstone.lang import constants
+from fordstone.lang.choices import did_you_mean
 from fordstone.lang.dialect import DIALECT, is_foreign, offset_of, quoted_name, read
 from fordstone.lang.functions import ALIASES, FUNCTIONS, SYNTAX
 from fordstone.lang.rules import castable, try_castable
@@ -389,10 +390,8 @@ class Checker:
         raise self.fail(f"there is no column {name!r}.{self._nearest(name)}", node)
 
     def _nearest(self, name: str) -> str:
-        lowered = {column.lower(): column for column in self.schema}
-        if near := get_close_matches(name.lower(), lowered, n=1, cutoff=0.6):
-            return f" Did you mean {lowered[near[0]]!r}?"
-        return f" Columns are: {', '.join(self.schema)}."
+        columns = ", ".join(self.schema)
+        return f" {did_you_mean(name, self.schema) or f'Columns are: {columns}.'}"
 
     def _constant(self, node: exp.Expr) -> Term:
         try:
@@ -484,8 +483,8 @@ class Checker:
 
     def _unknown_function(self, name: str, node: exp.Expr) -> ExpressionError:
         known = sorted({*FUNCTIONS, *ALIASES, *_NULL_CHOICES, "if", *self.aggregate_names} - SYNTAX)
-        near = get_close_matches(name, known, n=1, cutoff=0.7)
-        hint = f"Did you mean {near[0]}?" if near else f"Functions are: {', '.join(known)}."
+        near = get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f"Did you mean {near[0]}?" if near else "All functions are in docs/reference/expressions.md."
         return self.fail(f"there is no function {name}. {hint}", node)
 
     def _refuse(self, node: exp.Expr) -> ExpressionError:

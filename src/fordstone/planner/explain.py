@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fordstone.errors import ConfigError
+from fordstone.lang.choices import check_word
 from fordstone.lang.schema import Schema
 from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
@@ -48,6 +48,7 @@ def explain(
     center: DescribeCenter | None = None,
 ) -> str:
     """Describe a plan as `"text"`, `"mermaid"` or `"json"`. Called by `Pipeline.explain` and the command line."""
+    check_word("format", format, ("text", "mermaid", "json"))
     tiers = split(plan)
     match format:
         case "text":
@@ -58,10 +59,8 @@ def explain(
             )
         case "mermaid":
             lines = _mermaid(plan, tiers, parallelism)
-        case "json":
-            return json.dumps(_json(plan, tiers), indent=2, ensure_ascii=False) + "\n"
         case _:
-            raise ConfigError(f"format={format!r}: a plan is explained as 'text', 'mermaid' or 'json'.")
+            return json.dumps(_json(plan, tiers), indent=2, ensure_ascii=False) + "\n"
     return "\n".join(lines) + "\n"
 
 

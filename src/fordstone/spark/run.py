@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from fordstone import errors
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskError
 from fordstone.hub.client.address import HubAddress
+from fordstone.lang.choices import check_options
 from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.planner.split import placed, split
 from fordstone.protocol.progress import Progress, Report
@@ -69,6 +70,7 @@ def run(
     """
     if config is not None and options:
         raise ConfigError("give either a SparkConfig or options, not both.")
+    check_options(options, SparkConfig.__dataclass_fields__, where="run: ")
     plan = pipeline.plan()
     if hub is not None:
         center = split(plan).center

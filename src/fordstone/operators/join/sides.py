@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.errors import PipelineError, SchemaError
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import UNIT_US
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
@@ -112,8 +113,7 @@ def lookup_columns(step: p.Lookup, schema: Schema) -> JoinColumns:
 
 def check_how(step: p.Join | p.Lookup | p.LookupLatest, known: Sequence[str]) -> None:
     """Reject other ways to join than these."""
-    if step.how not in known:
-        raise PipelineError(f"step {step.name}: how={step.how!r} must be one of {', '.join(map(repr, known))}.")
+    check_word("how", step.how, known, where=f"step {step.name}: ", error=PipelineError)
 
 
 def keys_details(left: Sequence[str], right: Sequence[str], unmatched: str) -> Iterator[tuple[str, str]]:

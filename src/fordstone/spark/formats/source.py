@@ -28,11 +28,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from fordstone.errors import ConfigError, HubAwayError, SchemaError, SourceError
+from fordstone.errors import HubAwayError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import client_of
 from fordstone.hub.client.reader import Gap, StreamIndex, StreamReader, declared_us, find_gaps, is_finished
 from fordstone.hub.messages import StreamEpoch
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.runtime.assignment import balance
@@ -277,8 +278,7 @@ class StreamSetting:
     @classmethod
     def of(cls, options: Options) -> StreamSetting:
         starting = options.get("startingEpochs", "earliest")
-        if starting not in {"earliest", "latest"}:
-            raise ConfigError(f"option 'startingEpochs' is {starting!r}; it must be 'earliest' or 'latest'.")
+        check_word("startingEpochs", starting, ("earliest", "latest"))
         consumer = options.get("consumer")
         return cls(
             address=address_of(options),
