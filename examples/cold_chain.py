@@ -1,9 +1,12 @@
 """Refrigerated boxes on two tiers: alarms at each gateway in milliseconds, the view of the whole fleet at the center.
 
-Run it, all on this machine:
+Run it, all on this machine, in two terminals:
 
-    python examples/cold_chain_devices.py in --devices 20 --seconds 30
-    fordstone run examples/cold_chain.py
+    fordstone example boxes --live
+    fordstone run examples/cold_chain.py --center local
+
+Without `--center local` the center is on Spark. The first windows close after about 15 seconds and become thresholds. From then on every
+box that is opened raises an alarm, in out/alarms.
 """
 
 from fordstone import Pipeline, col, tumbling

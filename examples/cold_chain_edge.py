@@ -1,6 +1,6 @@
 """Watch refrigerated boxes: alarms at once, a summary every ten seconds, totals, and late rows.
 
-Run it:  python examples/make_data.py readings && fordstone run examples/cold_chain_edge.py --bounded
+Run it:  fordstone example readings && fordstone run examples/cold_chain_edge.py --bounded
 """
 
 from fordstone import Pipeline, col, tumbling

@@ -1,6 +1,6 @@
 """Count words, keep the counts up to date, and print them.
 
-Run it:  python examples/make_data.py words && fordstone run examples/word_count.py --bounded
+Run it:  fordstone example words && fordstone run examples/word_count.py --bounded
 Spark:   the same with --on spark; it prints the same counts.
 Result:  out/counts contains every change; `fordstone.connectors.latest("out/counts")` returns the newest count of each word.
 """

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.cli.place import finish, start
+from tests.waiting import until
 
 import fordstone
 from fordstone.api.pipeline import Pipeline
@@ -158,22 +160,18 @@ def run_example(name: str, directory: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def make_data(what: str, directory: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / "examples" / "make_data.py"), what], cwd=directory, check=True)
+def make_data(directory: Path, *given: str) -> None:
+    subprocess.run([str(PROGRAMS / "fordstone"), "example", *given], cwd=directory, check=True)
 
 
 def test_every_example_is_tried_here():
     tried = set(re.findall(r"run_example\(\"(\w+\.py)\"", Path(__file__).read_text()))
-    assert {file.name for file in (ROOT / "examples").glob("*.py")} == {
-        *tried,
-        "make_data.py",
-        "cold_chain_devices.py",
-    }
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == tried
 
 
 @pytest.mark.slow
 def test_example_word_count_counts_every_word(tmp_path):
-    make_data("words", tmp_path)
+    make_data(tmp_path, "words")
     run_example("word_count.py", tmp_path)
     words = "".join(file.read_text() for file in (tmp_path / "in" / "words").iterdir()).replace('"line":', "")
     assert latest(tmp_path / "out" / "counts")["n"].sum() == len(re.findall(r"[a-z]+", words))
@@ -181,7 +179,7 @@ def test_example_word_count_counts_every_word(tmp_path):
 
 @pytest.mark.slow
 def test_example_cold_chain_loses_no_reading(tmp_path):
-    make_data("readings", tmp_path)
+    make_data(tmp_path, "readings")
     run_example("cold_chain_edge.py", tmp_path)
     out = tmp_path / "out"
     total = latest(out / "totals")["n"].sum()
@@ -193,12 +191,29 @@ def test_example_cold_chain_loses_no_reading(tmp_path):
 
 @pytest.mark.slow
 def test_example_cold_chain_on_two_tiers_counts_every_reading(tmp_path):
-    script = ROOT / "examples" / "cold_chain_devices.py"
-    subprocess.run([sys.executable, str(script), "in", "--devices", "3", "--seconds", "40"], cwd=tmp_path, check=True)
+    make_data(tmp_path, "boxes", "--devices", "3", "--seconds", "40")
     run_example("cold_chain.py", tmp_path, "--center", "local")
     per_device = latest(tmp_path / "out" / "per_device")
     assert per_device["n"].sum() == 3 * 40
     assert per_device["device"].n_unique() == 3
+
+
+@pytest.mark.slow
+def test_example_cold_chain_on_two_tiers_raises_alarms_by_the_thresholds_of_the_center(tmp_path):
+    process = start(tmp_path, "run", str(ROOT / "examples" / "cold_chain.py"), "--center", "local")
+    seconds = 0
+
+    def alarm_is_raised() -> bool:
+        nonlocal seconds
+        make_data(tmp_path, "boxes", "--devices", "3", "--seconds", "10", "--after", str(seconds))
+        seconds += 10
+        return rows(tmp_path / "out" / "alarms").height > 0 if (tmp_path / "out" / "alarms").exists() else False
+
+    until(alarm_is_raised, "alarm", alive=lambda: process.poll() is None)
+    process.terminate()
+    assert finish(process)[0] == 0
+    alarms = rows(tmp_path / "out" / "alarms")
+    assert (alarms["temp"] > alarms["threshold"]).all()
 
 
 @pytest.mark.slow
@@ -241,8 +256,8 @@ def test_example_upserts_deletes_devices_that_are_no_longer_steady(tmp_path):
 @pytest.mark.slow
 def test_example_loop_counts_the_steps_of_each_number(tmp_path):
     run_example("loop.py", tmp_path)
-    for start, steps in rows(tmp_path / "out" / "steps").iter_rows():
-        number, count = start, 0
+    for first, steps in rows(tmp_path / "out" / "steps").iter_rows():
+        number, count = first, 0
         while number != 1:
             number, count = (number // 2 if number % 2 == 0 else 3 * number + 1), count + 1
         assert steps == count

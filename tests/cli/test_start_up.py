@@ -35,6 +35,10 @@ COMMANDS = [
     ["checkpoints", "verify"],
     ["checkpoints", "merge"],
     ["checkpoints", "import-spark"],
+    ["example"],
+    ["example", "words"],
+    ["example", "readings"],
+    ["example", "boxes"],
 ]
 IDLE = """
 from fordstone import Pipeline, tumbling

@@ -1,6 +1,7 @@
 """Read the code blocks of a page and run them.
 
-A page is run from top to bottom in an empty directory, and whatever it has left running ends with it:
+A page is run from top to bottom in an empty directory, with nothing of the repository in it. Whatever it has left running ends
+with it:
 
 - `python` runs in one namespace for the whole page. If its first line is a comment with a file's name (`# word_count.py`),
   the block is also saved under that name.
@@ -35,6 +36,8 @@ from tests.java_options import LAUNCHER, OPTIONS
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
+FROM_A_CHECKOUT = {"README.md", "CONTRIBUTING.md"}
+"""The pages that may call the scripts of the repository."""
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _PLAIN = re.compile(r"fordstone (?!.*--help)[^|&;<>$*\\()`{}~\n]+")
 """A command that needs no shell, nor the width of the terminal, which click's runner does not tell."""
@@ -154,13 +157,14 @@ class Page:
         for command in commands:
             wanted = block.ends_with if command is commands[-1] else 0
             done = self._here if _PLAIN.fullmatch(command.text) else self._process
-            code, printed = done(command.text)
+            text = _stand_in(command.text) if self.name in FROM_A_CHECKOUT else command.text
+            code, printed = done(text)
             assert code == wanted, f"{self.name}:{block.line}: `{command.text}` ended with {code}:\n{printed}"
             self._compare(block, command.shown, printed)
 
     def _here(self, command: str) -> tuple[int, str]:
         """Run a command line in this process; return its exit code and what it printed."""
-        words = shlex.split(_stand_in(command))
+        words = shlex.split(command)
         with _working_in(self.directory), commands_in(self.directory, **_environment(self.directory)) as run:
             result = run(*words[1:])
         # A command ends by SystemExit; anything else is a bug of it.
@@ -170,7 +174,7 @@ class Page:
     def _process(self, command: str) -> tuple[int, str]:
         """Run a command in a shell; return its exit code and what it printed."""
         done = subprocess.Popen(
-            ["bash", "-c", _stand_in(command)],
+            ["bash", "-c", command],
             cwd=self.directory,
             env=_environment(self.directory),
             stdin=subprocess.DEVNULL,
@@ -229,4 +233,4 @@ def _stand_in(command: str) -> str:
         return " ".join([sys.executable, str(REPOSITORY / "scripts" / "demo.py"), "--seconds", "1", *words[1:]])
     if words and words[0] == "./scripts/test":
         return "true"  # it is running: it runs this
-    return command.replace("examples/", f"{REPOSITORY}/examples/") if "examples/" in command else command
+    return command

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from tests.docs.blocks import Page, commands_of, fits
+from tests.docs.blocks import REPOSITORY, Page, commands_of, fits
 
 
 def run(page: str, directory: Path) -> None:
@@ -43,6 +44,13 @@ def test_a_block_with_a_file_name_is_saved(tmp_path):
 def test_a_command_that_fails_fails_the_page(tmp_path):
     with pytest.raises(AssertionError, match="ended with 3"):
         run("```console\n$ exit 3\n```\n", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["python examples/word_count.py", "./scripts/test", "head -n 1 README.md"])
+def test_a_page_that_needs_a_file_of_the_repository_fails(command: str, tmp_path):
+    assert (REPOSITORY / re.split(r"(?:python |-n 1 )", command)[-1]).exists()
+    with pytest.raises(AssertionError, match=r"ended with (1|2|127):"):
+        run(f"```console\n$ {command}\n```\n", tmp_path)
 
 
 def test_a_command_that_should_end_with_a_code_but_does_not_fails_the_page(tmp_path):

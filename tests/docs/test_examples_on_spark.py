@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 import pytest
+from tests.cli.place import commands
 from tests.docs.blocks import REPOSITORY, Page, blocks_of
 from tests.docs.test_docs import PAGES, named, needs_spark
 from tests.spark.oracle import same
@@ -147,9 +147,10 @@ def test_every_example_gives_the_same_on_spark(
 ) -> None:
     directory = tmp_path / "work"
     directory.mkdir()
-    for kind in ("words", "readings"):
-        script = REPOSITORY / "examples" / "make_data.py"
-        subprocess.run([sys.executable, str(script), kind], cwd=directory, check=True, capture_output=True)
+    with monkeypatch.context() as patch, commands(directory) as run:
+        patch.chdir(directory)
+        for kind in ("words", "readings"):
+            assert run("example", kind).exit_code == 0
     _check_file(example, spark, tmp_path, directory, monkeypatch)
 
 

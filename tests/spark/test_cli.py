@@ -61,7 +61,7 @@ def test_word_count_prints_the_same_counts_on_both_engines(tmp_path: Path):
     for engine in ("edge", "spark"):
         folder = tmp_path / engine
         folder.mkdir()
-        subprocess.run([sys.executable, str(examples / "make_data.py"), "words"], cwd=folder, check=True)
+        subprocess.run([*COMMAND, "example", "words"], cwd=folder, check=True)
         given = ["run", str(examples / "word_count.py"), "--bounded", "--on", engine]
         done = subprocess.run(
             [*COMMAND, *given], cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS_MAX

@@ -15,6 +15,7 @@ import fordstone
 from fordstone.cli.checkpoints import checkpoints
 from fordstone.cli.edge import edge
 from fordstone.cli.errors import FAILED, as_exit, show_bug
+from fordstone.cli.example import example
 from fordstone.cli.explain import explain
 from fordstone.cli.hub import epochs, hub, nodes, streams
 from fordstone.cli.options import HelpGroup
@@ -59,6 +60,7 @@ class Commands(HelpGroup):
         "fordstone center cold_chain.py --hub URL      the center, on Spark",
         "fordstone explain cold_chain.py               show what would run and what it guarantees",
         "fordstone checkpoints ls                      list stored checkpoints",
+        "fordstone example readings                    write input for a first pipeline",
     ],
 )
 @click.version_option(fordstone.__version__, prog_name="fordstone")
@@ -70,7 +72,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, sql, edge, center, nodes, streams, epochs, hub, explain, checkpoints):
+for _command in (run, sql, edge, center, nodes, streams, epochs, hub, explain, checkpoints, example):
     cli.add_command(_command)
 
 
