@@ -83,6 +83,10 @@ class SourceError(FordstoneError):
     """A source cannot be read."""
 
 
+class GoneError(SourceError):
+    """A partition of a source is not there any more."""
+
+
 class SinkError(FordstoneError):
     """A sink cannot be written."""
 

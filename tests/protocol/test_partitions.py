@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fordstone.lang.duration import TIME_MIN_US
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.protocol.partitions import (
     Change,
     PartitionFacts,
+    SeriesMember,
+    SeriesPlace,
     SourceState,
     decide,
+    followed,
     joined_floor_us,
     partition_watermark_us,
     source_state,
@@ -96,3 +101,73 @@ def test_what_a_source_waits_for(
 ) -> None:
     assert source_state(partitions, bounded=False) is unbounded
     assert source_state(partitions, bounded=True) is bounded
+
+
+H, DAY = 60, 24 * 60
+
+
+def file(name: str, first: int | None = None, last: int | None = None, *, returned: bool = False) -> SeriesMember:
+    """A file of a series by its name up to a dot, with rows from `first` to `last`."""
+    series, _, order = name.partition(".")
+    return SeriesMember(
+        partition=name,
+        places=(SeriesPlace(series=series, order=order),),
+        first_us=TIME_MAX_US if first is None else first,
+        max_time_us=TIME_MIN_US if last is None else last,
+        returned=returned,
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "lateness_us", "found"),
+    [
+        # Rolled files, in any order; only the newest of each series is not continued.
+        ([file("a.2", 20, 29), file("a.0", 0, 9), file("a.1", 10, 19)], 0, {"a.0": 10, "a.1": 20}),
+        ([file("a.0", 0, 9), file("a.1", 9, 19)], 0, {"a.0": 9}),
+        ([file("a.0", 0, 9), file("b.1", 10, 19)], 0, {}),
+        ([file("a.0", 0, 9)], 0, {}),
+        # Out of order at the seam, by as much as the lateness.
+        ([file("a.0", 0, 10), file("a.1", 8, 19)], 0, {}),
+        ([file("a.0", 0, 10), file("a.1", 8, 19)], 2, {"a.0": 8}),
+        # Files that had no rows yet say nothing, but those before and after them do.
+        ([file("a.0", 0, 9), file("a.1")], 0, {}),
+        ([file("a.0", 0, 9), file("a.1"), file("a.2", 20, 29)], 0, {"a.0": 20, "a.1": 20}),
+        # Devices: two that overlap show that none of them is continued.
+        ([file("d.1", 0, 50), file("d.2", 0, 60)], 0, {}),
+        ([file("d.1", 0, 50), file("d.2", 0, 60)], 1000, {}),
+        ([file("d.1", 0, 50), file("d.2", 60, 70), file("d.3", 10, 90)], 0, {}),
+        ([file("d.1", 0, 50), file("d.2", 60, 90), file("d.3", 65, 90)], 0, {}),
+        ([file("d.1", 50, 90), file("d.2", 0, 40)], 0, {}),
+        # One that had rows after it was idle is continued only by rows that are not older than its newest.
+        ([file("a.0", 0, 10, returned=True), file("a.1", 8, 19)], 5, {}),
+        ([file("a.0", 0, 10, returned=True), file("a.1", 10, 19)], 5, {"a.0": 10}),
+    ],
+)
+def test_which_partitions_another_one_continues(members: list[SeriesMember], lateness_us: int, found: dict[str, int]):
+    assert followed(members, lateness_us) == found
+
+
+def test_in_a_declared_series_each_later_partition_continues_the_earlier_ones():
+    declared = SeriesPlace(series="a", order="0", declared=True)
+    members = [
+        SeriesMember(partition="a.0", places=(declared,), first_us=0, max_time_us=50),
+        SeriesMember(partition="a.1", places=(replace(declared, order="1"),)),
+    ]
+    assert followed(members, 0) == {"a.0": TIME_MAX_US}
+
+
+def test_a_partition_is_continued_in_any_series_that_its_times_confirm():
+    """`2026-01-01/dev-1` and `2026-01-01/dev-2` overlap; `2026-01-02/dev-1` continues the first."""
+
+    def day(device: int, number: int) -> SeriesMember:
+        places = (
+            SeriesPlace(series=f"{number}/dev-#", order=str(device)),
+            SeriesPlace(series=f"#/dev-{device}", order=str(number)),
+            SeriesPlace(series="#/dev-#", order=f"{number}/{device}"),
+        )
+        return SeriesMember(
+            partition=f"{number}/dev-{device}", places=places, first_us=number * DAY, max_time_us=(number + 1) * DAY - 1
+        )
+
+    members = [day(device, number) for device in (1, 2) for number in (1, 2, 3)]
+    assert followed(members, H) == {f"{n}/dev-{device}": (n + 1) * DAY for n in (1, 2) for device in (1, 2)}

@@ -25,6 +25,7 @@ from fordstone.lang.choices import check_options, check_word
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 - connectors import it from here
+from fordstone.protocol.partitions import SeriesPlace
 from fordstone.storage.disk import Disk
 
 ClockUs = Callable[[], int]
@@ -150,6 +151,24 @@ class Source(ABC):
         """Say what it means that nothing follows this position. Called at every barrier of unbounded input; must not wait."""
         del partition, position
         return Idleness.EXPECTED
+
+    def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
+        """Return the series that a partition may belong to, by its name: in a series, later partitions continue earlier ones.
+
+        Called at every barrier of unbounded input with event time. A partition that was read to its end no longer holds the
+        watermark back when a later one of its series has rows, and the times of the rows agree (`protocol.partitions.followed`).
+        """
+        del partition
+        return ()
+
+    def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
+        """Return where a partition that another one continues ends, where nothing follows `position` but at most an unfinished row.
+
+        Called at barriers where `plan_read` or a reader finds nothing. `position` itself: nothing is left. A larger one: a reader
+        reads up to it (`until`), and takes what is there as the last row. None: the last row may still be written.
+        """
+        del partition
+        return position
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Acknowledge: no run will start before these positions again. Called from time to time, also with the same positions.
@@ -366,6 +385,11 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         """Return why a source cannot be read up to what is there now (`--available-now`); None: it can."""
         del spec
         return None
+
+    def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
+        """Return what `explain` shows of a source with event time, as labels and texts. It must not touch the system."""
+        del spec
+        return {}
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Make the live source, on the node that runs it, once per start."""

@@ -6,6 +6,7 @@ entry points when one is asked for by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final
@@ -65,6 +66,11 @@ def capabilities(spec: ConnectorSpec) -> frozenset[Capability]:
 def why_never_all_there(spec: ConnectorSpec) -> str | None:
     """Why the source cannot be read up to what is there now; None: it can. Touches no system."""
     return _kind(spec).why_never_all_there(spec)
+
+
+def describe_source(spec: ConnectorSpec) -> Mapping[str, str]:
+    """What `explain` shows of a source with event time. Touches no system."""
+    return _kind(spec).describe_source(spec)
 
 
 def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER) -> Source:

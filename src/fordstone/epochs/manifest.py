@@ -31,12 +31,16 @@ class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     position: int
     max_time_us: int = TIME_MIN_US
+    first_us: int = TIME_MAX_US
+    """The time of the first row; TIME_MAX_US: it had none yet. Shows which rolled file continues which."""
     floor_us: int = TIME_MIN_US
     """The source's watermark when this partition joined or came back from idleness: rows below it are late."""
     limit_us: int = TIME_MAX_US
     """Rows above it, from here on, are too far ahead of the clock: they are late (rule 7). It changes at barriers and at starts only."""
     idle: bool = False
     done: bool = False
+    returned: bool = False
+    """It had rows again after it had been idle."""
 
 
 class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fordstone.connectors.registry import describe_source
 from fordstone.lang.choices import check_word
 from fordstone.lang.schema import Schema
 from fordstone.operators.registry import family_of
@@ -138,8 +139,15 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
         if edge.step == name
     ]
     family = family_of(step)
-    details = tuple(family.describe(step, plan, types))
+    details = tuple(described(step, plan, types))
     return Node(title=f"{port}{name}: {family.title(step)}", details=details, children=(*inside, *onward))
+
+
+def described(step: p.Step, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
+    """What is said of a step: by its family, and of a source with event time by its connector."""
+    yield from family_of(step).describe(step, plan, types)
+    if isinstance(step, p.Source) and step.time is not None and not step.declares_time:
+        yield from describe_source(step.connector).items()
 
 
 def drawn(node: Node, lead: str = "  ", branch: str = "  ") -> Iterator[str]:

@@ -11,14 +11,14 @@ Input that is not a row becomes a dead letter, with its place and the reason, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import polars as pl
 from polars import selectors
 
-from fordstone.connectors.base import Chunk, Idleness, Reader, Rejected
+from fordstone.connectors.base import Chunk, Idleness, Reader, Rejected, Source
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
@@ -26,7 +26,17 @@ from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
-from fordstone.protocol.partitions import Change, PartitionFacts, decide, joined_floor_us, partition_watermark_us
+from fordstone.protocol.partitions import (
+    Change,
+    PartitionFacts,
+    SeriesMember,
+    SeriesPlace,
+    decide,
+    followed,
+    is_continued,
+    joined_floor_us,
+    partition_watermark_us,
+)
 
 DEAD_LETTERS: Final = "dead-letters/"
 """Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
@@ -51,6 +61,24 @@ class Judged:
     """How many of those that are late are too far ahead of the clock."""
 
 
+def next_times_us(step: p.Source, source: Source, cuts: Mapping[str, PartitionCut]) -> dict[str, int]:
+    """Return the partitions of a source that a later one of their series continues, with the time of the first row after them.
+
+    `cuts`: all partitions of the source, of all its tasks. Without event time of its own a source has no use for it.
+    """
+    if step.time is None or step.declares_time:
+        return {}
+    members = [series_member(name, cut, source.series(PartitionId(name))) for name, cut in cuts.items()]
+    return followed((member for member in members if member.places), step.lateness_us)
+
+
+def series_member(name: str, cut: PartitionCut, places: Sequence[SeriesPlace] = ()) -> SeriesMember:
+    """A partition as the rules of series see it."""
+    return SeriesMember(
+        partition=name, places=places, first_us=cut.first_us, max_time_us=cut.max_time_us, returned=cut.returned
+    )
+
+
 def has_event_time(step: p.Source) -> bool:
     """Whether event time goes on with this source: its rows carry it, or its far end declares it."""
     return step.time is not None or step.declares_time
@@ -71,10 +99,12 @@ class Partition:
     reader: Reader | None = None
     position: int = 0
     max_time_us: int = TIME_MIN_US
+    first_us: int = TIME_MAX_US
     floor_us: int = TIME_MIN_US
     limit_us: int = TIME_MAX_US
     idle: bool = False
     done: bool = False
+    returned: bool = False
     ended: bool = False
     """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
     stashed: Chunk | None = None
@@ -89,10 +119,12 @@ class Partition:
             name=name,
             position=cut.position,
             max_time_us=cut.max_time_us,
+            first_us=cut.first_us,
             floor_us=cut.floor_us,
             limit_us=cut.limit_us,
             idle=cut.idle,
             done=cut.done,
+            returned=cut.returned,
             heard_us=now_us,
         )
 
@@ -100,17 +132,30 @@ class Partition:
         return PartitionCut(
             position=self.position,
             max_time_us=self.max_time_us,
+            first_us=self.first_us,
             floor_us=self.floor_us,
             limit_us=self.limit_us,
             idle=self.idle,
             done=self.done,
+            returned=self.returned,
         )
 
     def watermark_us(self, lateness_us: int) -> int:
         return partition_watermark_us(self.max_time_us, self.floor_us, lateness_us)
 
+    def is_continued_at(self, next_us: int, lateness_us: int) -> bool:
+        """Whether rows of a later partition, the first of the time `next_us`, continue this one, by what is known of it now."""
+        return is_continued(series_member(self.name, self.cut()), next_us, lateness_us)
+
+    def close(self) -> None:
+        """Close what is open; reading opens it again."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
     def return_at(self, source_watermark_us: int) -> None:
         """Be read again, and be waited for."""
+        self.returned = self.returned or self.idle
         self.idle = self.done = False
         self.floor_us = joined_floor_us(self.floor_us, source_watermark_us)
 
@@ -167,6 +212,8 @@ class Partition:
             believed = times.set(ahead, TIME_MIN_US)
             high = int(believed.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
         self.max_time_us = max(before, high)
+        if self.first_us == TIME_MAX_US and high > TIME_MIN_US:
+            self.first_us = int(times[0] if ahead is None else believed.filter(~ahead)[0])
         if low >= max(self.max_time_us - lateness_us, self.floor_us):
             late = ahead
         elif ahead is None and low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
@@ -194,9 +241,19 @@ class Share:
         self._stages: list[tuple[Attempt | None, Stage]] = []
 
     def start(
-        self, joining: Sequence[PartitionId], *, bounded: bool, watermark_us: int, limit_us: int, now_us: int
+        self,
+        joining: Sequence[PartitionId],
+        *,
+        gone: Collection[str] = (),
+        bounded: bool,
+        watermark_us: int,
+        limit_us: int,
+        now_us: int,
     ) -> None:
+        self.close_gone(gone)
         for partition in self.partitions.values():
+            if partition.name in gone:
+                continue
             # A partition that had ended may have grown since: reading it is how that is found out.
             facts = PartitionFacts(
                 idle=partition.idle, done=partition.done, starting=True, bounded=bounded, has_rows=partition.done
@@ -219,11 +276,15 @@ class Share:
         after_us: int | None,
         idleness: Callable[[PartitionId, Position], Idleness],
         *,
+        continued: Collection[str],
         bounded: bool,
         watermark_us: int,
         now_us: int,
     ) -> None:
-        """At a barrier: silent partitions become idle, and idle ones with rows waiting become active again."""
+        """At a barrier: silent and finished partitions become idle, and idle ones with rows waiting become active again.
+
+        `continued`: those that another one continues and that were read to their end.
+        """
         for partition in self.partitions.values():
             active = not (partition.done or partition.idle)
             means = idleness(PartitionId(partition.name), Position(partition.position)) if active else None
@@ -233,7 +294,7 @@ class Share:
                 bounded=bounded,
                 has_rows=partition.stashed is not None,
                 silent_us=now_us - partition.heard_us,
-                finished=means is Idleness.FINISHED,
+                finished=means is Idleness.FINISHED or partition.name in continued,
                 unknown=means is Idleness.UNKNOWN,
             )
             match decide(facts, after_us):
@@ -242,6 +303,8 @@ class Share:
                     partition.heard_us = now_us
                 case Change.IDLE:
                     partition.idle = True
+                    if partition.name in continued:
+                        partition.close()  # rolled files are many
                 case Change.NONE:
                     pass
             if facts.unknown:
@@ -251,6 +314,12 @@ class Share:
         """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""
         for partition in self.partitions.values():
             partition.limit_us = limit_us
+
+    def close_gone(self, gone: Collection[str]) -> None:
+        """At a barrier: idle partitions that are not there any more are done. They had been read to their end."""
+        for partition in self.partitions.values():
+            if partition.name in gone and partition.idle and partition.stashed is None:
+                partition.idle, partition.done = False, True
 
     def close_ended(self) -> None:
         """At a barrier: partitions that were read to their end are done."""

@@ -14,7 +14,7 @@ from fordstone.operators.registry import family_of, has_feeder
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Types
 from fordstone.planner.check import stream_types
-from fordstone.planner.explain import Node, crossing, drawn, guarantees, port_lead
+from fordstone.planner.explain import Node, crossing, described, drawn, guarantees, port_lead
 from fordstone.planner.graph import Edge
 from fordstone.spark.hosted.stages import Host, Stages, build_stages
 
@@ -101,7 +101,7 @@ class _Text:
         return f"{consumer.name}: {crossing(self.plan, edge).replace('to one subtask', 'to one shard')}"
 
     def _details(self, step: p.Step) -> Iterator[tuple[str, str]]:
-        for label, text in family_of(step).describe(step, self.plan, self.types):
+        for label, text in described(step, self.plan, self.types):
             yield label, self._on_spark(step, label, text)
 
     def _on_spark(self, step: p.Step, label: str, text: str) -> str:

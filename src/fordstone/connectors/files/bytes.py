@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from fordstone.errors import SourceError
+from fordstone.errors import GoneError, SourceError
 
 PACKED_SUFFIXES: Final = (".gz", ".zst")
 _SKIP_BYTES: Final = 1 << 20
@@ -188,7 +188,7 @@ def shrank(path: Path, size: int, position: int) -> SourceError:
 def unreadable(path: Path, error: OSError) -> SourceError:
     """The error for a file that the system does not give."""
     if isinstance(error, FileNotFoundError):
-        return SourceError(
+        return GoneError(
             f"{path} vanished: it was being read, or a checkpoint says that it was.\n"
             f"Put it back, or start with an empty state directory. Input may be removed only when no kept checkpoint needs it."
         )

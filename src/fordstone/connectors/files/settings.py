@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -9,6 +10,7 @@ import msgspec
 
 from fordstone.connectors.base import ConnectorSpec, checked_spec
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES
+from fordstone.connectors.files.series import AUTO, NONE
 from fordstone.errors import ConfigError
 
 FileFormat = Literal["jsonl", "csv", "parquet", "arrow"]
@@ -42,6 +44,9 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether CSV files begin with the names of their columns; else they have the schema's, in order."""
     time_unit: Literal["s", "ms", "us"] = "us"
     """What numbers in timestamp columns of text files count."""
+    series: str = AUTO
+    """Which text files continue one another: "auto" by the numbers in their paths and the times of their rows, "none", or a regular
+    expression whose groups name the series."""
     line_bytes_max: int = LINE_BYTES_MAX
     """Longer lines are rejected."""
     compression: Literal["zstd", "lz4", "none"] = "zstd"
@@ -61,6 +66,14 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"{called}: delimiter={self.delimiter!r} must be one character other than a quote or a newline."
             )
+        if self.series not in {AUTO, NONE}:
+            try:
+                re.compile(self.series)
+            except re.error as error:
+                raise ConfigError(
+                    f"{called}: series={self.series!r} must be 'auto', 'none' or a regular expression whose groups name the series: "
+                    f"{error}."
+                ) from error
         if not 1 <= self.line_bytes_max <= LINE_BYTES_MOST:
             raise ConfigError(
                 f"{called}: line_bytes_max={self.line_bytes_max} must be between 1 and {LINE_BYTES_MOST}."

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fordstone.connectors.base import (
     Capability,
@@ -31,12 +33,17 @@ from fordstone.connectors.base import (
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, open_bytes, shrank, unreadable
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
+from fordstone.connectors.files.series import describe, places
 from fordstone.connectors.files.settings import FileFormat, FileSettings
 from fordstone.connectors.files.sink import open_file_parts, open_file_sink
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.partitions import SeriesPlace
+
+REST_SECONDS: Final = 10
+"""The last line of a file that another one continues needs no newline after this time without a write."""
 
 
 class FilesKind(ConnectorKind):
@@ -57,6 +64,9 @@ class FilesKind(ConnectorKind):
         """An epoch is a file: there or not."""
         options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
+
+    def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
+        return {"series": describe(options_of(spec, FileSettings).series)}
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         del context
@@ -176,6 +186,22 @@ class FileSource(Source):
             return ReadPlan(position=position)
         self._unfinished.pop(path, None)
         return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
+
+    def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
+        return places(partition, self._settings.series)
+
+    def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
+        """A last line without a newline, of a text file that has not been written to for a while."""
+        path = self._root / partition
+        if path.suffix in PACKED_SUFFIXES or self._format_of(path) in {"parquet", "arrow"}:
+            return position
+        try:
+            looks = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if looks.st_size <= position:
+            return position
+        return Position(looks.st_size) if time.time() - looks.st_mtime >= REST_SECONDS else None
 
     def size_bytes(self) -> int:
         return sum(self._sizes().values())

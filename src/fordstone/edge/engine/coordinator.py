@@ -9,17 +9,18 @@ of all tasks; the next barrier carries the newest sealed attempt, so that outlet
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fordstone.connectors.base import Source
 from fordstone.edge.engine.sealing import Sealing
 from fordstone.edge.engine.source_task import BarrierOrder, SourceTask
-from fordstone.plan.ids import Attempt, TaskId
+from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.clock import Clock
+from fordstone.runtime.partition import next_times_us
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
 
 _ENDED_LOAD: Final = 1 << 31
@@ -33,6 +34,15 @@ class SourceShare:
     source: Source
     tasks: tuple[SourceTask, ...]
     known: set[str]
+
+    def gone(self, found: Sequence[PartitionId]) -> frozenset[str]:
+        """The known partitions that are not there any more. One that declares its time may come back."""
+        return frozenset() if self.tasks[0].source_step.declares_time else frozenset(self.known.difference(found))
+
+    def next_times_us(self) -> dict[str, int]:
+        """The partitions that a later one of their series continues. They may be read by other tasks than it."""
+        cuts = {name: cut for task in self.tasks for name, cut in task.cuts().items()}
+        return next_times_us(self.tasks[0].source_step, self.source, cuts)
 
 
 class Coordinator:
@@ -197,13 +207,16 @@ class Coordinator:
         )
         self._overtook = overtakes
         for share in self._sources.values():
-            found = () if last or self._bounded else share.source.partitions()
+            changes = not (last or self._bounded)
+            found = share.source.partitions() if changes else ()
             # A task that has ended has announced the end of time: rows that it read now would be late.
             loads = [task.partition_count + (_ENDED_LOAD if task.finished else 0) for task in share.tasks]
             joining = assign_new(found, share.known, loads)
+            gone = share.gone(found) if changes else frozenset()
+            next_us = share.next_times_us() if changes else {}
             share.known.update(found)
             for task, partitions in zip(share.tasks, joining, strict=True):
-                task.inject(BarrierOrder(barrier=barrier, joining=partitions))
+                task.inject(BarrierOrder(barrier=barrier, joining=partitions, gone=gone, next_us=next_us))
 
     def _seal(self) -> None:
         self._running, self._committing = False, True

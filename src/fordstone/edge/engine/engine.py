@@ -243,19 +243,22 @@ class Engine:
             name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
             for name in self.sources
         }
+        there = {name: source.partitions() for name, source in self.sources.items()}
         joining = {
             name: assign_new(
-                source.partitions(),
+                there[name],
                 {partition for share in known[name] for partition in share},
                 [len(share) for share in known[name]],
             )
-            for name, source in self.sources.items()
+            for name in self.sources
         }
 
         def live_source(parts: TaskParts, setup: SourceSetup) -> SourceTask:
+            may_go = not (config.bounded or setup.step.declares_time)
             live = LiveSetup(
                 bounded=config.bounded,
                 joining=joining[setup.step.name][int(parts.id.rpartition("/")[2])],
+                gone=frozenset(setup.partitions.keys() - set(there[setup.step.name])) if may_go else frozenset(),
                 reservation=self._reservations,
                 pauses_after_barrier=self.plan.mode == "blocking" and self.plan.guarantee == "exactly_once",
                 before_us=before_us,

@@ -328,7 +328,7 @@ class ReplaySourceTask(ReadingTask):
                 partition = self._share.partitions[name] = Partition.restored(
                     name, cut, now_us=self._clock.monotonic_us()
                 )
-            partition.idle, partition.done = cut.idle, cut.done
+            partition.idle, partition.done, partition.returned = cut.idle, cut.done, cut.returned
             partition.floor_us, partition.limit_us = cut.floor_us, cut.limit_us
 
 

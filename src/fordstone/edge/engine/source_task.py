@@ -22,7 +22,7 @@ import polars as pl
 from fordstone.connectors.base import Chunk, Source
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import PartitionCut, SourceCut
-from fordstone.errors import CheckpointError, StorageError
+from fordstone.errors import CheckpointError, GoneError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
@@ -144,6 +144,8 @@ class LiveSetup:
     bounded: bool
     joining: tuple[PartitionId, ...] = ()
     """Partitions that were found at the start."""
+    gone: frozenset[str] = frozenset()
+    """Partitions of the checkpoint that are not there any more."""
     reservation: Reservations | None = None
     pauses_after_barrier: bool = False
     """Blocking mode: read nothing until the attempt is over."""
@@ -153,10 +155,15 @@ class LiveSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierOrder:
-    """What the coordinator puts into a source: the barrier, and the partitions that join after it."""
+    """What the coordinator puts into a source: the barrier, and which partitions of the source change there."""
 
     barrier: Barrier
     joining: tuple[PartitionId, ...] = ()
+    """Those that this task reads after it."""
+    gone: frozenset[str] = frozenset()
+    """Those that are not there any more."""
+    next_us: Mapping[str, int] = field(default_factory=dict)
+    """Those that a later one continues, with the time of the first row after them."""
 
 
 class ReadingTask(Task):
@@ -181,6 +188,10 @@ class ReadingTask(Task):
         return self._dead_letters.rows
 
     @property
+    def source_step(self) -> p.Source:
+        return self._step
+
+    @property
     def partition_count(self) -> int:
         return len(self._share.partitions)
 
@@ -198,8 +209,7 @@ class ReadingTask(Task):
     def close(self) -> None:
         super().close()
         for partition in self._share.partitions.values():
-            if partition.reader is not None:
-                partition.reader.close()
+            partition.close()
 
     # Reading.
 
@@ -348,6 +358,7 @@ class SourceTask(ReadingTask):
             self._watermark_us = TIME_MIN_US
         self._share.start(
             self._live.joining,
+            gone=self._live.gone,
             bounded=self._bounded,
             watermark_us=self._watermark_us,
             # As at barriers: the clock never goes back.
@@ -359,11 +370,14 @@ class SourceTask(ReadingTask):
 
     def _take_order(self, order: BarrierOrder) -> None:
         now_us = self._clock.monotonic_us()
+        self._share.close_gone(order.gone)
         self._look_at_idle()
+        continued = self._look_at_continued(order.next_us)
         self._share.close_ended()
         self._share.change_idleness(
             self._step.idle_after_us,
             self._setup.source.idleness,
+            continued=continued,
             bounded=self._bounded,
             watermark_us=self._watermark_us,
             now_us=now_us,
@@ -398,8 +412,37 @@ class SourceTask(ReadingTask):
     def _look_at_idle(self) -> None:
         """See whether idle partitions have rows again. These are kept until a barrier makes the partition active."""
         for partition in self._share.partitions.values():
-            if partition.idle and not partition.done and partition.stashed is None:
+            if partition.idle and not partition.done and partition.stashed is None and self._may_have_rows(partition):
                 partition.stashed = self._chunk(partition)
+
+    def _may_have_rows(self, partition: Partition) -> bool:
+        """Without opening idle partitions of a series: rolled files are many."""
+        source, name, at = self._setup.source, PartitionId(partition.name), Position(partition.position)
+        if partition.reader is not None or not source.series(name):
+            return True
+        try:
+            return source.plan_read(name, at, 1).position > at
+        except GoneError:
+            return False  # it was read to its end; the next barrier closes it
+
+    def _look_at_continued(self, next_us: Mapping[str, int]) -> set[str]:
+        """Return the partitions that another one continues, and that have been read to their end."""
+        found = set()
+        for partition in self._share.partitions.values():
+            active = not (partition.idle or partition.done or partition.ended)
+            at_us = next_us.get(partition.name)
+            if not active or partition.stashed is not None or at_us is None:
+                continue
+            if not partition.is_continued_at(at_us, self._step.lateness_us):
+                continue
+            partition.stashed = self._chunk(partition)
+            if partition.stashed is None:
+                end = self._setup.source.plan_rest(PartitionId(partition.name), Position(partition.position))
+                if end == partition.position:
+                    found.add(partition.name)
+                elif end is not None:
+                    partition.stashed = self._chunk(partition, end)
+        return found
 
     def _look_at_silence(self) -> bool:
         """Request a barrier when a partition has become silent, or an idle one has rows again."""

@@ -24,8 +24,16 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol import partitions as rules
-from fordstone.protocol.partitions import Change, PartitionFacts, SourceState, decide, joined_floor_us, source_state
-from fordstone.runtime.partition import has_event_time, limit_us
+from fordstone.protocol.partitions import (
+    Change,
+    PartitionFacts,
+    SourceState,
+    decide,
+    is_continued,
+    joined_floor_us,
+    source_state,
+)
+from fordstone.runtime.partition import has_event_time, limit_us, next_times_us, series_member
 
 
 class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +44,7 @@ class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     position: int
     until: int
     max_time_us: int = TIME_MIN_US
+    first_us: int = TIME_MAX_US
     floor_us: int = TIME_MIN_US
     limit_us: int = TIME_MAX_US
     ended: bool = False
@@ -76,6 +85,7 @@ class PartitionFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     source: str
     partition: str
     max_time_us: int
+    first_us: int = TIME_MAX_US
     rows: int
     rejected: int = 0
 
@@ -191,8 +201,14 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
                 f"epoch {work.epoch}: no task reported the position of {read.source} {read.partition}. The checkpoint location is "
                 "damaged or mixed with that of another query; restore it from a copy."
             )
+        known_cut = sources[read.source].get(read.partition, PartitionCut(position=0))
         cut = PartitionCut(
-            position=read.until, max_time_us=fact.max_time_us, floor_us=read.floor_us, idle=False, done=read.ended
+            position=read.until,
+            max_time_us=fact.max_time_us,
+            first_us=fact.first_us,
+            floor_us=read.floor_us,
+            done=read.ended,
+            returned=known_cut.returned,
         )
         sources[read.source][read.partition] = cut
         if waits_for(read, bounded=work.bounded):
@@ -287,9 +303,10 @@ class Planner:
             if step.declares_time:
                 # A source that was acknowledged all rows of a partition need not list it any more. It may come back.
                 there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
-            here = self._changed(step, known, there)
+            next_us = {} if self._bounded else next_times_us(step, self._sources[step.name], known.partitions)
+            here = self._changed(step, known, there, next_us)
             partitions = {**known.partitions, **here}
-            wanted = self._reads(step, partitions, there, limit_us(step, now_us, bounded=self._bounded))
+            wanted = self._reads(step, partitions, there, next_us, limit_us(step, now_us, bounded=self._bounded))
             state = self._state(partitions, wanted)
             ends = state is SourceState.ENDED and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
@@ -318,8 +335,10 @@ class Planner:
             before_us=before_us,
         )
 
-    def _changed(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, PartitionCut]:
-        """Partitions that join, fall idle or come back, as they are now."""
+    def _changed(
+        self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...], next_us: Mapping[str, int]
+    ) -> dict[str, PartitionCut]:
+        """Partitions that join, fall idle or come back, as they are now. `next_us`: when others continue them."""
         now_us = self._clock_us()
         changed: dict[str, PartitionCut] = {}
         gone = known.partitions.keys() - set(there)
@@ -341,7 +360,10 @@ class Planner:
                 # All of it was read and nothing can follow.
                 changed[name] = replace(cut, idle=False, done=True)
                 continue
-            has_rows = name not in gone and self._has_rows(step, name, cut)
+            end = None if name in gone else self._end(step, name, cut, next_us)
+            has_rows = name not in gone and (
+                self._has_rows(step, name, cut) or (end is not None and end > cut.position)
+            )
             idleness = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
             if has_rows or idleness is Idleness.UNKNOWN:
                 self._seen_us[at] = now_us
@@ -352,13 +374,20 @@ class Planner:
                 bounded=self._bounded,
                 has_rows=has_rows,
                 silent_us=now_us - self._seen_us[at],
-                finished=idleness is Idleness.FINISHED,
+                finished=idleness is Idleness.FINISHED or end == cut.position,
                 unknown=idleness is Idleness.UNKNOWN,
             )
             match decide(facts, step.idle_after_us):
                 case Change.RETURN:
                     floor_us = joined_floor_us(cut.floor_us, known.watermark_us)
-                    changed[name] = replace(cut, floor_us=floor_us, limit_us=TIME_MAX_US, idle=False, done=False)
+                    changed[name] = replace(
+                        cut,
+                        floor_us=floor_us,
+                        limit_us=TIME_MAX_US,
+                        idle=False,
+                        done=False,
+                        returned=cut.returned or cut.idle,
+                    )
                 case Change.IDLE:
                     changed[name] = replace(cut, limit_us=TIME_MAX_US, idle=True)
                 case Change.NONE:
@@ -370,6 +399,13 @@ class Planner:
         planned = self._sources[step.name].plan_read(PartitionId(name), Position(cut.position), 1)
         self._known_ends[step.name, name] = int(planned.position)
         return planned.position > cut.position
+
+    def _end(self, step: p.Source, name: str, cut: PartitionCut, next_us: Mapping[str, int]) -> Position | None:
+        """Where a partition ends, if another one continues it and nothing but an unfinished last row is left (`Source.plan_rest`)."""
+        at_us = next_us.get(name)
+        if at_us is None or not is_continued(series_member(name, cut), at_us, step.lateness_us):
+            return None
+        return self._sources[step.name].plan_rest(PartitionId(name), Position(cut.position))
 
     def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
         """Refuse to continue without a partition that has rows that were never read."""
@@ -388,7 +424,12 @@ class Planner:
         return self._found[step.name]
 
     def _reads(
-        self, step: p.Source, partitions: Mapping[str, PartitionCut], there: tuple[PartitionId, ...], most_us: int
+        self,
+        step: p.Source,
+        partitions: Mapping[str, PartitionCut],
+        there: tuple[PartitionId, ...],
+        next_us: Mapping[str, int],
+        most_us: int,
     ) -> list[PartitionRead]:
         """What to read of a source; rows of it above `most_us` are late."""
         found = set(there)
@@ -398,6 +439,8 @@ class Planner:
             if not cut.idle and not cut.done
         )
         ready = []
+        rests: dict[str, ReadPlan] = {}
+        """Unfinished last rows of partitions that others continue."""
         for _, name in candidates:
             if name not in found:
                 if self._bounded:
@@ -407,7 +450,10 @@ class Planner:
                     )
                 continue
             planned = self._plan_read(step, name, partitions[name], 1)
-            if planned.position > partitions[name].position or planned.ended:
+            at = partitions[name].position
+            if planned.position <= at and (end := self._end(step, name, partitions[name], next_us)) is not None:
+                rests[name] = planned = ReadPlan(position=end, ended=planned.ended)
+            if planned.position > at or planned.ended:
                 ready.append(name)
                 if len(ready) == PARTITIONS_MAX:
                     break
@@ -415,7 +461,7 @@ class Planner:
         reads = []
         for name in ready:
             cut = partitions[name]
-            planned = self._plan_read(step, name, cut, share)
+            planned = rests.get(name) or self._plan_read(step, name, cut, share)
             more = (
                 self._sources[step.name].plan_read(PartitionId(name), planned.position, 1)
                 if not planned.ended
@@ -429,6 +475,7 @@ class Planner:
                     position=cut.position,
                     until=int(planned.position),
                     max_time_us=cut.max_time_us,
+                    first_us=cut.first_us,
                     floor_us=cut.floor_us,
                     limit_us=most_us,
                     ended=planned.ended,

@@ -80,6 +80,7 @@ class Feed:
                 PartitionCut(
                     position=read.position,
                     max_time_us=read.max_time_us,
+                    first_us=read.first_us,
                     floor_us=read.floor_us,
                     limit_us=read.limit_us,
                 ),
@@ -94,6 +95,7 @@ class Feed:
                     source=read.source,
                     partition=read.partition,
                     max_time_us=partition.max_time_us,
+                    first_us=partition.first_us,
                     rows=rows,
                     rejected=rejected,
                 )

@@ -1,0 +1,308 @@
+"""Series of files on both engines: rolled files close windows without any option, and files of devices are waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from tests.simulation.simulator import NoDeadLetters, SimClock
+from tests.spark.micro import MicroQuery, MicroSpark
+
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files, rows
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine.engine import Environment
+from fordstone.edge.run import recovered_engine
+from fordstone.epochs.store import CheckpointStore
+from fordstone.errors import ConfigError
+from fordstone.plan.plan import Plan
+from fordstone.testing.memory_disk import MemoryDisk
+
+ROUNDS = 400
+
+
+class Engine(Protocol):
+    """Runs a plan until nothing more happens; called again, goes on with what has come since."""
+
+    def run(self, plan: Plan) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+class OnEdge:
+    def __init__(self, root: Path, parallelism: int) -> None:
+        del root
+        self._disk, self._clock = MemoryDisk(), SimClock()
+        self._parallelism = parallelism
+        self._engine: Any = None
+
+    def run(self, plan: Plan) -> None:
+        if self._engine is None:
+            config = RunConfig(node="n", bounded=False, parallelism=self._parallelism, interval="2ms", batch_rows=7)
+            store = CheckpointStore(self._disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
+            environment = Environment(
+                clock=self._clock, disk=self._disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()
+            )
+            self._engine = recovered_engine(plan, {}, config, environment, store, None)
+        for _ in range(ROUNDS):
+            self._clock.now_us += 100
+            for steppable in self._engine.steppables():
+                steppable.step()
+
+    def restart(self) -> None:
+        """As after a crash: what was not sealed is forgotten."""
+        self._engine = None
+
+
+class OnSpark:
+    def __init__(self, root: Path, parallelism: int) -> None:
+        del parallelism
+        self._state, self._spark = root / "state", MicroSpark()
+        self._query: MicroQuery | None = None
+
+    def run(self, plan: Plan) -> None:
+        if self._query is None:
+            self._query = self._spark.start(plan, state=self._state)
+        self._query.run()
+
+    def restart(self) -> None:
+        self._query = None
+
+
+@pytest.fixture(params=["edge", "edge-3", "spark"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    kind, _, parallelism = request.param.partition("-")
+    return (OnEdge if kind == "edge" else OnSpark)(tmp_path, int(parallelism or 1))
+
+
+def row(second: int) -> dict[str, Any]:
+    return {"k": "a", "ts": f"2026-01-01T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z"}
+
+
+def add(path: Path, seconds: Iterable[int], *, end: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(row(second)) for second in seconds)
+    if path.suffix == ".csv":
+        head = "" if path.exists() else "k,ts\n"
+        lines = (",".join(row(second).values()) for second in seconds)
+        with path.open("a") as file:
+            file.write(head + "\n".join(lines) + end)
+        return
+    with path.open("a") as file:
+        file.write("\n".join(lines) + end)
+
+
+def counting(root: Path, pattern: str = "*.jsonl", *, lateness: str = "0s", **options: Any) -> Plan:
+    pipeline = Pipeline("rolled")
+    source = pipeline.source(
+        "src",
+        files(str(root / "in" / pattern), **options),
+        schema={"k": "string", "ts": "timestamp"},
+        time="ts",
+        lateness=lateness,
+    )
+    made = source.group_by("k").window(tumbling("10s")).agg(n="count(*)")
+    made.select("window_start", "n").sink("windows", files(str(root / "windows"), format="jsonl"))
+    made.late.select("ts").sink("late", files(str(root / "late"), format="jsonl"))
+    return pipeline.plan()
+
+
+def closed(root: Path) -> dict[int, int]:
+    """Rows counted per window that has closed, by the second at which it starts."""
+    found = rows(root / "windows")
+    times = (start.hour * 3600 + start.minute * 60 + start.second for start in found["window_start"])
+    return dict(sorted(zip(times, found["n"].to_list(), strict=True)))
+
+
+def late(root: Path) -> int:
+    return rows(root / "late").height
+
+
+def tens(start: int, end: int) -> dict[int, int]:
+    return dict.fromkeys(range(start, end, 10), 10)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_rolled_files_that_are_there_close_all_windows_up_to_the_newest(engine: Engine, tmp_path: Path, ending: str):
+    for number in range(3):
+        add(tmp_path / "in" / f"h{number:02d}.{ending}", range(60 * number, 60 * number + 60))
+    engine.run(counting(tmp_path, f"*.{ending}"))
+    assert closed(tmp_path) == tens(0, 170)
+    assert late(tmp_path) == 0
+
+
+def test_rolled_files_that_come_one_by_one_close_windows(engine: Engine, tmp_path: Path):
+    plan = counting(tmp_path)
+    for number in range(8, 12):  # from one digit to two
+        add(tmp_path / "in" / f"part-{number}.jsonl", range(60 * number, 60 * number + 60))
+        engine.run(plan)
+        assert closed(tmp_path) == tens(480, 60 * number + 50)
+        engine.restart()
+    assert late(tmp_path) == 0
+
+
+LAYOUTS: dict[str, Callable[[int, int], str]] = {
+    "a folder for each hour": lambda device, hour: f"2026-01-01/{hour:02d}/rows.jsonl",
+    "a folder for each device": lambda device, hour: f"dev-{device}/h{hour}.jsonl",
+    "device and date in one name": lambda device, hour: f"dev-{device}_2026-01-01T{hour:02d}.jsonl",
+    "date before device": lambda device, hour: f"2026-01-01T{hour:02d}/dev-{device}.jsonl",
+    "parts of each hour": lambda device, hour: f"day=01/hour={hour:02d}/part-{device:05d}.jsonl",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_series_are_found_in_usual_layouts(engine: Engine, tmp_path: Path, layout: str):
+    devices = 1 if layout == "a folder for each hour" else 2
+    for device in range(devices):
+        for hour in range(3):
+            add(tmp_path / "in" / LAYOUTS[layout](device, hour), range(60 * hour, 60 * hour + 60))
+    engine.run(counting(tmp_path, "**/*.jsonl"))
+    assert closed(tmp_path) == {start: n * devices for start, n in tens(0, 170).items()}
+    assert late(tmp_path) == 0
+
+
+@pytest.mark.parametrize("lateness", ["0s", "1h"])
+def test_a_file_for_each_device_is_waited_for(engine: Engine, tmp_path: Path, lateness: str):
+    """Device 1 is offline for an hour: no row of it is late when it is back, although device 2 goes on."""
+    plan = counting(tmp_path, lateness=lateness)
+    add(tmp_path / "in/dev-1.jsonl", range(60))
+    add(tmp_path / "in/dev-2.jsonl", range(60))
+    add(tmp_path / "in/dev-3.jsonl", range(30, 60))
+    engine.run(plan)
+    for hour in range(1, 4):
+        add(tmp_path / "in/dev-2.jsonl", range(3600 * hour, 3600 * hour + 60))
+        add(tmp_path / "in/dev-3.jsonl", range(3600 * hour, 3600 * hour + 60))
+        engine.run(plan)
+        engine.restart()
+    add(tmp_path / "in/dev-1.jsonl", range(60, 3600 * 3 + 60, 20))
+    engine.run(plan)
+    assert late(tmp_path) == 0
+    assert max(closed(tmp_path)) == 3600 * (3 if lateness == "0s" else 2) + 30
+
+
+def test_a_device_that_joins_when_another_is_silent_makes_at_most_its_first_rows_late(engine: Engine, tmp_path: Path):
+    """Device 2 looks like a continuation of device 1. When device 1 goes on, they overlap, and both are waited for from then on."""
+    plan = counting(tmp_path)
+    add(tmp_path / "in/dev-1.jsonl", range(60))
+    engine.run(plan)
+    add(tmp_path / "in/dev-2.jsonl", range(60, 65))
+    engine.run(plan)
+    add(tmp_path / "in/dev-1.jsonl", range(60, 70))
+    engine.run(plan)
+    were_late = late(tmp_path)
+    assert were_late <= 5
+    add(tmp_path / "in/dev-2.jsonl", range(65, 600))
+    engine.run(plan)
+    engine.restart()
+    engine.run(plan)
+    add(tmp_path / "in/dev-1.jsonl", range(70, 600))
+    engine.run(plan)
+    assert late(tmp_path) == were_late
+
+
+def test_files_of_devices_that_overlap_are_read_merged_by_time(engine: Engine, tmp_path: Path):
+    for number in range(3):
+        add(tmp_path / "in" / f"dev-{number}.jsonl", range(300))
+    add(tmp_path / "in/dev-4.jsonl", range(150, 300))
+    engine.run(counting(tmp_path))
+    assert closed(tmp_path) == {start: 30 if start < 150 else 40 for start in range(0, 290, 10)}
+    assert late(tmp_path) == 0
+
+
+def test_a_rolled_file_that_still_grows_is_read_on(engine: Engine, tmp_path: Path):
+    """The writer of h00 flushes its last rows after h01 was begun."""
+    plan = counting(tmp_path, lateness="30s")
+    add(tmp_path / "in/h00.jsonl", range(50))
+    add(tmp_path / "in/h01.jsonl", range(60, 61))
+    engine.run(plan)
+    add(tmp_path / "in/h00.jsonl", range(50, 60))
+    engine.run(plan)
+    add(tmp_path / "in/h01.jsonl", range(61, 200))
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 160)
+    assert late(tmp_path) == 0
+
+
+def test_a_rolled_file_may_be_removed_when_it_was_read(engine: Engine, tmp_path: Path):
+    plan = counting(tmp_path)
+    for number in range(2):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
+    engine.run(plan)
+    (tmp_path / "in/h0.jsonl").unlink()
+    add(tmp_path / "in/h2.jsonl", range(120, 180))
+    engine.run(plan)
+    (tmp_path / "in/h1.jsonl").unlink()
+    engine.restart()
+    add(tmp_path / "in/h3.jsonl", range(180, 240))
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 230)
+
+
+def test_an_hour_without_rows_does_not_stop_time(engine: Engine, tmp_path: Path):
+    add(tmp_path / "in/h0.jsonl", range(60))
+    (tmp_path / "in/h1.jsonl").touch()
+    add(tmp_path / "in/h2.jsonl", range(120, 180))
+    engine.run(counting(tmp_path))
+    assert closed(tmp_path) == tens(0, 60) | tens(120, 170)
+
+
+def test_the_last_line_of_a_rolled_file_needs_no_newline(engine: Engine, tmp_path: Path):
+    for number in range(3):
+        add(tmp_path / "in" / f"h{number}.csv", range(60 * number, 60 * number + 60), end="")
+        os.utime(tmp_path / "in" / f"h{number}.csv", (0, 0))
+    plan = counting(tmp_path, "*.csv")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 170)
+    add(tmp_path / "in/h2.csv", [], end="\n")
+    add(tmp_path / "in/h3.csv", range(180, 240))
+    engine.restart()
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 230)
+
+
+def test_a_line_that_is_being_written_is_waited_for(engine: Engine, tmp_path: Path):
+    add(tmp_path / "in/h0.jsonl", range(60), end="")
+    add(tmp_path / "in/h1.jsonl", range(60, 120))
+    plan = counting(tmp_path)
+    engine.run(plan)
+    assert late(tmp_path) == 0
+    add(tmp_path / "in/h0.jsonl", [], end="\n")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 110)
+    assert late(tmp_path) == 0
+
+
+def test_series_none_waits_for_each_file(engine: Engine, tmp_path: Path):
+    for number in range(3):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
+    engine.run(counting(tmp_path, series="none"))
+    assert closed(tmp_path) == tens(0, 50)
+
+
+def test_a_declared_series_is_rolled_although_its_files_overlap(engine: Engine, tmp_path: Path):
+    for device in "ab":
+        for number in range(3):
+            add(tmp_path / "in" / f"{device}.{number}.jsonl", range(60 * number, 60 * number + 90))
+    add(tmp_path / "in/c.0.jsonl", range(60))
+    engine.run(counting(tmp_path, series=r"([ab])\.\d+"))
+    assert max(closed(tmp_path)) == 40, "c is in no series: it is waited for"
+    add(tmp_path / "in/c.0.jsonl", range(60, 300))
+    engine.run(counting(tmp_path, series=r"([ab])\.\d+"))
+    assert max(closed(tmp_path)) == 190
+
+
+@pytest.mark.parametrize("series", ["auto", r"(app)"])
+def test_the_file_without_a_number_is_the_newest_of_a_rotated_log(engine: Engine, tmp_path: Path, series: str):
+    for age, name in enumerate(["app.log", "app.log.1", "app.log.2", "app.log.10"]):
+        add(tmp_path / "in" / name, range(180 - 60 * age, 240 - 60 * age))
+    engine.run(counting(tmp_path, "app.log*", format="jsonl", series=series))
+    assert closed(tmp_path) == tens(0, 230)
+
+
+def test_series_is_checked_when_it_is_given():
+    with pytest.raises(ConfigError, match=r"series='\(' must be 'auto', 'none' or a regular expression"):
+        files("in/*.jsonl", series="(")
