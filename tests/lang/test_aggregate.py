@@ -107,7 +107,7 @@ def test_results_have_sparks_types_and_read_back(text: str, kind: str) -> None:
         ("max(words)", "words", "arrays have no"),
         ("count(DISTINCT n)", "n)", "DISTINCT"),
         ("sum(n) FILTER (WHERE ok)", "sum", "FILTER"),
-        ("sum(n) OVER ()", "sum", "window functions"),
+        ("sum(n) OVER ()", "sum", "OVER stands only in the SELECT list"),
         ("percentile(temp, 0.5)", "percentile", "is not one of the aggregates here, which are avg, "),
         ("quantile(temp)", "quantile", "called with 1 arguments; it is written quantile(x, q[, k])"),
         ("quantile(temp, 1.5)", "1.5", "q of quantile does not lie between 0 and 1"),

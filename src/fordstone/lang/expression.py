@@ -490,7 +490,10 @@ class Checker:
 
     def _refuse(self, node: exp.Expr) -> ExpressionError:
         kinds: tuple[tuple[type[exp.Expr] | tuple[type[exp.Expr], ...], str], ...] = (
-            (exp.Window, "window functions (OVER) are not expressions here; use .window(...) on the stream."),
+            (
+                exp.Window,
+                "OVER stands only in the SELECT list of a query. In a pipeline, use .window(...) or .top(...) on the stream.",
+            ),
             ((exp.Query, exp.Subquery, exp.Exists), "subqueries are not supported."),
             (exp.Star, "* stands only alone in select, or in count(*)."),
             (exp.Alias, "AS stands only at the end of an expression."),
