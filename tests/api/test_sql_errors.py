@@ -57,7 +57,12 @@ NOT_SUPPORTED = [
         "RECURSIVE",
         "iterate",
     ),
-    ("SELECT count(*) FILTER (WHERE temp > 1) FROM readings", "FILTER is not supported", "FILTER", "CASE WHEN"),
+    (
+        "SELECT first(temp) FILTER (WHERE temp > 1) FROM readings",
+        "first is not supported with FILTER",
+        "first",
+        "CASE WHEN",
+    ),
     ("SELECT device FROM readings GROUP BY ROLLUP (device)", "GROUP BY ROLLUP is not supported", "ROLLUP", "List"),
     ("SELECT device FROM readings GROUP BY ALL", "GROUP BY ALL is not supported", "ALL", "List"),
     ("INSERT INTO t SELECT device FROM readings", "INSERT is not supported", "INSERT", "sink"),

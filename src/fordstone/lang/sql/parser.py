@@ -16,6 +16,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from fordstone.errors import ExpressionError
+from fordstone.lang.aggregates import without_filters
 from fordstone.lang.dialect import read_part, tokens_of
 from fordstone.lang.expression import split_alias
 from fordstone.lang.sql.syntax import (
@@ -102,10 +103,6 @@ _NO_SUBQUERY: Final = "subqueries in expressions are not supported. Join the two
 _REFUSED: Final = {
     ("(", "SELECT"): _NO_SUBQUERY,
     ("(", "WITH"): _NO_SUBQUERY,
-    (
-        ")",
-        "FILTER",
-    ): "FILTER is not supported. Write CASE WHEN inside the aggregate: count(CASE WHEN x > 0 THEN 1 END).",
 }
 """Tokens in a row that begin what an expression here cannot have."""
 
@@ -204,7 +201,7 @@ class Tokens:
             raise self.fail("an expression is missing here.")
         self._refuse_queries(part)
         try:
-            return Expr(tree=read_part(part, self.text), at=int(part[0].start))
+            return Expr(tree=without_filters(read_part(part, self.text), self.text), at=int(part[0].start))
         except ExpressionError as error:
             raise SqlError(error.message, text=self.text, offset=error.offset) from None
 
