@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
@@ -259,6 +260,52 @@ def _check_windows_of_windows(found: Found, given: Given) -> None:
     assert sorted(found("out").select("packs", "rows").rows()) == wanted
 
 
+def _build_top(inputs: Inputs, out: Out) -> None:
+    counts = inputs.rows.group_by("k").window(tumbling("10s")).agg(name="top_counts", n="count(*)", most="max(x)")
+    out("out", counts.top(2, by="n DESC, most", per="window_start", name="top"))
+    sliding_counts = inputs.rows.group_by("k").window(sliding("10s", every="5s")).agg(name="top_slid", n="count(*)")
+    starts = sliding_counts.select("k", "window_start AS since", "n % 3 AS n", name="top_since")
+    out("ranks", starts.top(2, by="n DESC", per="since", numbering="rank", name="top_ranks"))
+
+
+def _same_as_duckdb(found: pl.DataFrame, query: str, rows: list[tuple[Any, ...]]) -> None:
+    """The rows are those that DuckDB gives over `rows`: k, second, x."""
+    with duckdb.connect(config={"threads": 1}) as base:
+        base.register(
+            "rows", pl.DataFrame(rows, schema={"k": pl.String, "s": pl.Int64, "x": pl.Float64}, orient="row").to_arrow()
+        )
+        wanted = base.execute(query).fetchall()
+    times = {
+        name: pl.col(name).cast(pl.Int64) // 1_000_000 for name, kind in found.schema.items() if kind == TIMES["ts"]
+    }
+    start_s = int(START.timestamp())
+    plain = found.with_columns(**{name: time - start_s for name, time in times.items()})
+    assert Counter(plain.rows()) == Counter(wanted)
+    assert wanted
+
+
+def _check_top(found: Found, given: Given) -> None:
+    rows = [(k, second, x) for k, second, x, *_ in given.in_time]
+    offset = int(START.timestamp()) % 10 + 1000  # some seconds are before the start
+    starts = f"SELECT *, s - (s + {offset}) % {{every}} - {{before}} AS start FROM rows"
+    _same_as_duckdb(
+        found("out"),
+        f"""SELECT * EXCLUDE r, r FROM (
+            SELECT k, start, start + 10 AS window_end, count(*) AS n, max(x) AS most,
+                row_number() OVER (PARTITION BY start ORDER BY count(*) DESC, max(x), k NULLS FIRST) AS r
+            FROM ({starts.format(every=10, before=0)}) GROUP BY k, start) WHERE r <= 2""",
+        rows,
+    )
+    _same_as_duckdb(
+        found("ranks"),
+        f"""SELECT k, start, n, r FROM (
+            SELECT k, start, count(*) % 3 AS n, rank() OVER (PARTITION BY start ORDER BY count(*) % 3 DESC) AS r
+            FROM ({starts.format(every=5, before=0)} UNION ALL {starts.format(every=5, before=5)}) GROUP BY k, start)
+            WHERE r <= 2""",
+        rows,
+    )
+
+
 # Steps that depend on order.
 
 
@@ -411,6 +458,7 @@ CASES = (
     Case(name="aggregates", build=_build_aggregates, check=_check_aggregates),
     Case(name="rates", build=_build_rates, check=_check_rates),
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
+    Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),
     Case(name="deduplicate", build=_build_deduplicate, check=_check_deduplicate),
     Case(name="match", build=_build_match, check=_check_match),

@@ -18,6 +18,8 @@ SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "s": "string"}
 TEXTS = {
     "first": "first(x)", "last": "last(s)", "var": "variance(x)", "dev": "stddev_pop(x)", "different": "count_distinct(s)",
     "mid": "median(x)", "high": "quantile(x, 0.9)", "all": "collect(x)",
+    "exactly": "count(DISTINCT s)", "summed": "sum(DISTINCT round(x))", "averaged": "avg(DISTINCT round(x))",
+    "at_top": "max_by(s, x)", "at_bottom": "min_by(s, round(x))", "positive": "count(*) FILTER (WHERE x > 0)",
 }  # fmt: skip
 Row = tuple[str, int, float | None, str | None]
 
@@ -63,6 +65,9 @@ def wanted(rows: list[Row]) -> dict[str, Any]:
     mean = math.fsum(values) / len(values) if values else 0.0
     squares = math.fsum((value - mean) ** 2 for value in values)
     texts = [row[3] for row in rows if row[3] is not None]
+    rounded = {_rounded(value) for value in values}
+    by_x = sorted((row[2], row[3] is not None, row[3] or "") for row in rows if row[2] is not None)
+    by_rounded = sorted((_rounded(row[2]), row[3] is not None, row[3] or "") for row in rows if row[2] is not None)
     longest = min(texts, key=lambda text: (-len(text.encode()), text)) if texts else "-"
     return {
         "first": in_order(2)[0],
@@ -73,8 +78,19 @@ def wanted(rows: list[Row]) -> dict[str, Any]:
         "mid": values[math.ceil(len(values) / 2) - 1] if values else None,
         "high": values[math.ceil(len(values) * 9 / 10) - 1] if values else None,
         "all": [value for value in in_order(2) if value is not None],
+        "exactly": len(set(texts)),
+        "summed": math.fsum(rounded) if rounded else None,
+        "averaged": math.fsum(rounded) / len(rounded) if rounded else None,
+        "at_top": by_x[-1][2] if by_x and by_x[-1][1] else None,
+        "at_bottom": by_rounded[0][2] if by_rounded and by_rounded[0][1] else None,
+        "positive": sum(value > 0 for value in values),
         "own": f"{longest}/{len(rows)}",
     }
+
+
+def _rounded(value: float) -> float:
+    """Half away from zero; 0.0 without a sign."""
+    return math.copysign(math.floor(abs(value) + 0.5), value) + 0.0
 
 
 def check(found: Mapping[str, Any], rows: list[Row]) -> None:

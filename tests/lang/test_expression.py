@@ -152,7 +152,7 @@ def test_types_are_those_of_spark(text: str, kind: str) -> None:
         ("device || n + 1", "n + 1", "parentheses"),
         ("n IN (SELECT 1)", "1", "subqueries"),
         ("(SELECT n)", "n", "subqueries"),
-        ("max(n) OVER ()", "max", "window functions"),
+        ("max(n) OVER ()", "max", "OVER stands only in the SELECT list"),
         ("n AS a + 1", "+", "not expected"),
         ("lower(*)", "*", "* stands only alone"),
         ("n; ok", ";", "one expression"),

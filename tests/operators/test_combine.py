@@ -51,6 +51,7 @@ EVERY_KIND = {
     "first": "first(x)", "last": "last(d)", "var": "variance(i)", "dev": "stddev_pop(i)", "different": "count_distinct(i)",
     "rough": "count_distinct(k, 8)", "mid": "median(x)", "high": "quantile(x, 0.9, 20)", "all": "collect(i)",
     "sd": "sum(d)", "mean_d": "avg(d)", "mix": "sum(i) / count(*) + max(x)", "p": "beta_mean(x > 0)", "lo": "min(d)",
+    "exact": "count(DISTINCT i)", "once": "sum(DISTINCT d)", "mean_once": "avg(DISTINCT i)", "at": "max_by(k, i)", "least_at": "min_by(i, x)",
 }  # fmt: skip
 tame_rows = st.tuples(
     st.sampled_from(["a", "b", "é", None]),

@@ -35,6 +35,8 @@ EVERY_AGGREGATE = {
     "middle": "quantile(x, 0.5)",
     "all": "collect(i)",
     "share": "beta_mean(i > 3)",
+    "exact": "count(DISTINCT i)",
+    "at_top": "max_by(i, x)",
 }
 
 

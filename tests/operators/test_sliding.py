@@ -127,6 +127,9 @@ MERGED_IN_ANY_SHAPE = {
     "distinct": "count_distinct(i)",
     "middle": "quantile(x, 0.5)",
     "all": "collect(i)",
+    "exact": "sum(DISTINCT i)",
+    "at_top": "max_by(i, x)",
+    "at_bottom": "min_by(i, x)",
 }
 
 
@@ -134,7 +137,19 @@ def in_any_shape(rows: list[Row]) -> tuple[Any, ...]:
     """The same by a plain loop; `rows` by time, no two of one time."""
     xs, numbers = sorted(row[2] for row in rows), [row[3] for row in rows]
     spread = round(statistics.variance(xs), 9) if len(xs) > 1 else 0.0
-    return numbers[0], numbers[-1], spread, len(set(numbers)), xs[(len(xs) - 1) // 2], numbers
+    by_x = sorted((row[2], row[3]) for row in rows)
+    middle = xs[(len(xs) - 1) // 2]
+    return (
+        numbers[0],
+        numbers[-1],
+        spread,
+        len(set(numbers)),
+        middle,
+        numbers,
+        sum(set(numbers)),
+        by_x[-1][1],
+        by_x[0][1],
+    )
 
 
 @pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])

@@ -24,7 +24,7 @@ from fordstone.planner.split import placed, split
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "note": "string"}
 AGGREGATES = {
     "n": "count(*)", "s": "sum(x)", "top": "max(x)", "first": "first(x)", "different": "count_distinct(x)", "mid": "median(x)",
-    "every": "collect(x)",
+    "every": "collect(x)", "exact": "count(DISTINCT x)", "at_top": "max_by(k, x)",
 }  # fmt: skip
 NODES = {"north": 1, "south": 2}
 """And what their rows are made of."""

@@ -26,6 +26,7 @@ from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.expression import expand, parse, parse_double, parse_predicate
 from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.sql.parser import read_order
 from fordstone.operators.aggregate.user import Aggregator, AggregatorCall
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
@@ -187,6 +188,42 @@ class Stream:
         with self._graph.building(named):
             span_us = positive_us(within, what="within")
         return self._add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
+
+    def top(
+        self,
+        n: int | None,
+        *,
+        by: str | Sequence[str],
+        per: str | Sequence[str] = (),
+        numbering: p.Numbering = "row_number",
+        column: str = "rank",
+        name: str | None = None,
+    ) -> Stream:
+        """The first `n` rows of each window in an order: `top(3, by="n DESC", per="window_start")`.
+
+        `by` is what ORDER BY takes. Rows that are equal in it are ordered by all their columns, so that results do not depend on
+        how rows came. `per` names the column of the window, and further columns that each have a ranking of their own. The number
+        of a row, from 1 on, is in `column`. `numbering="rank"` or `"dense_rank"` gives one number to rows that are equal in `by`.
+        With `n=None` all rows are numbered.
+        """
+        named = self._named("top", name)
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
+            raise PipelineError(f"step {named}: top({n!r}) is not a whole number of rows.")
+        texts = [by] if isinstance(by, str) else list(by)
+        with self._pipeline.building(named):
+            order = tuple(
+                p.SortKey(
+                    sql=parse(key.by.tree, self.schema, text=text).sql,
+                    descending=key.descending,
+                    nulls_first=key.nulls_first,
+                )
+                for text in texts
+                for key in read_order(text)
+            )
+        keys = (per,) if isinstance(per, str) else tuple(per)
+        return self._pipeline.add(
+            p.Top(name=named, input=self._at, keys=keys, n=n, by=order, numbering=numbering, column=column)
+        )
 
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]

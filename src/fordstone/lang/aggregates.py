@@ -20,7 +20,7 @@ from fordstone.errors import ExpressionError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import PARSED_MAX, Checker, Expression, checked, expression_of, parse, split_alias
 from fordstone.lang.schema import BIGINT, DECIMAL_DIGITS_MAX, DOUBLE, NULL, ClashError, DataType, Schema
-from fordstone.lang.term import Call, Column, Literal, Term, render
+from fordstone.lang.term import Call, Column, Literal, Term, render, written_call
 
 Invertible = typing.Literal["always", "exact", "never"]
 """Whether rows can be taken out again by subtraction: always, for integers and decimals, or never."""
@@ -52,6 +52,8 @@ class AggregateFunction:
     """Parts of the rows, made anywhere and merged in any order, give the result of all the rows."""
     invertible: Invertible = "never"
     star: bool = False
+    by: bool = False
+    """It takes a second argument, which says which row's value counts."""
     options: tuple[Option, ...] = ()
     needs_time: bool = False
     """Which value is first or last is a question of event time."""
@@ -199,7 +201,27 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
         AggregateFunction(
             name="count_distinct", signature="count_distinct(x[, lgk])", example="count_distinct(1)", accepts=_distinct,
             options=(_LG_K,),
-            about="The approximate number of distinct values, without nulls: HyperLogLog with 2 to the power of lgk (7 to 21, 12 by default) registers.",
+            about="The approximate number of distinct values, without nulls: HyperLogLog with 2 to the power of lgk (7 to 21, 12 by default) registers. Also approx_count_distinct(x).",
+        ),
+        AggregateFunction(
+            name="count distinct", signature="count(DISTINCT x)", example="count(DISTINCT 1)", accepts=_distinct,
+            about="The exact number of distinct values, without nulls. All of them are kept, so it grows with their number; count_distinct(x) does not.",
+        ),
+        AggregateFunction(
+            name="sum distinct", signature="sum(DISTINCT x)", example="sum(DISTINCT 1)", accepts=_sum,
+            about="The sum of the distinct values. All of them are kept.",
+        ),
+        AggregateFunction(
+            name="mean distinct", signature="avg(DISTINCT x)", example="avg(DISTINCT 1)", accepts=_mean,
+            about="The mean of the distinct values. All of them are kept.",
+        ),
+        AggregateFunction(
+            name="max_by", signature="max_by(x, y)", example="max_by(1, 2)", accepts=_ordered, by=True,
+            about="The value of x in the row with the greatest y, which may be null; rows where y is null do not count. Of several rows with that y, the greatest x.",
+        ),
+        AggregateFunction(
+            name="min_by", signature="min_by(x, y)", example="min_by(1, 2)", accepts=_ordered, by=True,
+            about="The value of x in the row with the least y, which may be null; rows where y is null do not count. Of several rows with that y, the least x (null is less than any).",
         ),
         AggregateFunction(
             name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double,
@@ -233,11 +255,20 @@ AGGREGATE_ALIASES: Final = {
     "stddev": "stddev_samp",
     "std": "stddev_samp",
     "collect_list": "collect",
+    "approx_count_distinct": "count_distinct",
     "median": "quantile",
 }
 IMPLIED: Final = {"median": "0.5"}
 """Names that stand for another with this option already given."""
-AGGREGATE_NAMES: Final = frozenset({*AGGREGATES, *AGGREGATE_ALIASES})
+DISTINCT: Final = {
+    "count": "count distinct",
+    "sum": "sum distinct",
+    "mean": "mean distinct",
+    "min": "min",
+    "max": "max",
+}
+"""What an aggregate is with DISTINCT before its argument; the least and the greatest are the same."""
+AGGREGATE_NAMES: Final = frozenset({*AGGREGATES, *AGGREGATE_ALIASES} - set(DISTINCT.values()) | {"min", "max"})
 
 
 RESULT_PREFIX: Final = "__a"
@@ -246,7 +277,7 @@ RESULT_PREFIX: Final = "__a"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateCall:
-    """One call that state is kept for. There are no `arguments` for count(*); only a user's own aggregate takes several."""
+    """One call that state is kept for. There are no `arguments` for count(*), and two for max_by; a user's own takes any number."""
 
     function: str
     """Its name in `AGGREGATES`; or, with a colon in it, the import path of a user's own."""
@@ -269,7 +300,7 @@ class AggregateCall:
     @property
     def sql(self) -> str:
         """The call as it is written, options left out."""
-        return f"{self.function}({', '.join(argument.sql for argument in self.arguments) or '*'})"
+        return written_call(self.function, [argument.sql for argument in self.arguments] or ["*"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +349,37 @@ def _parse_text(source: str, schema: Schema, name: str | None) -> Aggregate:
     return checked(source, None, lambda tree, text: _parse_tree(tree, schema, name, text))
 
 
+def without_filters(tree: exp.Expr, text: str) -> exp.Expr:
+    """The tree with CASE inside of aggregates in the place of FILTER (WHERE ...): they ignore nulls. The given tree is changed.
+
+    Raises:
+        ExpressionError: for first and last, whose value may be null.
+    """
+    for node in list(tree.find_all(exp.Filter)):
+        call, where = node.args["this"], node.args["expression"]
+        args = call.args.get("expressions") or []
+        name = str(call.args["this"]).lower() if isinstance(call, exp.Anonymous) else ""
+        name = AGGREGATE_ALIASES.get(name, name)
+        if name not in AGGREGATE_NAMES or name in {"first", "last"} or len(args) < 1 + AGGREGATES[name].by:
+            raise ExpressionError(
+                f"{name or 'this'} is not supported with FILTER. Filter the rows before, or write CASE WHEN inside.",
+                text=text,
+                offset=offset_of(node),
+            )
+        chosen = args[1] if AGGREGATES[name].by else args[0]
+        if isinstance(chosen, exp.Distinct):
+            (chosen, *_) = chosen.expressions
+        value = exp.Literal.number(1) if isinstance(chosen, exp.Star) else chosen.copy()
+        chosen.replace(exp.Case(ifs=[exp.If(this=where.args["this"].copy(), true=value)]))
+        tree = call.pop() if node is tree else tree
+        if tree is not call:
+            node.replace(call)
+    return tree
+
+
 def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> Aggregate:
+    if tree.find(exp.Filter) is not None:
+        tree = without_filters(tree.copy(), text)
     body, alias = split_alias(tree)
     if name is not None and alias is not None and alias != name:
         raise ExpressionError(f"the column is called {name!r} and also AS {alias}; drop one.", text=text)
@@ -377,25 +438,38 @@ def _call(node: exp.Anonymous, rows: Checker) -> tuple[Call, AggregateCall]:
         args.insert(1, exp.Literal.number(IMPLIED[written]))
     if (function.star and not args) or (function.star and len(args) == 1 and isinstance(args[0], exp.Star)):
         return Call(name, (), BIGINT), AggregateCall(function=name, arguments=(), type=BIGINT)
-    fewest = 1 + sum(option.default is None for option in function.options)
-    if not fewest <= len(args) <= 1 + len(function.options):
+    fewest = 1 + function.by + sum(option.default is None for option in function.options)
+    if not fewest <= len(args) <= 1 + function.by + len(function.options):
         raise rows.fail(f"{written} is called with {given} arguments; it is written {function.signature}.", node)
     if isinstance(args[0], exp.Distinct):
-        raise rows.fail(f"{written}(DISTINCT ...) is not supported; there is count_distinct(x).", args[0])
+        if name not in DISTINCT or len(args[0].expressions) != 1:
+            raise rows.fail(
+                f"{written}(DISTINCT ...) is not supported; there are count, sum, avg, min and max of one DISTINCT expression.",
+                args[0],
+            )
+        name, args = DISTINCT[name], list(args[0].expressions)
+        function = AGGREGATES[name]
+    found: list[Term] = []
     try:
         argument, kind = function.accepts(rows.check(args[0]))
     except ClashError as clash:
         raise rows.fail(clash.message, args[0]) from None
+    found.append(argument)
+    if function.by:
+        try:
+            found.append(_ordered(rows.check(args.pop(1)))[0])
+        except ClashError as clash:
+            raise rows.fail(clash.message, node) from None
     constants = [_constant(node, written, at, function, rows) for at, node in enumerate(args[1:])]
     values = [float(constant.value) for constant in constants]  # type: ignore[arg-type]  # a number, checked
     left = function.options[len(values) :]
     kept = AggregateCall(
         function=name,
-        arguments=(expression_of(argument, args[0], None),),
+        arguments=tuple(expression_of(term, args[0], None) for term in found),
         options=(*values, *(option.default for option in left if option.default is not None)),
         type=kind,
     )
-    return Call(name, (argument, *constants), kind), kept
+    return Call(name, (*found, *constants), kind), kept
 
 
 def _constant(node: exp.Expr, written: str, at: int, function: AggregateFunction, rows: Checker) -> Literal:

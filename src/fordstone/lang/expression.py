@@ -172,6 +172,7 @@ AGGREGATES_ELSEWHERE: Final = frozenset(
         "count", "sum", "avg", "mean", "min", "max", "first", "last", "stddev", "variance", "collect_list",
         "collect_set", "approx_count_distinct", "percentile", "median", "any_value", "var_samp", "var_pop", "stddev_samp", "stddev_pop",
         "collect", "count_distinct", "quantile", "beta_mean", "beta_low", "beta_high",
+        "max_by", "min_by",
     }
 )  # fmt: skip
 """Names that are aggregates: in a row-wise place the error says so rather than that they do not exist."""
@@ -489,11 +490,14 @@ class Checker:
 
     def _refuse(self, node: exp.Expr) -> ExpressionError:
         kinds: tuple[tuple[type[exp.Expr] | tuple[type[exp.Expr], ...], str], ...] = (
-            (exp.Window, "window functions (OVER) are not expressions here; use .window(...) on the stream."),
+            (
+                exp.Window,
+                "OVER stands only in the SELECT list of a query. In a pipeline, use .window(...) or .top(...) on the stream.",
+            ),
             ((exp.Query, exp.Subquery, exp.Exists), "subqueries are not supported."),
             (exp.Star, "* stands only alone in select, or in count(*)."),
             (exp.Alias, "AS stands only at the end of an expression."),
-            (exp.Filter, "FILTER is not supported; write CASE WHEN inside the aggregate."),
+            (exp.Filter, "FILTER stands after an aggregate."),
             (exp.Distinct, "DISTINCT is not supported here."),
             (exp.CurrentTimestamp, _not_repeatable("current_timestamp")),
             (exp.CurrentDate, _not_repeatable("current_date")),

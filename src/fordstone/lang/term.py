@@ -8,7 +8,7 @@ right by construction: every argument already has the type that its function tak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -144,7 +144,13 @@ def _write_call(term: Call) -> tuple[str, int]:
         case "element":
             return f"{_operand(args[0], _ATOM)}[{render(args[1])}]", _ATOM
         case name:
-            return f"{name}({', '.join(map(render, args))})", _ATOM
+            return written_call(name, list(map(render, args))), _ATOM
+
+
+def written_call(name: str, args: Sequence[str]) -> str:
+    """A call as it is written. The name of an aggregate of different values ends in DISTINCT, which stands before its argument."""
+    function, _, distinct = name.partition(" ")
+    return f"{function}({f'{distinct.upper()} ' if distinct else ''}{', '.join(args)})"
 
 
 def _written_predicate(term: Call) -> tuple[str, int] | None:

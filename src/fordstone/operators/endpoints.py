@@ -214,7 +214,8 @@ class ToCenterFamily(_TierFamily[p.ToCenter]):
         append_only(step, stream, "to_center")
         if stream.looped:
             raise PipelineError(f"step {step.name}: to_center is not possible inside or below a loop.")
-        return {p.Input(step.name): replace(stream, row_wise=False, windowed=False)}
+        time = None if stream.time is None else stream.time.alone  # one column crosses as the time
+        return {p.Input(step.name): replace(stream, time=time, row_wise=False, windowed=False)}
 
     def check_plan(self, step: p.ToCenter, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
         if plan.mode == "unaligned":

@@ -21,6 +21,7 @@ from fordstone.operators.join.lookup import LookupFamily, LookupLatestFamily
 from fordstone.operators.match.step import MatchFamily
 from fordstone.operators.process.step import ProcessFamily
 from fordstone.operators.rowwise import ExplodeFamily, FilterFamily, FunctionFamily, ProjectFamily, UnionFamily
+from fordstone.operators.top import TopFamily
 from fordstone.plan import plan as p
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
@@ -34,6 +35,7 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     CombineFamily(),
     EwmaFamily(),
     DeduplicateFamily(),
+    TopFamily(),
     JoinFamily(),
     LookupFamily(),
     LookupLatestFamily(),

@@ -166,9 +166,7 @@ class ProjectFamily(Family[p.Select | p.WithColumns]):
         stream = types[step.input]
         columns = projection(step, stream.schema)
         passed = {column.columns[0]: column.name for column in reversed(columns) if column.is_column}
-        time = stream.time
-        if time is not None:
-            time = replace(time, column=passed[time.column]) if time.column in passed else None
+        time = None if stream.time is None else stream.time.passed(passed)
         deterministic = all(column.deterministic for column in columns)
         found = replace(
             stream,
@@ -213,7 +211,9 @@ class ExplodeFamily(Family[p.Explode]):
         stream = types[step.input]
         append_only(step, stream, "flat_map")
         array, schema = exploded_columns(step, stream.schema)
-        time = stream.time if stream.time is None or stream.time.column != array.name else None
+        time = (
+            None if stream.time is None else stream.time.passed({name: name for name in schema if name != array.name})
+        )
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False)}
 
     def make(self, step: p.Explode, context: OperatorContext) -> Operator:
@@ -243,7 +243,7 @@ class FunctionFamily(Family[p.Function]):
         stream = types[step.input]
         append_only(step, stream, step.kind)
         schema = Schema.of(step.schema)
-        time = stream.time if stream.time is not None and schema.get(stream.time.column) == TIMESTAMP else None
+        time = stream.time.alone if stream.time is not None and schema.get(stream.time.column) == TIMESTAMP else None
         row_wise = stream.row_wise and step.kind != "map_batches"
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False, row_wise=row_wise)}
 
@@ -274,9 +274,11 @@ class UnionFamily(Family[p.Union]):
                     "a union needs streams of one schema.\n"
                     f"  {step.streams[0]}: {shown(first.schema)}\n  {given}: {shown(stream.schema)}"
                 )
+        # Windows of several lengths have one end, but not one start.
+        time = None if first.time is None else first.time.alone
         united = StreamType(
             schema=first.schema,
-            time=first.time if all(stream.time == first.time for stream in streams) else None,
+            time=time if all(stream.time == time for stream in streams) else None,
             row_wise=all(stream.row_wise for stream in streams),
             looped=any(stream.looped for stream in streams),
         )

@@ -311,6 +311,33 @@ class Deduplicate(KeyedByColumns, frozen=True, tag="deduplicate", kw_only=True):
     within_us: int
 
 
+class SortKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An expression that rows are sorted by, in SQL, and how."""
+
+    sql: str
+    descending: bool = False
+    nulls_first: bool = True
+
+
+Numbering = Literal["row_number", "rank", "dense_rank"]
+
+
+class Top(KeyedByColumns, frozen=True, tag="top", kw_only=True):
+    """The first rows of each key in an order, each with its number: of each window, or of all rows so far.
+
+    If the keys have the window of the rows (a column that gives the event time), the numbers are final when the window has closed.
+    """
+
+    input: Input
+    n: int | None
+    """None: all rows are numbered."""
+    by: tuple[SortKey, ...]
+    numbering: Numbering = "row_number"
+    """What rows that are equal in `by` get: different numbers, one number with a gap after it, or one number without."""
+    column: str = "rank"
+    """The column of the numbers."""
+
+
 class Join(AnyStep, frozen=True, tag="join", kw_only=True):
     """Pairs of rows of equal keys with right time between left time + from and left time + to, both included."""
 
@@ -470,7 +497,7 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, late ones marked."""
 
 
-KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Join | LookupLatest | Match | Process
+KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Top | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
 """Where the tiers meet: `planner.split` makes two plans without them, each for one engine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fordstone.errors import PipelineError, SchemaError
@@ -22,6 +22,25 @@ class EventTime:
 
     column: str
     shift_us: int = 0
+    also: EventTime | None = field(default=None, compare=False)
+    """Another column that gives the same time: of windows of one length, their start. Two times are equal without regard to it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns each of which gives the time."""
+        return (self.column,) if self.also is None else (self.column, self.also.column)
+
+    @property
+    def alone(self) -> EventTime:
+        """The time without the other column."""
+        return EventTime(column=self.column, shift_us=self.shift_us)
+
+    def passed(self, names: Mapping[str, str]) -> EventTime | None:
+        """Return the time after a projection that passes columns on under these names; None: none of its columns is."""
+        also = None if self.also is None else self.also.passed(names)
+        if self.column not in names:
+            return also
+        return EventTime(column=names[self.column], shift_us=self.shift_us, also=also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

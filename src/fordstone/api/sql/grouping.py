@@ -13,12 +13,14 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.graph import graph_of
+from fordstone.api.sql.over import sort_text
 from fordstone.api.sql.scope import HELPERS, Scope, call_of, column, column_name, named, window_of
 from fordstone.api.stream import Grouped, Stream
 from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.expression import parse, parse_predicate
-from fordstone.lang.sql.syntax import Expr, Select, SqlError, WindowCall, Windowed, placed
+from fordstone.lang.sql.parser import NO_LIMIT, NO_SORTING
+from fordstone.lang.sql.syntax import Expr, Limited, Select, SqlError, WindowCall, Windowed, placed
 from fordstone.plan import plan as p
 from fordstone.plan.ids import free_name
 from fordstone.plan.plan import Window
@@ -55,8 +57,8 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 def has_aggregate(tree: exp.Expr) -> bool:
-    """Whether an aggregate is called anywhere in it."""
-    return any(is_aggregate(node) for node in tree.walk())
+    """Whether an aggregate is called anywhere in it; one with OVER is not: it stands beside rows."""
+    return any(is_aggregate(node) and not isinstance(node.parent, exp.Window) for node in tree.walk())
 
 
 def grouped(
@@ -96,16 +98,22 @@ class _Grouping:
         having = None
         if given_having is not None:
             having = self._after_aggregation(self._scope.condition(given_having), names=self._outputs)
+        limited = self._select.limited
+        order = [] if limited is None else self._order(limited, window)
         if not self._aggregates:
             self._aggregate(_COUNT.copy(), None)
         self._check_key_kept(window)
         given = [*(key.name for key in self._keys), *(_BOUNDS if window is not None else ()), *self._aggregates]
-        selects = [(column_name(tree), shown) for shown, tree in self._outputs.items()] != [(one, one) for one in given]
+        selects = bool(order) or [(column_name(tree), shown) for shown, tree in self._outputs.items()] != [
+            (one, one) for one in given
+        ]
         steps = self._aggregated(window, None if selects or having is not None else name)
         if having is not None:
             with placed(self._scope.text, given_having.at if given_having is not None else None):
                 predicate = parse_predicate(having, steps.schema).sql
                 steps = steps.filter(predicate, name=None if selects else name)
+        if limited is not None:
+            steps = self._first(steps, limited, order)
         if not selects:
             return steps
         made = []
@@ -301,6 +309,35 @@ class _Grouping:
                         "an aggregate stands inside another. Aggregate in a query in FROM, and aggregate that again.",
                         offset_of(node),
                     )
+
+    # ORDER BY ... LIMIT
+
+    def _order(self, limited: Limited, window: Window | None) -> list[exp.Expr]:
+        """What ORDER BY sorts by, as expressions of what the aggregation gives."""
+        if not isinstance(window, p.Tumbling | p.Sliding):
+            raise self._scope.fail(NO_SORTING if limited.order else NO_LIMIT, limited.at)
+        if limited.rows is None:
+            raise self._scope.fail(
+                "ORDER BY needs LIMIT: with a window, ORDER BY ... LIMIT 3 gives the first three rows of each window.",
+                limited.at,
+            )
+        if not limited.order:
+            raise self._scope.fail(
+                "LIMIT needs ORDER BY before it, which says which rows of each window come first.", limited.at
+            )
+        return [
+            self._after_aggregation(self._scope.resolved(key.by.tree), names=self._outputs) for key in limited.order
+        ]
+
+    def _first(self, results: Stream, limited: Limited, order: list[exp.Expr]) -> Stream:
+        """The first results of each window; their number is in a column that SELECT leaves out."""
+        by = []
+        for key, tree in zip(limited.order, order, strict=True):
+            with placed(self._scope.text, key.by.at):
+                by.append(sort_text(parse(tree, results.schema).sql, key.descending, key.nulls_first))
+        with placed(self._scope.text, limited.at):
+            rank = free_name("rank", set(results.schema))
+            return results.top(limited.rows, by=by, per=_BOUNDS, column=rank)
 
     # Steps
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.sql.scope import Member, Scope, column, column_name, event_time, shifted_column
+from fordstone.api.sql.scope import Member, Scope, column, column_name, conjuncts, event_time, shifted_column
 from fordstone.api.stream import Stream
 from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
@@ -98,7 +98,7 @@ class _Joining:
 
     def _read(self, times: tuple[EventTime, EventTime]) -> _On:
         found = _On()
-        for part in _conjuncts(self._both.condition(self._join.on)):
+        for part in conjuncts(self._both.condition(self._join.on)):
             for one in _split_between(part):
                 if not self._read_bound(one, times, found) and not self._read_key(one, found):
                     found.others.append(one)
@@ -258,16 +258,6 @@ def _unmarked(tree: exp.Expr, right: dict[str, str]) -> exp.Expr:
         return made
 
     return tree.transform(change)
-
-
-def _conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
-    if isinstance(tree, exp.Paren):
-        yield from _conjuncts(tree.args["this"])
-    elif isinstance(tree, exp.And):
-        yield from _conjuncts(tree.args["this"])
-        yield from _conjuncts(tree.args["expression"])
-    else:
-        yield tree
 
 
 def _split_between(tree: exp.Expr) -> Iterator[exp.Expr]:

@@ -6,7 +6,7 @@ Every clause becomes what a person would write with `filter`, `select`, `group_b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, assert_never, cast
 
@@ -15,12 +15,13 @@ from sqlglot import exp
 from fordstone.api.sql.grouping import Item, grouped, has_aggregate
 from fordstone.api.sql.join import joined
 from fordstone.api.sql.match import matched
-from fordstone.api.sql.scope import HELPERS, Member, Scope, column, column_name, named
+from fordstone.api.sql.over import Overs, RankBounds, has_over, rank_bounds
+from fordstone.api.sql.scope import HELPERS, Member, Scope, column, column_name, conjuncts, named
 from fordstone.api.stream import Stream
 from fordstone.errors import PipelineError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import Expression, parse, parse_predicate, split_alias
-from fordstone.lang.sql.parser import read_query
+from fordstone.lang.sql.parser import NO_LIMIT, NO_SORTING, read_query
 from fordstone.lang.sql.syntax import (
     Derived,
     Expr,
@@ -74,18 +75,21 @@ class _Builder:
         self._text = text
         self._built: dict[int, Stream] = {}
 
-    def query(self, query: Query, names: Names, name: str | None) -> Stream:
+    def query(self, query: Query, names: Names, name: str | None, bounds: RankBounds | None = None) -> Stream:
+        """The stream of a query. `bounds`: what the query outside wants of its ranks."""
         for given, inner in query.named:
             names = {**names, given.text: _Pending(query=inner, names=dict(names))}
         if len(query.parts) == 1:
-            return self._part(query.parts[0], names, name)
+            return self._part(query.parts[0], names, name, bounds)
         first, *others = [self._part(part, names, None) for part in query.parts]
         aligned = [self._aligned(first, other, part.at) for other, part in zip(others, query.parts[1:], strict=True)]
         with placed(self._text, query.parts[1].at):
             return first.union(*aligned, name=name)
 
-    def _part(self, part: Select | Query, names: Names, name: str | None) -> Stream:
-        return self.query(part, names, name) if isinstance(part, Query) else self._select(part, names, name)
+    def _part(self, part: Select | Query, names: Names, name: str | None, bounds: RankBounds | None = None) -> Stream:
+        if isinstance(part, Query):
+            return self.query(part, names, name, bounds)
+        return self._select(part, names, name, bounds or RankBounds())
 
     def _aligned(self, first: Stream, other: Stream, at: int) -> Stream:
         """Columns are united by position, under the names of the first query."""
@@ -109,14 +113,14 @@ class _Builder:
 
     # FROM
 
-    def _table(self, table: Table, names: Names) -> tuple[Stream, Member]:
+    def _table(self, table: Table, names: Names, bounds: RankBounds | None = None) -> tuple[Stream, Member]:
         """The stream of a table, and what can be named of it."""
         alias = table.alias.text if table.alias is not None else None
         if isinstance(table, Named):
-            stream = self._stream(table, names)
+            stream = self._stream(table, names, bounds)
             return stream, _member(alias or table.name.text, stream)
         if isinstance(table, Derived):
-            stream = self.query(table.query, names, None)
+            stream = self.query(table.query, names, None, bounds)
             return stream, _member(alias, stream)
         if isinstance(table, Windowed):
             stream, inner = self._table(table.table, names)
@@ -128,9 +132,12 @@ class _Builder:
             return stream, _member(alias or inner.name, stream)
         assert_never(table)
 
-    def _stream(self, table: Named, names: Names) -> Stream:
+    def _stream(self, table: Named, names: Names, bounds: RankBounds | None = None) -> Stream:
         found = names.get(table.name.text)
         if isinstance(found, _Pending):
+            if bounds is not None and self._ranks(found.query, bounds):
+                # A query that wants other ranks of it has steps of its own.
+                return self.query(found.query, dict(found.names), None, bounds)
             key = id(found.query)
             if key not in self._built:
                 self._built[key] = self.query(found.query, dict(found.names), None)
@@ -155,8 +162,16 @@ class _Builder:
             raise self._fail(f"{table.name.text} has no {table.port.text} rows.", table.port.at)
         return Stream(self._graph, port)
 
-    def _from(self, select: Select, names: Names) -> tuple[Stream, Scope, Windowed | None]:
-        stream, member = self._table(select.table, names)
+    def _ranks(self, query: Query, bounds: RankBounds) -> bool:
+        """Whether a query numbers rows, and numbers up to a bound are wanted."""
+        (part, *others) = query.parts
+        if others or isinstance(part, Query):
+            return not others and isinstance(part, Query) and self._ranks(part, bounds)
+        items = [split_alias(item.tree) for item in part.items if isinstance(item, Expr)]
+        return any(alias in bounds.most and has_over(tree) for tree, alias in items)
+
+    def _from(self, select: Select, names: Names, bounds: RankBounds | None) -> tuple[Stream, Scope, Windowed | None]:
+        stream, member = self._table(select.table, names, bounds)
         windowed = select.table if isinstance(select.table, Windowed) else None
         scope = Scope(text=self._text, members=(member,))
         for join in select.joins:
@@ -171,9 +186,14 @@ class _Builder:
 
     # SELECT
 
-    def _select(self, select: Select, names: Names, name: str | None) -> Stream:
-        stream, scope, windowed = self._from(select, names)
+    def _select(self, select: Select, names: Names, name: str | None, bounds: RankBounds) -> Stream:
+        wanted = None if select.where is None or select.joins else rank_bounds(select.where.tree)
+        stream, scope, windowed = self._from(select, names, wanted)
+        if wanted is not None and wanted.used:
+            select = replace(select, where=_without(select.where, wanted))
         aggregated = select.group is not None or select.having is not None or self._aggregates(select)
+        if select.limited is not None and not aggregated:
+            raise self._fail(NO_SORTING if select.limited.order else NO_LIMIT, select.limited.at)
         if windowed is not None and not aggregated:
             raise self._fail(
                 "windows of a table are there to be aggregated. Add GROUP BY window_start, window_end and an aggregate, such "
@@ -188,7 +208,7 @@ class _Builder:
             return grouped(stream, scope, select, self._items(select), windowed, name)
         if everything:
             return stream if name is None or select.where is not None else stream.select("*", name=name)
-        return self._projected(stream, scope, select, name)
+        return self._projected(stream, scope, select, name, bounds)
 
     def _aggregates(self, select: Select) -> bool:
         return any(isinstance(item, Expr) and has_aggregate(item.tree) for item in select.items)
@@ -228,21 +248,43 @@ class _Builder:
             if isinstance(item, Star):
                 raise self._fail("* does not stand beside aggregates. List the columns of GROUP BY.", item.at)
             body, alias = split_alias(item.tree)
+            if has_over(body):
+                raise self._fail(
+                    "OVER does not stand beside GROUP BY. Aggregate in a query in FROM or WITH, and write OVER outside of it.",
+                    item.at,
+                )
             found.append(Item(tree=body, alias=alias, at=item.at))
         return found
 
-    def _projected(self, stream: Stream, scope: Scope, select: Select, name: str | None) -> Stream:
-        columns: list[Expression] = []
-        places: dict[str, int] = {}
+    def _projected(self, stream: Stream, scope: Scope, select: Select, name: str | None, bounds: RankBounds) -> Stream:
+        trees: list[tuple[exp.Expr, int]] = []
+        overs = Overs(stream, scope, bounds)
         for item in select.items:
-            given = self._starred(item, scope) if isinstance(item, Star) else [self._item_tree(item, scope)]
-            for tree in given:
-                with placed(self._text, item.at):
-                    found = parse(tree, stream.schema, text=self._text)
-                if found.name in places:
-                    raise self._fail(f"two columns are called {found.name!r}. Rename one with AS.", item.at)
-                places[found.name] = item.at
-                columns.append(found)
+            if isinstance(item, Star):
+                trees += [(tree, item.at) for tree in self._starred(item, scope)]
+                continue
+            tree = self._item_tree(item, scope)
+            if has_over(tree):
+                body, alias = split_alias(tree)
+                found_tree = overs.replaced(body, alias)
+                tree = found_tree if alias is None else named(found_tree, alias)
+            trees.append((tree, item.at))
+        stream = overs.stream
+        columns: list[Expression] = []
+        seen: set[str] = set()
+        for tree, at in trees:
+            with placed(self._text, at):
+                found = parse(tree, stream.schema, text=self._text)
+            if found.name in seen:
+                raise self._fail(f"two columns are called {found.name!r}. Rename one with AS.", at)
+            seen.add(found.name)
+            columns.append(found)
+        if (
+            overs.made
+            and name is None
+            and [found.sql for found in columns] == [quoted_name(one) for one in stream.schema]
+        ):
+            return stream
         with placed(self._text, select.at):
             return stream.select(*(found.sql for found in columns), name=name)
 
@@ -275,6 +317,17 @@ class _Builder:
 
     def _fail(self, message: str, at: int | None) -> SqlError:
         return SqlError(message, text=self._text, offset=at)
+
+
+def _without(where: Expr | None, bounds: RankBounds) -> Expr | None:
+    """WHERE without the conditions that hold for every row, because only these ranks come."""
+    left = [] if where is None else [one for one in conjuncts(where.tree) if not bounds.implied(one)]
+    if where is None or not left:
+        return None
+    tree = left[0]
+    for further in left[1:]:
+        tree = exp.And(this=tree, expression=further)
+    return Expr(tree=tree, at=where.at)
 
 
 def _member(name: str | None, stream: Stream) -> Member:

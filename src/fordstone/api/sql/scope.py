@@ -5,7 +5,7 @@ TUMBLE, HOP and SESSION become windows of the stream once it is clear that they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -116,6 +116,17 @@ def column(name: str) -> exp.Expr:
 def named(tree: exp.Expr, name: str) -> exp.Expr:
     """The tree AS a name."""
     return exp.Alias(this=tree, alias=exp.Identifier(this=name, quoted=True))
+
+
+def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
+    """The conditions that AND joins."""
+    if isinstance(tree, exp.Paren):
+        yield from conjuncts(tree.args["this"])
+    elif isinstance(tree, exp.And):
+        yield from conjuncts(tree.args["this"])
+        yield from conjuncts(tree.args["expression"])
+    else:
+        yield tree
 
 
 def event_time(stream: Stream, scope: Scope, what: str, at: int, *, side: str | None = None) -> EventTime:

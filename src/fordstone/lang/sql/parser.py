@@ -16,6 +16,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from fordstone.errors import ExpressionError
+from fordstone.lang.aggregates import without_filters
 from fordstone.lang.dialect import read_part, tokens_of
 from fordstone.lang.expression import split_alias
 from fordstone.lang.sql.syntax import (
@@ -23,12 +24,14 @@ from fordstone.lang.sql.syntax import (
     Expr,
     Join,
     JoinHow,
+    Limited,
     Matched,
     Name,
     Named,
     PatternPart,
     Query,
     Select,
+    Sorted,
     SqlError,
     Star,
     Table,
@@ -50,20 +53,25 @@ _OPERATORS: Final = frozenset(
     }
 )  # fmt: skip
 _JOIN_WORDS: Final = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL", "SEMI", "ANTI"})
-_NO_SORTING: Final = "a stream has no end, so its rows cannot be sorted as a whole. Sort where you read the result."
+_SORTED: Final = (
+    "a stream has no end, so its rows cannot be sorted as a whole. Sort where you read the result. The first rows of each window are "
+    "ORDER BY ... LIMIT after GROUP BY with a window."
+)
+NO_SORTING: Final = f"ORDER BY is not supported here: {_SORTED}"
+NO_LIMIT: Final = (
+    "LIMIT is not supported here: a stream has no end. Take as many rows as you need where you read the result."
+)
 _NO_DISTINCT: Final = (
     "Use GROUP BY with these columns and a window, or Stream.deduplicate for the first row of each key within a time."
 )
 _REFUSED_CLAUSES: Final = {
-    "ORDER BY": _NO_SORTING,
-    "SORT BY": _NO_SORTING,
-    "CLUSTER BY": _NO_SORTING,
+    "SORT BY": _SORTED,
+    "CLUSTER BY": _SORTED,
     "DISTRIBUTE BY": "rows are brought together by GROUP BY.",
-    "LIMIT": "a stream has no end. Take as many rows as you need where you read the result.",
     "OFFSET": "a stream has no end. Skip rows where you read the result.",
-    "FETCH": "a stream has no end. Take as many rows as you need where you read the result.",
-    "QUALIFY": "there is no OVER either. Use HAVING, or MATCH_RECOGNIZE for sequences of rows.",
-    "WINDOW": "there is no OVER either. Use GROUP BY with TUMBLE, HOP or SESSION.",
+    "FETCH": "write LIMIT, after GROUP BY with a window and ORDER BY.",
+    "QUALIFY": "write the query with OVER in FROM, and the condition in WHERE outside of it.",
+    "WINDOW": "write what the window is after each OVER: OVER (PARTITION BY ... ORDER BY ...).",
     "LATERAL": "use Stream.flat_map on the stream before the query.",
     "PIVOT": "write an aggregate with CASE WHEN for each column.",
     "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
@@ -75,7 +83,19 @@ _REFUSED_CLAUSES: Final = {
     "INTO": "use stream.sink(...) on what the query gives.",
 }
 _CLAUSE_WORDS: Final = frozenset(
-    {"FROM", "WHERE", "GROUP BY", "HAVING", "UNION", "MATCH_RECOGNIZE", "USING", "ON", *_REFUSED_CLAUSES}
+    {
+        "FROM",
+        "WHERE",
+        "GROUP BY",
+        "HAVING",
+        "UNION",
+        "MATCH_RECOGNIZE",
+        "USING",
+        "ON",
+        "ORDER BY",
+        "LIMIT",
+        *_REFUSED_CLAUSES,
+    }
 )
 _RESERVED: Final = frozenset({"FROM", "WHERE", "GROUP BY", "HAVING", "UNION", "ORDER BY"})
 """Clauses that begin wherever the word stands, even where an operand is missing before it."""
@@ -83,14 +103,6 @@ _NO_SUBQUERY: Final = "subqueries in expressions are not supported. Join the two
 _REFUSED: Final = {
     ("(", "SELECT"): _NO_SUBQUERY,
     ("(", "WITH"): _NO_SUBQUERY,
-    (
-        ")",
-        "OVER",
-    ): "OVER is not supported. Use GROUP BY with TUMBLE, HOP or SESSION, or MATCH_RECOGNIZE for sequences of rows.",
-    (
-        ")",
-        "FILTER",
-    ): "FILTER is not supported. Write CASE WHEN inside the aggregate: count(CASE WHEN x > 0 THEN 1 END).",
 }
 """Tokens in a row that begin what an expression here cannot have."""
 
@@ -189,7 +201,7 @@ class Tokens:
             raise self.fail("an expression is missing here.")
         self._refuse_queries(part)
         try:
-            return Expr(tree=read_part(part, self.text), at=int(part[0].start))
+            return Expr(tree=without_filters(read_part(part, self.text), self.text), at=int(part[0].start))
         except ExpressionError as error:
             raise SqlError(error.message, text=self.text, offset=error.offset) from None
 
@@ -548,6 +560,47 @@ def read_query(text: str) -> Query:
     return query
 
 
+def read_order(text: str) -> tuple[Sorted, ...]:
+    """Read what follows ORDER BY: `n DESC, device`.
+
+    Raises:
+        SqlError: with the place of what is wrong.
+    """
+    tokens = Tokens(text)
+    found = tokens.listed(lambda: _sorted(tokens))
+    if not tokens.over():
+        _stray(tokens)
+    return found
+
+
+def _sorted(tokens: Tokens) -> Sorted:
+    """An expression and how to sort by it; nulls are less than anything, as in Spark, unless NULLS says otherwise."""
+    by = tokens.expression("ASC", "DESC", "NULLS")
+    if isinstance(by.tree, exp.Alias):
+        raise tokens.fail("a part of ORDER BY has no name of its own.", by.at)
+    descending = tokens.take("DESC")
+    if not descending:
+        tokens.take("ASC")
+    nulls_first = not descending
+    if tokens.take("NULLS"):
+        nulls_first = tokens.take("FIRST")
+        if not nulls_first:
+            tokens.need("LAST")
+    return Sorted(by=by, descending=descending, nulls_first=nulls_first)
+
+
+def _limited(tokens: Tokens) -> Limited | None:
+    at = tokens.place
+    order = tokens.listed(lambda: _sorted(tokens)) if tokens.take("ORDER BY") else ()
+    rows: int | None = None
+    if tokens.take("LIMIT"):
+        place = tokens.place
+        rows = tokens.number()
+        if not rows:
+            raise tokens.fail("LIMIT is a whole number of at least 1, written out.", place)
+    return Limited(order=order, rows=rows, at=at) if order or rows else None
+
+
 def _refuse_statements(tokens: Tokens) -> None:
     first = tokens.word()
     if first not in {"SELECT", "WITH", "("}:
@@ -574,8 +627,14 @@ def _query(tokens: Tokens, depth: int) -> Query:
         if tokens.sees("BY"):
             raise tokens.fail("UNION ALL BY NAME is not supported. List the columns in the same order.")
         parts.append(_part(tokens, depth))
+    limited = _limited(tokens)
     if tokens.word() in _REFUSED_CLAUSES:
         _refuse_clause(tokens)
+    if limited is not None:
+        (first, *others) = parts
+        if others or isinstance(first, Query):
+            raise tokens.fail(NO_SORTING if limited.order else NO_LIMIT, limited.at)
+        parts = [replace(first, limited=limited)]
     return Query(parts=tuple(parts), named=named, at=at)
 
 

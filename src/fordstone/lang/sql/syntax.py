@@ -97,6 +97,24 @@ class Expr:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """A part of ORDER BY."""
+
+    by: Expr
+    descending: bool = False
+    nulls_first: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited:
+    """ORDER BY ... LIMIT: the first rows of each window."""
+
+    order: tuple[Sorted, ...]
+    rows: int | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Star:
     """`*`, `t.*`, or `* EXCEPT (a, b)` in a SELECT list."""
 
@@ -204,6 +222,7 @@ class Select:
     where: Expr | None = None
     group: tuple[Expr, ...] | None = None
     having: Expr | None = None
+    limited: Limited | None = None
     at: int
 
 

@@ -161,8 +161,15 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
         return StreamType(schema=schema, upsert_key=step.keys, row_wise=False, looped=stream.looped)
     # A result counts as the last instant of its window: then a window of windows holds exactly those that lie in it.
     # A window by count ends with its last row, and not after it.
-    time = EventTime(column=WINDOW_END, shift_us=0 if isinstance(step.window, Count) else -1)
+    time = EventTime(column=WINDOW_END, shift_us=0 if isinstance(step.window, Count) else -1, also=_start(step.window))
     return StreamType(schema=schema, time=time, row_wise=False, windowed=True)
+
+
+def _start(window: Window) -> EventTime | None:
+    """The start of windows of one length, as the time of their results."""
+    return (
+        EventTime(column=WINDOW_START, shift_us=window.size_us - 1) if isinstance(window, Tumbling | Sliding) else None
+    )
 
 
 def _windowable(step: p.Aggregate, stream: StreamType) -> None:

@@ -24,7 +24,7 @@ from fordstone.lang.schema import DataType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """The argument of a call: in which columns of a batch its values stand. Only a user's own aggregate has several."""
+    """The argument of a call: in which columns of a batch its values stand. `max_by` and a user's own aggregate have several."""
 
     index: int
     names: tuple[str, ...]
@@ -241,6 +241,79 @@ class End(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen(Part):
+    """The first argument in the row with the least or the greatest second one, which is not null; of several such rows the least or the
+    greatest value. So it does not depend on the order of rows.
+    """
+
+    greatest: bool
+    streams = False
+
+    @property
+    def order(self) -> int:  # type: ignore[override]  # one class for two parts
+        return 13 if self.greatest else 12
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        letter = "max" if self.greatest else "min"
+        return f"__{letter}_by_at{values.index}", f"__{letter}_by{values.index}"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        return self._chosen(values, pl.col(values.names[1]), values.value)
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        at, name = self.columns(values)
+        by = pl.col(values.names[1])
+        return [by.alias(at), pl.when(by.is_not_null()).then(values.value).alias(name)]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        at, name = self.columns(values)
+        return self._chosen(values, pl.col(at), pl.col(name))
+
+    def _chosen(self, values: Values, by: pl.Expr, value: pl.Expr) -> list[pl.Expr]:
+        at, name = self.columns(values)
+        order = [by, *_order(values, value)]
+        nulls_last = [not self.greatest, *[False] * (len(order) - 1)]
+        by, value = (each.sort_by(order, nulls_last=nulls_last) for each in (by, value))
+        by, value = (each.last() if self.greatest else each.first() for each in (by, value))
+        return [by.alias(at), pl.when(by.is_not_null()).then(value).alias(name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Different(Part):
+    """The different values that are not null, in order; -0.0 is 0.0."""
+
+    order = 14
+    streams = False
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        return (self.column(values),)
+
+    def column(self, values: Values) -> str:
+        return f"__set{values.index}"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        return [_one_zero(values).drop_nulls().unique().sort().alias(self.column(values))]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        # A list of a null stands for none: merging and finishing drop nulls.
+        return [pl.concat_list(_one_zero(values)).alias(self.column(values))]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        return [pl.col(self.column(values)).explode().drop_nulls().unique().sort()]
+
+    def found(self, values: Values) -> pl.Expr:
+        """The lists of different values, for results."""
+        return pl.col(self.column(values)).list.drop_nulls()
+
+
+def _one_zero(values: Values) -> pl.Expr:
+    if not values.type.is_float:
+        return values.value
+    zero = pl.lit(0.0, dtype=values.type.polars)
+    return pl.when(values.value == zero).then(zero).otherwise(values.value)
+
+
+@dataclass(frozen=True, slots=True)
 class Collected(Part):
     """All values that are not null, with their times where there are any; in no order before `in_order`."""
 
@@ -269,6 +342,9 @@ class Collected(Part):
 FIRST: Final = End(first=True)
 LAST: Final = End(first=False)
 COLLECTED: Final = Collected()
+LEAST_BY: Final = Chosen(greatest=False)
+GREATEST_BY: Final = Chosen(greatest=True)
+DIFFERENT: Final = Different()
 
 
 def in_order(columns: Sequence[pl.Series]) -> pl.Series:

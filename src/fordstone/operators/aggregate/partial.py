@@ -25,11 +25,14 @@ from fordstone.operators.aggregate.part import (
     COLLECTED,
     COUNT,
     COUNT_TRUE,
+    DIFFERENT,
     DOUBLE_SUM,
     FIRST,
     GREATEST,
+    GREATEST_BY,
     LAST,
     LEAST,
+    LEAST_BY,
     SPREAD,
     SUM,
     Part,
@@ -99,6 +102,12 @@ def _collected(call: AggregateCall, values: Values) -> pl.Expr:
     return of_columns(in_order, COLLECTED.columns(values), call.type.polars)
 
 
+def _different_sum(call: AggregateCall, values: Values) -> pl.Expr:
+    """Of the different values; integers in 64 bits, which wraps."""
+    found = DIFFERENT.found(values).cast(pl.List(call.type.polars))
+    return pl.when(found.list.len() > 0).then(found.list.sum()).cast(call.type.polars)
+
+
 def _distinct(call: AggregateCall) -> Distinct:
     (lg_k,) = call.options
     return Distinct(int(lg_k))
@@ -145,6 +154,16 @@ KINDS: Final[dict[str, Kind]] = {
     "stddev_pop": Kind(parts=lambda _: (COUNT, SPREAD), result=_variance(less=0, root=True)),
     "first": Kind(parts=lambda _: (FIRST,), result=lambda _, values: pl.col(FIRST.columns(values)[1])),
     "last": Kind(parts=lambda _: (LAST,), result=lambda _, values: pl.col(LAST.columns(values)[1])),
+    "max_by": Kind(parts=lambda _: (GREATEST_BY,), result=lambda _, values: pl.col(GREATEST_BY.columns(values)[1])),
+    "min_by": Kind(parts=lambda _: (LEAST_BY,), result=lambda _, values: pl.col(LEAST_BY.columns(values)[1])),
+    "count distinct": Kind(
+        parts=lambda _: (DIFFERENT,), result=lambda _, values: DIFFERENT.found(values).list.len().cast(pl.Int64)
+    ),
+    "sum distinct": Kind(parts=lambda _: (DIFFERENT,), result=_different_sum),
+    "mean distinct": Kind(
+        parts=lambda _: (DIFFERENT,),
+        result=lambda _, values: DIFFERENT.found(values).cast(pl.List(pl.Float64)).list.mean(),
+    ),
     "collect": Kind(parts=lambda _: (COLLECTED,), result=_collected),
     "count_distinct": Kind(parts=lambda call: (_distinct(call),), result=_estimate),
     "quantile": Kind(parts=lambda call: (_sketch(call),), result=_quantile),
