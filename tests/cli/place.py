@@ -98,12 +98,18 @@ def commands(place: Path, **environment: str) -> Iterator[Invoke]:
         logger.setLevel(level)
 
 
-def start(place: Path, *args: str, **more: str) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, below `place`."""
+def start(place: Path, *args: str, stdin: Any = None, **more: str) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, below `place`. `stdin`: a file descriptor; `more`: environment variables."""
     environment = {name: value for name, value in os.environ.items() if name != "POLARS_MAX_THREADS"} | more
     command = [sys.executable, "-c", "from fordstone.cli.main import main; main()", *args]
     return subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=place,
+        env=environment,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 from pathlib import Path
@@ -32,6 +34,100 @@ def test_running_again_says_that_nothing_is_left(invoke: Invoke):
     result = invoke("run", "flow.py", "--bounded")
     assert result.exit_code == 0
     assert "cold-chain had ended already" in result.stderr
+
+
+def test_bounded_again_with_new_input_fails_and_names_what_helps(invoke: Invoke, place: Path):
+    assert invoke("run", "flow.py", "--bounded").exit_code == 0
+    write_rows(place / "in" / "b.jsonl", range(100, 120))
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 1
+    assert "Source readings has new input since, in b.jsonl" in result.stderr
+    assert "add --fresh" in result.stderr
+    assert "use --available-now instead of --bounded" in result.stderr
+
+
+def test_available_now_reads_what_is_new_with_every_run(invoke: Invoke, place: Path):
+    first = invoke("run", "flow.py", "--available-now")
+    assert (first.exit_code, len(read_rows(place / "out" / "hot"))) == (0, 59)
+    assert "cold-chain read everything there is; the next run resumes from here." in first.stderr
+    write_rows(place / "in" / "a.jsonl", range(100, 120))
+    second = invoke("run", "flow.py", "--available-now")
+    assert "  rows in   20" in second.stderr
+    assert len(read_rows(place / "out" / "hot")) == 79
+
+
+def test_fresh_sets_state_and_outputs_aside_and_says_where(invoke: Invoke, place: Path):
+    assert invoke("run", "flow.py", "--bounded").exit_code == 0
+    for number in (1, 2):
+        write_rows(place / "in" / f"b{number}.jsonl", range(100 * number, 100 * number + 20))
+        result = invoke("run", "flow.py", "--bounded", "--fresh", "--yes")
+        assert result.exit_code == 0, result.stderr
+        assert f"  state: state/cold-chain/node -> state/cold-chain/node.old-{number}" in result.stderr
+        assert f"  output of sink hot: out/hot -> out/hot.old-{number}" in result.stderr
+        assert "started from the beginning" in result.stderr
+        assert len(read_rows(place / "out" / "hot")) == 59 + 20 * number
+    assert len(read_rows(place / "out" / "hot.old-1")) == 59, "nothing was deleted"
+    assert len(read_rows(place / "out" / "hot.old-2")) == 79
+
+
+def test_fresh_asks_and_without_a_terminal_it_needs_yes(invoke: Invoke, place: Path):
+    assert invoke("run", "flow.py", "--bounded").exit_code == 0
+    refused = invoke("run", "flow.py", "--bounded", "--fresh")
+    assert (refused.exit_code, "there is no terminal to ask at. Add --yes." in refused.stderr) == (2, True)
+    code, said = answered(place, "n", "run", "flow.py", "--bounded", "--fresh")
+    assert (code, "nothing was set aside, and nothing was run." in said) == (1, True), said
+    assert not (place / "out" / "hot.old-1").exists()
+    code, said = answered(place, "y", "run", "flow.py", "--bounded", "--fresh")
+    assert (code, "output of sink hot: out/hot -> out/hot.old-1" in said) == (0, True), said
+    assert (place / "out" / "hot.old-1").exists()
+
+
+def answered(place: Path, answer: str, *args: str) -> tuple[int, str]:
+    """Run the command at a terminal and type an answer: exit code and standard error."""
+    master, terminal = pty.openpty()
+    try:
+        os.write(master, f"{answer}\n".encode())
+        code, _, err = finish(start(place, *args, stdin=terminal))
+    finally:
+        os.close(master)
+        os.close(terminal)
+    return code, err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--yes"], "--yes goes with --fresh."),
+        (["--fresh", "--yes", "--remote", "memory://x"], "the run would resume from the copies there"),
+        (["--fresh", "--yes", "--part", "edge", "--hub", "http://127.0.0.1:1"], "--fresh does not go with --part edge"),
+    ],
+)
+def test_fresh_is_refused_where_old_state_would_come_back(invoke: Invoke, given: list[str], says: str):
+    result = invoke("run", "flow.py", "--bounded", *given)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+def test_fresh_leaves_everything_while_another_process_runs(invoke: Invoke, place: Path):
+    (place / "live.py").write_text(LIVE)
+    process = start(place, "run", "live.py", "--json", "--interval", "100ms")
+    try:
+        event_with(process, "epoch", 1)
+        result = invoke("run", "live.py", "--fresh", "--yes")
+        assert (result.exit_code, "is still running" in result.stderr) == (1, True), result.stderr
+        assert not list(place.rglob("*.old-1"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        finish(process)
+
+
+def test_an_output_that_cannot_be_renamed_is_named(invoke: Invoke, place: Path):
+    text = (place / "flow.py").read_text()
+    (place / "flow.py").write_text(
+        text + "from fordstone.connectors import delta\nreadings.sink('d', delta('s3://b/t'))\n"
+    )
+    result = invoke("run", "flow.py", "--bounded", "--fresh", "--yes")
+    assert result.exit_code == 1
+    assert "the output of sink d is at s3://b/t, which cannot be renamed from here" in result.stderr
 
 
 def test_json_prints_nothing_but_the_report_to_standard_output(invoke: Invoke):

@@ -153,7 +153,7 @@ def test_center_is_a_run_on_spark_without_an_end(invoke: Invoke, spark_stand_in:
         (["--on", "spark", "--conf", "spark.ui.enabled"], "write NAME=VALUE"),
         (["--on", "spark", "--conf", "ui=1"], "write NAME=VALUE"),
         (["--master", "local[2]"], "--master goes with --on spark, not with --on edge. The edge runs in this process"),
-        (["--on", "edge", "--available-now"], "On the edge, use --bounded."),
+        (["--on", "edge", "--bounded", "--available-now"], "cannot both be set"),
         (["--from-checkpoint", "state"], "--from-checkpoint goes with --on spark"),
         (["--conf", "spark.ui.enabled=true"], "--conf goes with --on spark"),
         (["--on", "flink"], "'flink' is not one of"),
@@ -199,7 +199,8 @@ def test_help_lists_the_options_of_each_engine_apart(invoke: Invoke):
     assert "--state DIR" in shared
     assert "FILE[:NAME]\n" not in shared.partition("Options:")[2]
     assert "--parallelism N" in edge
-    assert "--available-now" in spark
+    assert "--available-now" in shared
+    assert "--shards N" in spark
     assert "--part [edge|center]" in spark.partition("Options of two tiers:")[2]
     assert {option.name for option in run.params} - {option.name for option in center.params} == {
         "bounded",
@@ -262,7 +263,8 @@ def test_what_was_there_is_read_and_more_may_come(invoke: Invoke, spark_stand_in
 def test_a_batch_job_that_is_done_says_how_to_read_on(invoke: Invoke, spark_stand_in: FakeSpark):
     spark_stand_in.run = lambda: Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS)
     said = invoke("run", "flow.py", "--on", "spark", "--bounded").stderr
-    assert "the batch job of this state directory is done" in said
+    assert "had ended already: there is nothing left to read" in said
+    assert "--fresh" in said
     assert "--available-now instead of --bounded" in said
 
 

@@ -47,7 +47,7 @@ class Stage:
             hub=lambda listen: Job(name=HUB, command=("hub", listen)),
             halves=lambda url: {name: Job(name=name, command=(name, url)) for name in (EDGE, CENTER)},
             ready=lambda: self.url,
-            bounded=bounded,
+            one_by_one=bounded,
         )
         self.schedule.step()
 
@@ -271,7 +271,6 @@ def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixtu
         (["--on", "spark"], "Choose the center's engine with --center spark|local."),
         (["--hub", "http://127.0.0.1:1"], "--hub: this goes with --part edge or --part center."),
         (["--take-over"], "--take-over: this goes with --part edge"),
-        (["--available-now"], "Use --bounded"),
         (["--from-checkpoint", "x"], "Run the center alone"),
         (["--center", "local", "--master", "local[2]"], "--master goes with --center spark, not with --center local."),
         (["--part", "edge"], "the edge part of a pipeline needs a hub: give --hub URL, or set FORDSTONE_HUB."),

@@ -112,6 +112,22 @@ def test_a_bounded_run_gives_what_one_query_over_all_rows_gives(chain: Path, run
     assert (code, "cold-chain had ended already" in err) == (0, True), err
 
 
+def test_available_now_goes_on_with_every_run_and_fresh_starts_all_parts_over(chain: Path, run: Run):
+    for after, seconds in ((0, 60), (60, 30)):
+        if after:
+            devices(chain, seconds, after=after)
+        code, _, err = finish(run("--available-now"))
+        assert code == 0, err
+        assert "cold-chain read everything there is; the next run resumes from here." in err
+        assert same(chain), f"{found(chain)}\n{oracle(chain)}"
+    code, _, err = finish(run("--available-now", "--fresh", "--yes"))
+    assert code == 0, err
+    assert all(f"  state: state/{part} -> state/{part}.old-1" in err for part in ("hub", "edge", "center"))
+    assert "  output of sink per_device: out/per_device -> out/per_device.old-1" in err
+    assert f"  edge        {90 * DEVICES}" in err
+    assert same(chain), f"{found(chain)}\n{oracle(chain)}"
+
+
 def test_it_goes_on_where_it_was_after_a_stop_and_nothing_is_counted_twice(chain: Path, run: Run):
     first = run()
     until(lambda: same(chain), first, "all rows were at the center")

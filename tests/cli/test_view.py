@@ -190,7 +190,7 @@ def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_start_over():
     report = Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS, resumed_from=41)
     text = summary(report, took_us=1)
     assert "had ended already" in text
-    assert "another state directory" in text
+    assert "--fresh" in text
 
 
 def live_view(clock: Clock, *, bounded: bool, width: int = 120) -> tuple[LiveView, io.StringIO]:

@@ -79,7 +79,10 @@ def test_another_plan_is_refused_unless_new_state_is_allowed(change: str, feed: 
     shown = ended.errors.splitlines()
     assert shown[0] == f"PlanMismatchError: checkpoint {before} of pipeline faults was made by another plan."
     assert shown[1:-1] == lines
-    assert shown[-1] == "Use another state directory to start from the beginning, or --allow-new-state."
+    assert (
+        shown[-1]
+        == "Add --fresh to start from the beginning: it sets aside the state and the outputs. Or --allow-new-state."
+    )
     assert sealed(feed.folder) == before
 
     new = more(feed)

@@ -101,7 +101,9 @@ def test_another_plan_on_an_old_checkpoint_is_refused_with_the_steps_that_match(
     place = feed.folder / CHECKPOINT
     assert lines_shown[0] == f"the checkpoint location {place} belongs to another query."
     assert lines_shown[1:-1] == lines
-    assert lines_shown[-1].startswith("Use another state directory to start from the beginning.")
+    assert lines_shown[-1].startswith(
+        "Add --fresh to start from the beginning: it sets aside the state and the outputs."
+    )
 
 
 def test_a_plan_that_changed_only_where_it_has_no_state_goes_on(spark: SparkSession, feed: Feed) -> None:

@@ -162,6 +162,18 @@ def test_a_batch_job_that_died_between_its_sinks_is_finished_as_it_was(
     assert out(tmp_path, "a") == out(tmp_path, "b") == [0, 1, 2]
 
 
+def test_a_batch_job_that_is_done_is_an_error_if_there_is_new_input(tmp_path: Path) -> None:
+    add(tmp_path / "in/a.jsonl", range(3))
+    spark = MicroSpark()
+    for _ in range(2):
+        spark.run_batch(plan(tmp_path), state=tmp_path / "state")
+    add(tmp_path / "in/b.jsonl", range(3, 6))
+    with pytest.raises(
+        CheckpointError, match=r"(?s)Source src has new input since, in b.jsonl.*--fresh.*--available-now"
+    ):
+        spark.run_batch(plan(tmp_path), state=tmp_path / "state")
+
+
 # Starting.
 
 

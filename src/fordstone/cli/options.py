@@ -135,7 +135,22 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 verbose_option = click.option(
     "-v", "--verbose", count=True, show_default=False, help="Log more; give it twice to log everything."
 )
-bounded_option = click.option("--bounded", is_flag=True, help="Stop when all input that exists now has been read.")
+bounded_option = click.option(
+    "--bounded", is_flag=True, help="Stop when all input that exists now has been read, and close all windows."
+)
+available_now_option = click.option(
+    "--available-now",
+    is_flag=True,
+    help="Read all input that exists now, keep windows open, and stop; the next run resumes.",
+)
+fresh_options = options_of(
+    click.option(
+        "--fresh",
+        is_flag=True,
+        help="Start over: set aside (rename) the state and the outputs of this pipeline first. Asks.",
+    ),
+    click.option("--yes", is_flag=True, help="With --fresh: do not ask."),
+)
 
 _interval = click.option(
     "--interval",
@@ -274,12 +289,6 @@ spark_options = options_of(
         default=4_000_000,
         otherwise="On the edge, only --interval ends an epoch.",
         help="Approximate maximum of rows per source and epoch.",
-    ),
-    _spark(
-        "--available-now",
-        is_flag=True,
-        otherwise="On the edge, use --bounded.",
-        help="Read all input that exists now, keep the state, and stop; the next run resumes.",
     ),
     _spark(
         "--from-checkpoint",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from fordstone.cli.errors import UsageError, wrong_usage
+from fordstone.cli.fresh import check_yes, confirm_fresh
 from fordstone.cli.loading import file_of, limit_polars, load_pipeline, trim_memory
 from fordstone.cli.logs import add_log_fields, configure_logging
 from fordstone.cli.options import (
@@ -25,10 +25,12 @@ from fordstone.cli.options import (
     HelpCommand,
     TierOption,
     address_of,
+    available_now_option,
     bounded_option,
     edge_options,
     engine_option,
     engine_options,
+    fresh_options,
     is_given,
     node_of,
     node_option,
@@ -63,6 +65,7 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
     epilog=f"{EXIT_CODES} {FENCED_CODE}",
     examples=[
         "fordstone run cold_chain.py --bounded",
+        "fordstone run cold_chain.py --available-now        as often as you like: each run reads what is new",
         "fordstone run cold_chain.py --state /var/lib/cold-chain --interval auto --recovery-goal 10s",
         "fordstone run pipelines.py:cold_chain --parallelism 4 --json",
         "fordstone run cold_chain.py --on spark --bounded",
@@ -74,6 +77,8 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
 @click.argument("file", metavar="FILE[:NAME]")
 @engine_option("The engine: this process, or Spark. The results are the same.", default="edge")
 @bounded_option
+@available_now_option
+@fresh_options
 @state_option
 @node_option(" With --part edge also its name at the hub, by default this machine's name.")
 @shared_options
@@ -110,6 +115,7 @@ def run(context: click.Context, /, file: str, *, engine: str, part: Part | None,
     so that sinks may print to stdout.
     """
     configure_logging(options["verbose"], as_json=options["logs"] == "json")
+    check_yes(fresh=options["fresh"], yes=options["yes"])
     limit_polars(1 if part != "edge" and engine == "spark" else options["parallelism"])
     if part is not None:
         _check_part(context, part, engine)
@@ -142,6 +148,7 @@ def run(context: click.Context, /, file: str, *, engine: str, part: Part | None,
 @engine_option(
     "The engine: Spark, or the edge engine in this process, without a JVM. The results are the same.", default="spark"
 )
+@available_now_option
 @state_option
 @node_option()
 @shared_options
@@ -176,6 +183,11 @@ def center(context: click.Context, /, file: str, *, engine: str, **options: Any)
 
 
 def _check_part(context: click.Context, part: Part, engine: str) -> None:
+    if context.params["fresh"]:
+        raise UsageError(
+            f"--fresh does not go with --part {part}: the hub keeps what this half has sent or read. Without --part, edge, hub and center "
+            "start over together."
+        )
     if part == "edge" and engine == "spark":
         raise UsageError("--part edge runs in this process; --on spark goes with --part center.")
     if part == "edge":
@@ -200,10 +212,12 @@ def _run(
         if not is_given(context, "node"):
             options["node"] = node_of(None) if part == "edge" else CENTER_NODE
     outbox = outbox_of(options) if options.keys() >= OUTBOX else {}
+    yes = options.pop("yes", False)
     if engine == "spark":
-        _run_on_spark(plan, pipeline, options, file=file, verbose=verbose, **output)
+        _run_on_spark(plan, pipeline, options, file=file, verbose=verbose, yes=yes, **output)
     else:
-        _run_on_edge(plan, pipeline, config_of(options | ({"hub": hub} | outbox if part == "edge" else {})), **output)
+        config = config_of(options | ({"hub": hub} | outbox if part == "edge" else {}))
+        _run_on_edge(plan, pipeline, config, yes=yes, **output)
 
 
 def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
@@ -219,10 +233,12 @@ def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
     return placed(half, hub)
 
 
-def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: Any) -> None:
+def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, yes: bool, **output: Any) -> None:
     from fordstone.edge.run import run as run_plan
 
-    dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
+    if config.fresh:
+        confirm_fresh(plan, [config.home_of(plan.pipeline)], yes=yes)
+    dead_letters = config.home_of(plan.pipeline) / "dead-letters"
     view = make_view(plan, bounded=config.bounded, dead_letters=dead_letters, **output)
     hub = config.hub
     trim_memory()
@@ -259,19 +275,21 @@ def config_of(options: dict[str, Any]) -> RunConfig:
 
 
 def _run_on_spark(
-    plan: Plan, pipeline: Pipeline, options: dict[str, Any], *, file: str, verbose: int, **output: Any
+    plan: Plan, pipeline: Pipeline, options: dict[str, Any], *, file: str, verbose: int, yes: bool, **output: Any
 ) -> None:
     """A task on Spark is a process with its own Polars, so Polars was limited to one thread before it was loaded."""
     master, memory, settings = (options.pop(name) for name in ("master", "memory", "settings"))
     config = _spark_config(options)
     spark_settings = read_settings(settings)
+    if config.fresh:
+        confirm_fresh(plan, [config.checkpoint_of(plan.pipeline)], yes=yes)
     from fordstone.spark.hosted.query import dead_letters_of
     from fordstone.spark.run import run_plan
     from fordstone.spark.session.application import application
 
     dead_letters = dead_letters_of(config, plan.pipeline)
     bounded = config.bounded
-    view = make_view(plan, bounded=bounded, batch_job=bounded, dead_letters=dead_letters, **output)
+    view = make_view(plan, bounded=bounded, dead_letters=dead_letters, **output)
 
     def work() -> Report:
         view.note(STARTING_SPARK)

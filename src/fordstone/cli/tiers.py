@@ -1,7 +1,7 @@
 """`fordstone run` of a pipeline of two tiers: hub, edge half and center half as child processes that start and stop together.
 
 The hub starts first and stops last. On a signal the edge stops first and sends what it has; then the center finishes its epoch; then
-the hub stops. A bounded run is the edge to its end, then the center over what the hub has. `Schedule` decides this order; it is given the
+the hub stops. A run with `--bounded` or `--available-now` is the edge to its end, then the center over what the hub has. `Schedule` decides this order; it is given the
 supervisor and reads no clock.
 """
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from fordstone.cli.errors import FAILURE, FENCED, WRONG_USAGE, TakenOverError, UsageError, UserError
+from fordstone.cli.fresh import set_tiers_aside
 from fordstone.cli.logs import json_line, text_line, write_line
 from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
 from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, View, make_view
@@ -76,11 +77,10 @@ LOOK_EVERY_S: Final = 0.05
 HUB_READY_WAIT_S: Final = 60.0
 EDGE_STOP_WAIT_US: Final = 60_000_000
 HUB_STOP_WAIT_US: Final = 15_000_000
-_SHARED: Final = frozenset({"interval", "allow_new_state", "batch_rows", "bounded", "verbose"})
-_UNSUPPORTED: Final = {
-    "available_now": "--available-now: the edge does not have it. Use --bounded, or run the halves with --part.",
-    "from_checkpoint": "--from-checkpoint: it is for one half only. Run the center alone: fordstone center FILE --hub URL.",
-}
+_SHARED: Final = frozenset({"interval", "allow_new_state", "batch_rows", "bounded", "available_now", "verbose"})
+_FROM_CHECKPOINT: Final = (
+    "--from-checkpoint: it is for one half only. Run the center alone: fordstone center FILE --hub URL."
+)
 _PROGRESS_EVERY: Final = "1s"
 Phase = Literal["hub", "running", "center", "stopping edge", "stopping center", "stopping hub", "over"]
 _STOPS: Final[dict[Phase, str]] = {"stopping edge": EDGE, "stopping center": CENTER, "stopping hub": HUB}
@@ -105,14 +105,17 @@ class Schedule:
         hub: Callable[[str], Job],
         halves: Callable[[str], dict[str, Job]],
         ready: Callable[[], str | None],
-        bounded: bool,
+        one_by_one: bool,
     ) -> None:
-        """`hub`: the hub's job, given an address; `halves`: the jobs of edge and center, given the hub's URL; `ready`: that URL."""
+        """`hub`: the hub's job, given an address; `halves`: the jobs of edge and center, given the hub's URL; `ready`: that URL.
+
+        `one_by_one`: the halves end by themselves, and the center starts when the edge has ended.
+        """
         self._jobs = jobs
         self._hub = hub
         self._halves = halves
         self._ready = ready
-        self._bounded = bounded
+        self._one_by_one = one_by_one
         self._waiting: dict[str, Job] = {}
         self._begun: list[str] = [HUB]
         self.phase: Phase = "hub"
@@ -131,7 +134,7 @@ class Schedule:
                 self.url = self._ready()
                 if self.url is not None:
                     self._begin(self.url)
-            case "running" if self._bounded and self._jobs.has_ended(EDGE):
+            case "running" if self._one_by_one and self._jobs.has_ended(EDGE):
                 self._after_edge()
             case "center" if self._jobs.has_ended(CENTER):
                 self._stop_next()
@@ -151,7 +154,7 @@ class Schedule:
         self._jobs.renew(HUB, self._hub(url.rpartition("//")[2]).command)
         self._waiting = self._halves(url)
         self._start(EDGE)
-        if not self._bounded and CENTER in self._waiting:
+        if not self._one_by_one and CENTER in self._waiting:
             self._start(CENTER)
         self.phase = "running"
 
@@ -186,6 +189,10 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
     from fordstone.runtime.signals import Signals
 
     state = Path(options["state"])
+    if options["fresh"]:
+        states = [state / part for part in (HUB, EDGE, CENTER)]
+        spark = state / CENTER / plan.pipeline / "_spark" / "fordstone"
+        set_tiers_aside(plan, states, [*states, spark], yes=options["yes"])
     view = make_view(plan, names=TWO, bounded=options["bounded"], as_json=options["as_json"])
     router = LineRouter(view, verbose=options["verbose"] > 0)
     ready_file = state / HUB / "ready"
@@ -205,7 +212,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
         hub=lambda listen: _hub_job(state, listen, ready_file),
         halves=lambda url: _halves(context, file, plan, state, url),
         ready=lambda: _url_in(ready_file),
-        bounded=options["bounded"],
+        one_by_one=options["bounded"] or options["available_now"],
     )
     try:
         with view, Signals() as signals:
@@ -309,9 +316,8 @@ def _reject_options(context: click.Context) -> None:
         (OUTBOX - {"take_over"}) | {"center_on"},
         "this goes with --part edge or --part center. Without --part everything runs here, with its own hub.",
     )
-    for name, why in _UNSUPPORTED.items():
-        if is_typed(context, name):
-            raise UsageError(why)
+    if is_typed(context, "from_checkpoint"):
+        raise UsageError(_FROM_CHECKPOINT)
     if context.params["center_on"] == "spark":
         return
     for name, option in engine_options(context, "spark").items():

@@ -31,6 +31,8 @@ from fordstone.storage.disk import Disk
 ClockUs = Callable[[], int]
 """Returns microseconds on a clock that never goes back."""
 _Options = TypeVar("_Options", bound=msgspec.Struct)
+ALL_ROWS: Final = 1 << 62
+"""For `Source.plan_read`: everything that is there."""
 PLAN_READ_ROWS: Final = 1 << 16
 """How many rows `Source.plan_read` reads at a time, if it has to read."""
 
@@ -329,6 +331,8 @@ class Capability(StrEnum):
     """Its rows are in the memory of the process that builds the pipeline: no other process can read or write them."""
     OWNS_PATH = "owns_path"
     """As a sink: the directory in its option `path` is its own. No other sink may write there."""
+    SET_ASIDE = "set_aside"
+    """As a sink: all that it wrote is in the directory in its option `path`, which `--fresh` renames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

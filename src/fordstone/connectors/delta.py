@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fordstone.connectors.base import (
+    Capability,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
@@ -50,6 +51,8 @@ def delta(path: str, *, app: str | None = None) -> ConnectorSpec:
 
 class DeltaKind(ConnectorKind):
     """The kind `delta`."""
+
+    capabilities = frozenset({Capability.SET_ASIDE})
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """A commit holds the rows and the number of their epoch."""

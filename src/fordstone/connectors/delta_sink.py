@@ -315,8 +315,8 @@ class DeltaSink(Sink):
             raise SinkError(
                 f"{self._where} already has epoch {mark.epoch} of {self._app!r}, with other rows ({found.rows}) than are "
                 f"released now ({mark.rows}).\n"
-                f"It is the output of another run or pipeline. Choose another table, or another name with app=...; "
-                f"nothing was overwritten."
+                f"It is the output of another run or pipeline. Choose another table, or another name with app=..., or start over with "
+                f"--fresh, which sets the state and this table aside. Nothing was overwritten."
             )
         if mark.rows and mark.epoch < last:
             raise SinkError(

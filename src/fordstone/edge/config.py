@@ -29,7 +29,11 @@ class RunConfig:
     """The directory of checkpoints. A run with the same directory resumes where the last one stopped."""
     node: str = "node"
     bounded: bool = False
-    """Stop when all input that exists now has been read, instead of waiting for more."""
+    """Stop when all input that exists now has been read, instead of waiting for more. Time ends: all windows close."""
+    available_now: bool = False
+    """Read all input that exists now, keep windows open, and stop: the next run resumes."""
+    fresh: bool = False
+    """Start over: set aside (rename) the state and the outputs of this pipeline, and begin with the first row."""
     parallelism: int = 1
     interval: str = "1s"
     """The interval between two checkpoints; "auto" chooses it from their cost and the failure rate."""
@@ -64,6 +68,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
+        if self.bounded and self.available_now:
+            raise ConfigError(
+                "bounded and available_now cannot both be set. bounded runs once and closes all windows at the end of the input; "
+                "available_now stops there, and the next run resumes."
+            )
         if not 1 <= self.parallelism <= KEY_GROUPS:
             raise ConfigError(
                 f"parallelism={self.parallelism} must be between 1 and {KEY_GROUPS}, the number of key groups."
@@ -82,8 +91,22 @@ class RunConfig:
         if self.outbox_bytes_max < 1:
             raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max} must be at least 1.")
         check_word("outbox_full", self.outbox_full, get_args(OutboxFull))
+        if self.fresh and self.hub is not None:
+            raise ConfigError(
+                "fresh does not go with a hub, which keeps the epochs and checkpoints of this node. Start over with all parts together: "
+                "fordstone run FILE --fresh; or use another state directory and another node name."
+            )
+        if self.fresh and self.remote is not None:
+            raise ConfigError(
+                f"fresh does not go with remote={self.remote!r}: the run would resume from the copies there. Move them away yourself, or "
+                "copy to another place."
+            )
         if self.take_over and self.hub is None:
             raise ConfigError("take_over needs a hub, which fences the other process. Give its address (--hub).")
+
+    def home_of(self, pipeline: str) -> Path:
+        """The directory of a pipeline's checkpoints and dead letters on this node."""
+        return Path(self.state) / pipeline / self.node
 
     @property
     def interval_us(self) -> int | None:

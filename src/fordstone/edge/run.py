@@ -30,7 +30,9 @@ from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import Backoff, RestartAfter, Stop, decide_restart
+from fordstone.runtime.available import check_available_now
 from fordstone.runtime.clock import SystemClock
+from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
@@ -111,16 +113,23 @@ def run(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> Report:
-    """Run until bounded input ends, or SIGINT or SIGTERM comes. `on_progress` is called about 20 times a second."""
+    """Run until bounded input ends, until what exists now has been read (`available_now`), or until SIGINT or SIGTERM comes.
+
+    `on_progress` is called about 20 times a second.
+    """
     if config is not None and options:
         raise ConfigError("give either a RunConfig or options, not both.")
     check_options(options, RunConfig.__dataclass_fields__, where="run: ")
     config = config or RunConfig(**options)
+    if config.available_now:
+        check_available_now(plan)
     disk = OsDisk(config.state)
     clock = SystemClock()
     failpoints = failpoints_of_process()
     disk.lock()
     with closing(disk), Signals() as signals:
+        if config.fresh:
+            set_aside(to_set_aside(plan, [config.home_of(plan.pipeline)]))
         environment = Environment(clock=clock, disk=disk, failpoints=failpoints, wait=signals.wait)
         failures = restarts = 0
         while True:
@@ -207,10 +216,12 @@ def _run_engine(
     if engine.time_has_ended and not config.bounded:
         raise CheckpointError(
             f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its bounded input was read to the end and all its "
-            "windows were closed, so every further row would be late. Go on with another state directory."
+            "windows were closed, so every further row would be late. Add --fresh to start over with all input: it sets aside the state "
+            "and the outputs."
         )
     steppables = [*engine.steppables(), *links.begin(engine.writer)]
     if engine.time_has_ended:
+        engine.check_nothing_new()
         # The process before this one may have been stopped before it came to that.
         links.finish(patient=True, wait=signals.wait, tick=report_progress)
         return report("already_ended")
@@ -226,11 +237,12 @@ def _run_engine(
         fetching.check()
         report_progress()
 
-    if config.bounded:
+    if config.bounded or config.available_now:
         fetching.once()
     with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-    links.finish(patient=engine.ended and not signals.stop_requested, wait=signals.wait, tick=report_progress)
+    done = engine.ended or config.available_now
+    links.finish(patient=done and not signals.stop_requested, wait=signals.wait, tick=report_progress)
     report_progress()
     return report("ended" if engine.ended else "stopped")
 

@@ -11,7 +11,7 @@ Input that is not a row becomes a dead letter, with its place and the reason, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -249,14 +249,22 @@ class Share:
         watermark_us: int,
         limit_us: int,
         now_us: int,
+        with_rows: Container[str] | None = None,
     ) -> None:
+        """Begin a run. `with_rows`: the partitions that have rows; None: that is not known.
+
+        Then one that had ended may have grown since: reading it is how that is found out.
+        """
         self.close_gone(gone)
         for partition in self.partitions.values():
             if partition.name in gone:
                 continue
-            # A partition that had ended may have grown since: reading it is how that is found out.
             facts = PartitionFacts(
-                idle=partition.idle, done=partition.done, starting=True, bounded=bounded, has_rows=partition.done
+                idle=partition.idle,
+                done=partition.done,
+                starting=True,
+                bounded=bounded,
+                has_rows=partition.done if with_rows is None else partition.name in with_rows,
             )
             if decide(facts, None) is Change.RETURN:
                 partition.return_at(watermark_us)

@@ -20,6 +20,8 @@ class SparkConfig:
     """Run as a batch job over what is there now, and end."""
     available_now: bool = False
     """Read what is there now as a stream, keep the state, and stop: the next run resumes."""
+    fresh: bool = False
+    """Start over: set aside (rename) the checkpoint and the outputs of this pipeline, and begin with the first row."""
     interval: str = "1s"
     """Minimum time between two micro-batches."""
     shards: int | None = None

@@ -29,6 +29,7 @@ from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.planner.split import placed, split
 from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
+from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
@@ -98,7 +99,13 @@ def run_plan(
     policy = restart or RestartPolicy()
     tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
     own = spark
-    with _locked(config.checkpoint_of(plan.pipeline)), Signals() as signals:
+    checkpoint = config.checkpoint_of(plan.pipeline)
+    if config.fresh:
+        moves = to_set_aside(plan, [checkpoint])
+        # The lock goes with the directory.
+        with _locked(checkpoint):
+            set_aside(moves)
+    with _locked(checkpoint), Signals() as signals:
         failures = 0
         while True:
             began_us = time.monotonic_ns() // 1000
@@ -165,9 +172,8 @@ def _run_once(
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
     if not config.bounded:
         outcome = _follow(query, tally, signals, on_progress)
-    elif epochs:
-        outcome = "already_ended"
     else:
+        outcome = "already_ended" if epochs else "ended"
         _run_batch(query, tally, signals, on_progress)
     progress = tally.progress(stopping=signals.stop_requested)
     if on_progress is not None:

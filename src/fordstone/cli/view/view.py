@@ -49,13 +49,9 @@ _OUTCOMES: Final = {
     "ended": "ended: all input was read",
     "stopped": "stopped; the next run resumes from here",
     "caught_up": "read everything there is; the next run resumes from here",
-    "already_ended": "had ended already: there is nothing left to read. To read everything again, use another state directory and "
-    "other sinks",
+    "already_ended": "had ended already: there is nothing left to read. To read everything again, add --fresh. To read on whenever "
+    "there is more, use --available-now instead of --bounded",
 }
-_BATCH_JOB_DONE: Final = (
-    "had ended already: the batch job of this state directory is done. To run it again, use another state directory and other "
-    "sinks. To read on whenever there is more, use --available-now instead of --bounded"
-)
 ClockUs = Callable[[], int]
 
 
@@ -101,8 +97,6 @@ class View:
     pipeline: str
     names: Sequence[str] = ONE
     bounded: bool = False
-    batch_job: bool = False
-    """Whether it is a batch job on Spark, which runs once."""
     dead_letters: Path | None = None
     monotonic_us: ClockUs = field(default=lambda: time.monotonic_ns() // 1_000)
     wall_us: ClockUs = field(default=lambda: time.time_ns() // 1_000)
@@ -190,7 +184,7 @@ class View:
 
     def outcome(self, *, stopped: bool) -> str:
         if stopped or not self.bounded:
-            return "stopped"
+            return "stopped" if stopped else "caught_up"
         reports = [part.report for part in self.parts.values() if part.report is not None]
         return "already_ended" if reports and all(one.outcome == "already_ended" for one in reports) else "ended"
 
@@ -209,7 +203,7 @@ class View:
         if how == "stopped" and not progress.stopping:
             how = "caught_up"
         if how == "already_ended":
-            return f"{report.pipeline} {_BATCH_JOB_DONE if self.batch_job else _OUTCOMES[how]}."
+            return f"{report.pipeline} {_OUTCOMES[how]}."
         rate = fmt.rate(progress.rows_in * 1e6 / took_us) if progress.rows_in and took_us else ""
         rows = [
             ("rows in", fmt.count(progress.rows_in), rate),

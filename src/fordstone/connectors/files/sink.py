@@ -261,7 +261,8 @@ class FileSink(PartedSink):
         if not would or not (same or same_rows(self._rows.decoded(found), self._rows.decoded(would))):
             raise SinkError(
                 f"{self._where} already has epoch {epoch} ({epoch_name(epoch)}), with other rows than are released now.\n"
-                f"It is the output of another run. Choose another directory, or move this one away; nothing was overwritten."
+                f"It is the output of another run. Choose another directory, or start over with --fresh, which sets the state and this "
+                f"directory aside. Nothing was overwritten."
             )
         self._disk.fsync_dir("")  # its writer may have been stopped before the name was durable
 

@@ -54,7 +54,7 @@ class FilesKind(ConnectorKind):
     the working directory of the process that opens the source.
     """
 
-    capabilities = frozenset({Capability.OWNS_PATH})
+    capabilities = frozenset({Capability.OWNS_PATH, Capability.SET_ASIDE})
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         options_of(spec, FileSettings)

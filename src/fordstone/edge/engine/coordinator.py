@@ -60,9 +60,13 @@ class Coordinator:
         first_attempt: Attempt,
         overtakes: bool,
         bounded: bool,
+        available_now: bool = False,
         before_us: int = 0,
     ) -> None:
-        """`ends`: when all of these tasks have finished, all input has been processed. `before_us`: the wall clock at the last seal."""
+        """`ends`: when all of these tasks have finished, all input has been processed. `before_us`: the wall clock at the last seal.
+
+        `available_now`: stop after the sources have read what was there at the start.
+        """
         self.wake: Callable[[], None] = lambda: None
         self.given_up = 0
         self.begun = 0
@@ -79,6 +83,11 @@ class Coordinator:
         self._before_us = before_us
         self._now_us = before_us
         self._bounded = bounded
+        self._available_now = available_now
+        self._settling = False
+        """The attempt began after the sources had read all they should: partitions become idle and are done at its barrier."""
+        self._settled = False
+        """Such an attempt has been sealed. Time has moved on after its barrier, so one more attempt is needed, the last."""
         self._mail: deque[TaskSnapshot | TaskId] = deque()
         self._attempt = Attempt(first_attempt - 1)
         self._committed = Attempt(0)
@@ -120,6 +129,7 @@ class Coordinator:
     def committed(self, sealing: Sealing) -> None:
         self._committed = sealing.attempt
         self._before_us = sealing.now_us
+        self._settled = self._settled or self._settling
         if sealing.last:
             self.over = True
         self._resume()
@@ -173,7 +183,7 @@ class Coordinator:
             committing=self._committing or self.over,
             requested=self._requested,
             drained=self._finished >= self._ends and self._bounded,
-            stopping=self._stopping,
+            stopping=self._stopping or self._settled,
         )
 
     def _take_mail(self) -> bool:
@@ -192,6 +202,7 @@ class Coordinator:
         self._running, self._last, self._requested = True, last, False
         self._started_us = self._clock.monotonic_us()
         self._acknowledged = {}
+        self._settling = self._available_now and all(task.caught_up for task in self._source_tasks())
         self.begun += 1
         # The clock never goes back for operators, even if the machine's does.
         self._now_us = max(self._clock.wall_us(), self._before_us)
@@ -208,11 +219,12 @@ class Coordinator:
         self._overtook = overtakes
         for share in self._sources.values():
             changes = not (last or self._bounded)
-            found = share.source.partitions() if changes else ()
+            joins = changes and not self._available_now
+            found = share.source.partitions() if joins else ()
             # A task that has ended has announced the end of time: rows that it read now would be late.
             loads = [task.partition_count + (_ENDED_LOAD if task.finished else 0) for task in share.tasks]
             joining = assign_new(found, share.known, loads)
-            gone = share.gone(found) if changes else frozenset()
+            gone = share.gone(found) if joins else frozenset()
             next_us = share.next_times_us() if changes else {}
             share.known.update(found)
             for task, partitions in zip(share.tasks, joining, strict=True):

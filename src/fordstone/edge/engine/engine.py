@@ -12,7 +12,7 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Sink, Source
+from fordstone.connectors.base import ReadPlan, Sink, Source
 from fordstone.edge.engine.assembly import Environment, Job, Parts, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
 from fordstone.edge.engine.recovery import Resumption, without_end
@@ -30,6 +30,7 @@ from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
 from fordstone.protocol.progress import Progress
 from fordstone.runtime.assignment import assign_new
+from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.partition import DEAD_LETTER_SCHEMA, DEAD_LETTERS, has_event_time
 from fordstone.runtime.snapshot import TaskSnapshot
@@ -120,6 +121,14 @@ class Engine:
         manifest = self.resumption.manifest
         timed = any(isinstance(step, p.Source) and has_event_time(step) for step in self.plan.steps)
         return manifest is not None and manifest.cut.ended and timed
+
+    def check_nothing_new(self) -> None:
+        """Raise if there is input that the run which has ended did not read."""
+        manifest = self.resumption.manifest
+        tables = {step.name for step in self.plan.steps if isinstance(step, p.Source) and step.replaces}
+        sources = {name: source for name, source in self.sources.items() if name not in tables}
+        if manifest is not None:
+            check_nothing_new(self.plan.pipeline, manifest.cut, sources)
 
     @property
     def ended(self) -> bool:
@@ -255,13 +264,15 @@ class Engine:
 
         def live_source(parts: TaskParts, setup: SourceSetup) -> SourceTask:
             may_go = not (config.bounded or setup.step.declares_time)
+            mine = joining[setup.step.name][int(parts.id.rpartition("/")[2])]
             live = LiveSetup(
                 bounded=config.bounded,
-                joining=joining[setup.step.name][int(parts.id.rpartition("/")[2])],
+                joining=mine,
                 gone=frozenset(setup.partitions.keys() - set(there[setup.step.name])) if may_go else frozenset(),
                 reservation=self._reservations,
                 pauses_after_barrier=self.plan.mode == "blocking" and self.plan.guarantee == "exactly_once",
                 before_us=before_us,
+                targets=self._targets(setup, mine) if config.available_now else None,
             )
             return SourceTask(parts, setup, live)
 
@@ -287,10 +298,16 @@ class Engine:
             first_attempt=Attempt(manifest.attempt + 1 if manifest is not None else 1),
             overtakes=self.plan.mode == "unaligned" and self.plan.guarantee == "exactly_once",
             bounded=config.bounded,
+            available_now=config.available_now,
             before_us=before_us,
         )
         reports.coordinator = coordinator
         return coordinator, tasks
+
+    def _targets(self, setup: SourceSetup, joining: tuple[PartitionId, ...]) -> dict[str, ReadPlan]:
+        if setup.step.replaces:
+            return {}  # a control table: what the hub has now is fetched after this, and read as it comes
+        return read_targets(setup.source, setup.partitions, joining)
 
     def _shares(
         self,

@@ -161,7 +161,7 @@ def check_plan(
     if not match.whole and not allow_new_state:
         raise PlanMismatchError(
             f"checkpoint {manifest.epoch} of pipeline {manifest.pipeline} was made by another plan.\n{match.explain()}\n"
-            "Use another state directory to start from the beginning, or --allow-new-state."
+            "Add --fresh to start from the beginning: it sets aside the state and the outputs. Or --allow-new-state."
         )
     in_flight = any(log_.items for log_ in manifest.channels)
     # A loop runs as one task whatever the parallelism, so rows inside it are in the way only of another plan.

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import Chunk, Source
+from fordstone.connectors.base import Chunk, ReadPlan, Source
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import PartitionCut, SourceCut
 from fordstone.errors import CheckpointError, GoneError, StorageError
@@ -151,6 +151,8 @@ class LiveSetup:
     """Blocking mode: read nothing until the attempt is over."""
     before_us: int = 0
     """The wall clock at the end of the last epoch."""
+    targets: Mapping[str, ReadPlan] | None = None
+    """Read each partition up to here and no further; None: read whatever comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,8 @@ class SourceTask(ReadingTask):
         self._paused = False
         self._asked = False
         self._refused = False
+        self.caught_up = False
+        """Whether everything up to the targets has been read. Read by the coordinator, too."""
         self._looked_us = parts.clock.monotonic_us()
         self._poll_us = POLL_FIRST_US
 
@@ -348,6 +352,9 @@ class SourceTask(ReadingTask):
         if blocked or self.ended or self._paused:
             return False
         did = self._read()
+        if not did and not self.caught_up and self._has_caught_up():
+            self.caught_up = True
+            self._reports.request_barrier()
         self._poll_us = POLL_FIRST_US if did else min(self._poll_us * 2, POLL_MAX_US)
         if did:
             self._flush()
@@ -359,6 +366,7 @@ class SourceTask(ReadingTask):
         self._share.start(
             self._live.joining,
             gone=self._live.gone,
+            with_rows=None if self._live.targets is None else self._with_rows(),
             bounded=self._bounded,
             watermark_us=self._watermark_us,
             # As at barriers: the clock never goes back.
@@ -395,7 +403,10 @@ class SourceTask(ReadingTask):
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
         for partition in self._readable():
-            chunk = self._chunk(partition)
+            until = self._until(partition)
+            if until is not None and partition.position >= until:
+                continue
+            chunk = self._chunk(partition, until)
             if chunk is None:
                 continue
             if not self._reserved(partition, chunk):
@@ -409,8 +420,31 @@ class SourceTask(ReadingTask):
             return True
         return self._look_at_silence()
 
+    def _until(self, partition: Partition) -> int | None:
+        target = None if self._live.targets is None else self._live.targets.get(partition.name)
+        return None if target is None else int(target.position)
+
+    def _with_rows(self) -> frozenset[str]:
+        """The partitions that have rows before their targets."""
+        partitions, targets = self._share.partitions, self._live.targets or {}
+        return frozenset(
+            name for name, plan in targets.items() if name in partitions and plan.position > partitions[name].position
+        )
+
+    def _has_caught_up(self) -> bool:
+        """Whether all partitions were read up to their targets. Those that end there are ended."""
+        if self._live.targets is None or self._with_rows():
+            return False
+        for name, partition in self._share.partitions.items():
+            plan = self._live.targets.get(name)
+            if plan is not None and plan.ended and not (partition.done or partition.idle):
+                partition.ended = True
+        return True
+
     def _look_at_idle(self) -> None:
         """See whether idle partitions have rows again. These are kept until a barrier makes the partition active."""
+        if self._live.targets is not None:
+            return
         for partition in self._share.partitions.values():
             if partition.idle and not partition.done and partition.stashed is None and self._may_have_rows(partition):
                 partition.stashed = self._chunk(partition)
@@ -434,6 +468,10 @@ class SourceTask(ReadingTask):
             if not active or partition.stashed is not None or at_us is None:
                 continue
             if not partition.is_continued_at(at_us, self._step.lateness_us):
+                continue
+            if self._live.targets is not None:
+                if self.caught_up:
+                    found.add(partition.name)
                 continue
             partition.stashed = self._chunk(partition)
             if partition.stashed is None:
@@ -468,7 +506,7 @@ class SourceTask(ReadingTask):
             return True
         reserved = self._reserve(partition.name, int(chunk.position), partition.newest_us(self._step, chunk))
         others = [q for q in self._share.partitions.values() if q is not partition and not q.done]
-        if reserved and chunk.ended and not others:
+        if reserved and chunk.ended and not others and self._bounded:
             # The last chunk: time moves to its end, and every window comes out.
             return self._reserve("", 0, TIME_MAX_US)
         return reserved

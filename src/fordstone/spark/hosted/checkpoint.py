@@ -160,7 +160,7 @@ class QueryFiles:
         if difference is not None:
             raise PlanMismatchError(
                 f"the checkpoint location {self.root} belongs to another query.\n{difference}\n"
-                "Use another state directory to start from the beginning. To carry state over, make an edge checkpoint of this one "
+                "Add --fresh to start from the beginning: it sets aside the state and the outputs. To carry state over, make an edge checkpoint of this one "
                 "(fordstone checkpoints import-spark) and begin from it (--from-checkpoint, --allow-new-state)."
             )
         return found

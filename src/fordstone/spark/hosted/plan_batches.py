@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from fordstone.connectors.base import ClockUs, Idleness, ReadPlan, Source
+from fordstone.connectors.base import ALL_ROWS, ClockUs, Idleness, ReadPlan, Source
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
@@ -234,7 +234,6 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
 
 PARTITIONS_MAX: Final = 4096
 """Maximum number of partitions in one batch; the others wait for the next."""
-ALL_ROWS: Final = 1 << 62
 
 
 class Planner:

@@ -17,21 +17,22 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.connectors import files
-from fordstone.connectors.base import Capability, SinkStream, SourceOptions
-from fordstone.connectors.registry import capabilities, open_source, why_never_all_there
+from fordstone.connectors.base import ALL_ROWS, Capability, SinkStream, SourceOptions
+from fordstone.connectors.registry import capabilities, open_source
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
+from fordstone.runtime.available import check_available_now, check_nothing_new
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
 from fordstone.spark.hosted.operator_host import batch_host, state_names
-from fordstone.spark.hosted.plan_batches import ALL_ROWS, Planner
+from fordstone.spark.hosted.plan_batches import Planner
 from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy, source_class
 from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
@@ -98,9 +99,14 @@ class HostedQuery:
         return writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
 
     def run_batch(self, on_batch: OnBatch) -> None:
-        """Run it as a batch job: each stage runs once, and ends with the input. One that was done already is left as it is."""
+        """Run it as a batch job: each stage runs once, and ends with the input.
+
+        One that was done already is left as it is; an error, if there is input that it did not read.
+        """
         epoch = self.identity.first_epoch
         if epoch in self.files.cut_epochs():
+            sources = {step.name: opened(step, bounded=True) for step in self.stages.sources}
+            check_nothing_new(self.plan.pipeline, self.files.cut(epoch), sources)
             return
         committer = self._committer(on_batch)
         sealed = self.files.sealed(epoch)
@@ -245,7 +251,7 @@ def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
 def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
     """The plan with sources that Spark's workers can read."""
     if config.available_now:
-        _check_end(plan)
+        check_available_now(plan)
     live = sources_in_memory(plan)
     if not live:
         return plan
@@ -255,13 +261,6 @@ def _readable(plan: p.Plan, config: SparkConfig, checkpoint: str) -> p.Plan:
             "Run it with bounded=True and a local state directory, or use files(...) or generator(...)."
         )
     return written_out(plan, Path(checkpoint) / "fordstone" / "memory")
-
-
-def _check_end(plan: p.Plan) -> None:
-    """Refuse sources of which never or always everything is there now."""
-    for step in plan.steps:
-        if isinstance(step, p.Source) and (why := why_never_all_there(step.connector)) is not None:
-            raise ConfigError(f"source {step.name}: with --available-now {why}")
 
 
 def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, batch: bool) -> Seed | None:
