@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph
+from fordstone.api.run import OnProgress, Run, shortened
 from fordstone.api.stream import ControlTable, Stream
-from fordstone.errors import PipelineError
+from fordstone.errors import FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
@@ -16,7 +17,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
 
 if TYPE_CHECKING:
-    from fordstone.edge.config import RunConfig
+    from fordstone.edge.config import RunConfig, RunOptions
     from fordstone.protocol.progress import Report
 
 
@@ -121,11 +122,39 @@ class Pipeline:
 
         return explain(self.plan(), format=format)
 
-    def run(self, config: RunConfig | None = None, **options: Any) -> Report:
-        """Run here, on the edge engine, until bounded input ends or the process is asked to stop.
+    def run(
+        self,
+        config: RunConfig | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Report:
+        """Run here, on the edge engine, until bounded input ends or the process is asked to stop (SIGINT, SIGTERM).
 
-        Options are those of `fordstone.edge.config.RunConfig`: `state=`, `bounded=`, `parallelism=`, `interval=` ...
+        Without `state=` the run keeps nothing and reads nothing old. With it, the run resumes where the last one with this directory
+        stopped. The other options are those of `fordstone.edge.config.RunConfig`.
         """
         from fordstone.edge.run import run  # noqa: PLC0415 - running is above declaring
 
-        return run(self.plan(), self.functions, config, **options)
+        try:
+            return run(self.plan(), self.functions, config, on_progress=on_progress, **options)
+        except FordstoneError as error:
+            raise shortened(error) from error.__cause__
+
+    def start(
+        self,
+        config: RunConfig | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Run:
+        """Run as `run` does, but in the background: `with p.start() as run:` stops the run at the end of the block."""
+        from fordstone.edge.config import run_config  # noqa: PLC0415 - running is above declaring
+        from fordstone.edge.run import run  # noqa: PLC0415
+
+        plan, functions, given = self.plan(), self.functions, run_config(config, options)
+        return Run(
+            self.name,
+            lambda show, stop: run(plan, functions, given, on_progress=show, stop=stop),
+            on_progress=on_progress,
+        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -222,7 +221,7 @@ def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
 def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, **output: Any) -> None:
     from fordstone.edge.run import run as run_plan
 
-    dead_letters = Path(config.state) / plan.pipeline / config.node / "dead-letters"
+    dead_letters = config.directory / plan.pipeline / config.node / "dead-letters"
     view = make_view(plan, bounded=config.bounded, dead_letters=dead_letters, **output)
     hub = config.hub
     trim_memory()

@@ -367,6 +367,15 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         del spec
         return None
 
+    def earlier_output(self, spec: ConnectorSpec) -> str | None:
+        """Return what the sink already contains, to be named in an error; None: nothing.
+
+        Asked before a run that keeps no state starts: its epochs begin at 1, so they would be mixed with what is there. A sink that
+        keeps nothing, or refuses the epochs of another run by itself, leaves this as it is.
+        """
+        del spec
+        return None
+
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Make the live source, on the node that runs it, once per start."""
         del options, context

@@ -92,7 +92,7 @@ class MemorySource:
 
 
 class MemorySink:
-    """Keeps what comes: `released` by epoch, once; `written` in order."""
+    """Keeps what comes: `released` by epoch, once; `written` in order. A run with another state, or none, clears it first."""
 
     def __init__(self) -> None:
         self.released: dict[int, pl.DataFrame] = {}
@@ -100,6 +100,12 @@ class MemorySink:
         self.stream: SinkStream | None = None
         self.repeated = 0
         """How many releases came for an epoch that was there already."""
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.released.clear()
+        self.written.clear()
+        self.repeated = 0
 
     def frames(self) -> list[pl.DataFrame]:
         return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
@@ -311,6 +317,8 @@ def _time(value: Any) -> Any:
 class _OpenSink(Sink):
     def __init__(self, live: MemorySink, stream: SinkStream) -> None:
         self._live = live
+        if live.stream is not None and live.stream.owner != stream.owner:
+            live.clear()
         live.stream = stream
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:

@@ -67,6 +67,11 @@ def why_never_all_there(spec: ConnectorSpec) -> str | None:
     return _kind(spec).why_never_all_there(spec)
 
 
+def earlier_output(spec: ConnectorSpec) -> str | None:
+    """What the sink already contains; None: nothing."""
+    return _kind(spec).earlier_output(spec)
+
+
 def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER) -> Source:
     """Make the live source."""
     return _kind(spec).open_source(spec, options, context)
