@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from fordstone.api.graph import Graph
 from fordstone.api.run import OnProgress, Run, shortened
 from fordstone.api.stream import ControlTable, Stream
-from fordstone.errors import FordstoneError, PipelineError
+from fordstone.connectors.base import live_of
+from fordstone.connectors.memory import MemorySource
+from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
@@ -41,7 +43,7 @@ class Pipeline:
         name: str,
         connector: p.ConnectorSpec,
         *,
-        schema: Mapping[str, str],
+        schema: Mapping[str, str] | None = None,
         time: str | None = None,
         lateness: str | timedelta = "0s",
         max_ahead: str | timedelta | None = "1h",
@@ -59,6 +61,7 @@ class Pipeline:
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
         check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
+        columns = _columns(name, connector, schema)
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
@@ -67,7 +70,7 @@ class Pipeline:
             p.Source(
                 name=name,
                 connector=connector,
-                schema=Schema.of(schema).to_dict(),
+                schema=columns.to_dict(),
                 time=time,
                 lateness_us=lateness_us,
                 max_ahead_us=None if time is None else max_ahead_us,
@@ -158,3 +161,18 @@ class Pipeline:
             lambda show, stop: run(plan, functions, given, on_progress=show, stop=stop),
             on_progress=on_progress,
         )
+
+
+def _columns(source: str, connector: p.ConnectorSpec, schema: Mapping[str, str] | None) -> Schema:
+    """The columns of a source. What is in the memory of this process can be looked at now."""
+    live = live_of(connector)
+    try:
+        if not isinstance(live, MemorySource):
+            if schema is None:
+                raise ConfigError('it needs its columns: schema={"device": "string", "temp": "double"}.')
+            return Schema.of(schema)
+        columns = Schema.of(live.inferred() if schema is None else schema)
+        live.check(columns)
+    except FordstoneError as error:
+        raise type(error)(f"source {source}: {error}") from None
+    return columns

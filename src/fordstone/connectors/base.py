@@ -328,6 +328,8 @@ class OpenContext:
     """The id of the node; empty at the center and in tests."""
     home: Home | None = None
     """Given to kinds that declare `NEEDS_HOME`. None where a task runs without a state directory, as Spark's executors do."""
+    keeps_state: bool = True
+    """Whether a later run may resume from the positions of this one."""
     clock_us: ClockUs = system_clock_us
     """Microseconds on a clock that never goes back."""
     secrets: Mapping[str, str] = field(default_factory=lambda: os.environ)

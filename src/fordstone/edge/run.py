@@ -121,7 +121,8 @@ def run(
     """
     config = run_config(config, options)
     with ExitStack() as stack:
-        if config.state is None:
+        keeps_state = config.state is not None
+        if not keeps_state:
             refuse_earlier_output(plan)
             config = replace(config, state=stack.enter_context(TemporaryDirectory(prefix="fordstone-")))
         disk = stack.enter_context(closing(OsDisk(config.directory)))
@@ -129,7 +130,9 @@ def run(
         clock = SystemClock()
         failpoints = failpoints_of_process()
         signals = stop or stack.enter_context(Signals())
-        environment = Environment(clock=clock, disk=disk, failpoints=failpoints, wait=signals.wait)
+        environment = Environment(
+            clock=clock, disk=disk, failpoints=failpoints, keeps_state=keeps_state, wait=signals.wait
+        )
         failures = restarts = 0
         while True:
             began_us = clock.monotonic_us()

@@ -82,6 +82,8 @@ class Environment:
     """Opens the sink for what a source could not read; None: files below the state directory."""
     opener: Callable[[Job], ConnectorOpener] | None = None
     """Opens sources and sinks; None: as the plan says."""
+    keeps_state: bool = True
+    """Whether a later run may resume: the disk stays."""
     wait: Callable[[float], object] = time.sleep
     """Waits for seconds, before and while the engine runs. A true value: the process was asked to stop."""
 
@@ -171,7 +173,12 @@ class ConnectorOpener:
         environment, home = self._job.environment, None
         if Capability.NEEDS_HOME in capabilities(spec):
             home = Home(disk=environment.disk, directory=self._job.home)
-        return OpenContext(node=self._job.store.node, home=home, clock_us=environment.clock.monotonic_us)
+        return OpenContext(
+            node=self._job.store.node,
+            home=home,
+            keeps_state=environment.keeps_state,
+            clock_us=environment.clock.monotonic_us,
+        )
 
 
 def assigned_partitions(
