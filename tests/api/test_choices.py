@@ -95,7 +95,7 @@ def test_an_option_of_a_connector_that_does_not_exist_names_the_nearest() -> Non
 
 def test_an_option_of_a_run_that_does_not_exist_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"run: there is no option 'bonded'. Did you mean 'bounded'\?"):
-        printed().run(bonded=True)
+        printed().run(bonded=True)  # type: ignore[call-arg]  # what is tested
 
 
 def test_an_unknown_function_names_near_ones_only() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.edge.process_functions import OUT_SCHEMA, SCHEMA, Reminders, Visits, by_hand, record, some_rows, visits
-from tests.simulation.simulator import SimClock
+from tests.simulation.simulator import NoDeadLetters, SimClock
 
 from fordstone import KeyedFunction, Pipeline, ValueState, tumbling
 from fordstone.connectors import stdout
@@ -52,7 +52,7 @@ class World:
 
     def engine(self, *, parallelism: int, bounded: bool = True) -> Engine:
         config = RunConfig(bounded=bounded, parallelism=parallelism, interval="5ms", batch_rows=4, compression="none")
-        environment = Environment(clock=self.clock, disk=self.disk)
+        environment = Environment(clock=self.clock, disk=self.disk, dead_letters=lambda _: NoDeadLetters())
         engine = recovered_engine(self.plan, self.functions, config, environment, self.store(), None)
         self.replayed += len(engine.resumption.replay)
         return engine

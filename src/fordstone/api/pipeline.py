@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph
+from fordstone.api.run import OnProgress, Run, shortened
 from fordstone.api.stream import ControlTable, Stream
-from fordstone.errors import PipelineError
+from fordstone.connectors.base import live_of
+from fordstone.connectors.memory import MemorySource
+from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
@@ -16,7 +19,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
 
 if TYPE_CHECKING:
-    from fordstone.edge.config import RunConfig
+    from fordstone.edge.config import RunConfig, RunOptions
     from fordstone.protocol.progress import Report
 
 
@@ -40,7 +43,7 @@ class Pipeline:
         name: str,
         connector: p.ConnectorSpec,
         *,
-        schema: Mapping[str, str],
+        schema: Mapping[str, str] | None = None,
         time: str | None = None,
         lateness: str | timedelta = "0s",
         max_ahead: str | timedelta | None = "1h",
@@ -58,6 +61,7 @@ class Pipeline:
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
         check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
+        columns = _columns(name, connector, schema)
         lateness_us = duration_us(lateness, what=f"source {name}: lateness")
         if lateness_us < 0:
             raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
@@ -66,7 +70,7 @@ class Pipeline:
             p.Source(
                 name=name,
                 connector=connector,
-                schema=Schema.of(schema).to_dict(),
+                schema=columns.to_dict(),
                 time=time,
                 lateness_us=lateness_us,
                 max_ahead_us=None if time is None else max_ahead_us,
@@ -121,11 +125,54 @@ class Pipeline:
 
         return explain(self.plan(), format=format)
 
-    def run(self, config: RunConfig | None = None, **options: Any) -> Report:
-        """Run here, on the edge engine, until bounded input ends or the process is asked to stop.
+    def run(
+        self,
+        config: RunConfig | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Report:
+        """Run here, on the edge engine, until bounded input ends or the process is asked to stop (SIGINT, SIGTERM).
 
-        Options are those of `fordstone.edge.config.RunConfig`: `state=`, `bounded=`, `parallelism=`, `interval=` ...
+        Without `state=` the run keeps nothing and reads nothing old. With it, the run resumes where the last one with this directory
+        stopped. The other options are those of `fordstone.edge.config.RunConfig`.
         """
         from fordstone.edge.run import run  # noqa: PLC0415 - running is above declaring
 
-        return run(self.plan(), self.functions, config, **options)
+        try:
+            return run(self.plan(), self.functions, config, on_progress=on_progress, **options)
+        except FordstoneError as error:
+            raise shortened(error) from error.__cause__
+
+    def start(
+        self,
+        config: RunConfig | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Run:
+        """Run as `run` does, but in the background: `with p.start() as run:` stops the run at the end of the block."""
+        from fordstone.edge.config import run_config  # noqa: PLC0415 - running is above declaring
+        from fordstone.edge.run import run  # noqa: PLC0415
+
+        plan, functions, given = self.plan(), self.functions, run_config(config, options)
+        return Run(
+            self.name,
+            lambda show, stop: run(plan, functions, given, on_progress=show, stop=stop),
+            on_progress=on_progress,
+        )
+
+
+def _columns(source: str, connector: p.ConnectorSpec, schema: Mapping[str, str] | None) -> Schema:
+    """The columns of a source. What is in the memory of this process can be looked at now."""
+    live = live_of(connector)
+    try:
+        if not isinstance(live, MemorySource):
+            if schema is None:
+                raise ConfigError('it needs its columns: schema={"device": "string", "temp": "double"}.')
+            return Schema.of(schema)
+        columns = Schema.of(live.inferred() if schema is None else schema)
+        live.check(columns)
+    except FordstoneError as error:
+        raise type(error)(f"source {source}: {error}") from None
+    return columns

@@ -18,7 +18,7 @@ from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import live_of
 from fordstone.connectors.lookup_table import inline_spec, read_table
-from fordstone.connectors.memory import memory
+from fordstone.connectors.memory import checked_rows, inferred_schema, memory
 from fordstone.connectors.registry import source_delivery
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.aggregates import parse_aggregate
@@ -620,26 +620,14 @@ def _table(table: p.ConnectorSpec | TableRows, schema: Mapping[str, str] | None)
         columns = Schema.of(schema)
         # What lives in this process would not be there where the plan is read.
         return (table if live_of(table) is None else inline_spec(read_table(table, columns))), columns
-    given: Any = table
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | pl.DataFrame):
-        raise ConfigError(f'{given!r} is not a table. Give files("devices.csv"), a list of records, or a Polars frame.')
-    if schema is None:
-        schema = _inferred(table)
-    columns = Schema.of(schema)
-    return inline_spec(read_table(memory([given]), columns)), columns
-
-
-def _inferred(table: TableRows) -> dict[str, str]:
-    if isinstance(table, pl.DataFrame):
-        frame = table
-    elif not table:
-        raise ConfigError("a table without rows has no columns. Add schema=.")
-    else:
-        try:
-            frame = pl.DataFrame(table, infer_schema_length=None)
-        except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"the rows of the table are not of one kind: {error}. Add schema=.") from error
-    return {name: str(DataType.from_polars(kind)) for name, kind in frame.schema.items()}
+    try:
+        rows = checked_rows(table, "lookup")
+    except ConfigError:
+        raise ConfigError(
+            f'{table!r} is not a table. Give files("devices.csv"), a list of records, or a frame.'
+        ) from None
+    columns = Schema.of(inferred_schema(rows) if schema is None else schema)
+    return inline_spec(read_table(memory([rows]), columns)), columns
 
 
 def _named_aggregate(

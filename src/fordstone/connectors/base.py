@@ -351,6 +351,8 @@ class OpenContext:
     """The id of the node; empty at the center and in tests."""
     home: Home | None = None
     """Given to kinds that declare `NEEDS_HOME`. None where a task runs without a state directory, as Spark's executors do."""
+    keeps_state: bool = True
+    """Whether a later run may resume from the positions of this one."""
     clock_us: ClockUs = system_clock_us
     """Microseconds on a clock that never goes back."""
     secrets: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -394,6 +396,15 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         """Return what `explain` shows of a source with event time, as labels and texts. It must not touch the system."""
         del spec
         return {}
+
+    def earlier_output(self, spec: ConnectorSpec) -> str | None:
+        """Return what the sink already contains, to be named in an error; None: nothing.
+
+        Asked before a run that keeps no state starts: its epochs begin at 1, so they would be mixed with what is there. A sink that
+        keeps nothing, or refuses the epochs of another run by itself, leaves this as it is.
+        """
+        del spec
+        return None
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Make the live source, on the node that runs it, once per start."""

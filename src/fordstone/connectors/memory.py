@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,11 @@ from fordstone.connectors.base import (
     SourceOptions,
     live_of,
 )
-from fordstone.errors import ConfigError, SchemaError, SourceError
-from fordstone.lang.schema import Schema
+from fordstone.connectors.files.rows import latest_rows
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import ConfigError, NotInstalledError, SchemaError, SourceError
+from fordstone.lang.choices import did_you_mean
+from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import PartitionId, Position
 
 Row = Mapping[str, Any] | Sequence[Any]
@@ -43,24 +46,182 @@ Rows = pl.DataFrame | Sequence[Row]
 _T = TypeVar("_T")
 _UNFIT = (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError)
 """What Polars raises for a value that does not fit its column."""
+_SHOWN_MAX: Final = 80
+_A_SOURCE: Final = "that is no source of rows. Give a list of rows, a frame of Polars, pandas or Arrow, a list of partitions, or a generator."
 
 
-def memory(live: MemorySource | MemorySink | Sequence[Rows]) -> ConnectorSpec:
-    """A connector to an object in this process. A plain list of partitions makes a `MemorySource` of them."""
+def memory(live: object) -> ConnectorSpec:
+    """Rows of this process, as a source: `memory([{"n": 1}, {"n": 2}])`, `memory(frame)`, `memory(generator)`.
+
+    A source is made of a list of rows, a frame (Polars, pandas, Arrow), a list of partitions (each a list of rows or a frame), or a generator
+    or async generator of rows or frames. A row is a mapping by names, or a tuple in the schema's order. A `MemorySource` is
+    filled while it is read; a `MemorySink` keeps what it is given.
+    """
     if not isinstance(live, MemorySource | MemorySink):
-        live = MemorySource(live)
+        live = _source_of(live)
     return LiveSpec.around(live, kind="memory")
 
 
-class MemorySource:
-    """Partitions of rows that a test holds in its hand. May be added to and ended while it is read, from any thread."""
+def _source_of(given: object) -> MemorySource:
+    if (frame := frame_of(given)) is not None:
+        return MemorySource([frame])
+    if isinstance(given, Iterator | AsyncIterator):
+        from fordstone.connectors.feed import FedSource  # noqa: PLC0415 - it is a memory source
 
-    def __init__(self, partitions: Sequence[Rows] = ()) -> None:
+        return FedSource(given)
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        hint = " Call it: memory(rows())." if callable(given) else ""
+        raise ConfigError(f"memory({_short(given)}): {_A_SOURCE}{hint}")
+    items = list(given)
+    rows = [_is_row(item) for item in items]
+    if items and all(rows):
+        return MemorySource([items])
+    if any(rows):
+        raise ConfigError(
+            f"memory([...]): item {rows.index(True)} is a row, and item {rows.index(False)} is not. Give a list of rows, or a list of "
+            "partitions, each of which is a list of rows or a frame."
+        )
+    return MemorySource(items)
+
+
+def frame_of(given: object) -> pl.DataFrame | None:
+    """A frame of any library as one of Polars; None if it is none."""
+    if isinstance(given, pl.DataFrame):
+        return given
+    if isinstance(given, pl.LazyFrame):
+        return given.collect()
+    if isinstance(given, pl.Series):
+        return None
+    library = type(given).__module__.partition(".")[0]
+    try:
+        if library == "pandas" and hasattr(given, "columns"):
+            return pl.from_pandas(given)
+        if hasattr(given, "__arrow_c_stream__"):
+            return pl.DataFrame(given)
+    except ImportError as error:
+        raise NotInstalledError(
+            f"memory({_short(given)}): reading a frame of {library} needs pyarrow. Install it: pip install pyarrow."
+        ) from error
+    return None
+
+
+def rows_of_item(item: object) -> Rows:
+    """What a generator gives: a row, a list of rows, or a frame."""
+    return [item] if _is_row(item) else checked_rows(item, "memory(generator)")  # type: ignore[list-item]  # it is a row
+
+
+def checked_rows(given: object, where: str) -> Rows:
+    """A frame, or a list of rows, as they are kept."""
+    if (frame := frame_of(given)) is not None:
+        return frame
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError(f"{where}: {_short(given)} is neither a list of rows nor a frame.")
+    rows = list(given)
+    for number, row in enumerate(rows):
+        if isinstance(row, str | bytes) or not isinstance(row, Mapping | Sequence):
+            raise ConfigError(
+                f"{where}: row {number} is {_short(row)}. A row is a mapping such as {{'device': 'a'}}, or a tuple of values."
+            )
+    return rows
+
+
+def _is_row(item: object) -> bool:
+    """Whether an item of a list is a row; else it is a partition. A tuple is a row, unless it begins with one."""
+    return isinstance(item, Mapping) or (
+        isinstance(item, tuple) and bool(item) and not isinstance(item[0], Mapping | tuple)
+    )
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def inferred_schema(rows: Rows) -> dict[str, str]:
+    """The columns and types of a frame or of rows by name."""
+    if isinstance(rows, pl.DataFrame):
+        frame = rows
+    elif not rows:
+        raise ConfigError("a table without rows has no columns. Add schema=.")
+    else:
+        frame = _frame_of_records([row for row in rows if isinstance(row, Mapping)], len(rows))
+    return {name: str(DataType.from_polars(kind)) for name, kind in frame.schema.items()}
+
+
+def _frame_of_records(records: Sequence[Mapping[str, Any]], count: int) -> pl.DataFrame:
+    if len(records) < count:
+        raise ConfigError("rows without names have no columns of their own. Add schema=.")
+    try:
+        frame = pl.DataFrame(records, infer_schema_length=None)
+    except _UNFIT as error:
+        raise ConfigError(f"the rows are not of one kind: {error}. Add schema=.") from error
+    for name, kind in frame.schema.items():
+        # Polars turns numbers into text where it finds both.
+        if kind == pl.String and not all(isinstance(record.get(name), str | None) for record in records):
+            raise ConfigError(f"the rows are not of one kind: column {name!r} has text and other values. Add schema=.")
+    return frame
+
+
+class MemorySource:
+    """Partitions of rows that a test holds in its hand. May be added to and ended while it is read, from any thread.
+
+    A bounded run reads what is there at its start. With `live=True` it reads to the end: until `end` is called.
+    """
+
+    def __init__(self, partitions: Iterable[object] = (), *, live: bool = False) -> None:
+        self.live = live
         self._lock = threading.Lock()
         self._pieces: list[list[Rows]] = []
         self._ended: list[bool] = []
         for rows in partitions:
             self.append(self.add_partition(), rows)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a later run finds the same rows."""
+        return True
+
+    def opened(self, position: int) -> tuple[int, int]:
+        """Called by a reader that begins at `position`. Returns the first piece that is kept, and its first row."""
+        del position
+        return 0, 0
+
+    def closed(self) -> None:
+        """Called when a reader is closed."""
+
+    def acknowledge(self, position: int) -> None:
+        """Called when no reader of this run will begin before a position again. The rows stay, for later runs."""
+
+    def inferred(self) -> dict[str, str]:
+        """The columns and types of the rows that are there."""
+        with self._lock:
+            found = [rows for pieces in self._pieces for rows in pieces if len(rows)]
+        if not found:
+            raise ConfigError("no rows are there yet to see their columns. Add schema=.")
+        return inferred_schema(found[0])
+
+    def check(self, schema: Schema) -> None:
+        """Raise if the rows that are there cannot be those of the schema."""
+        with self._lock:
+            found = [rows for pieces in self._pieces for rows in pieces if len(rows)]
+        names: dict[str, None] = {}
+        for rows in found:
+            if isinstance(rows, pl.DataFrame):
+                names |= dict.fromkeys(rows.columns)
+                continue
+            for row in rows:
+                if isinstance(row, Mapping):
+                    names |= dict.fromkeys(row)
+                elif len(row) != len(schema):
+                    raise SchemaError(
+                        f"the row {_short(row)} has {len(row)} values, and the schema {len(schema)} columns."
+                    )
+                else:
+                    names |= dict.fromkeys(schema)
+        for name in schema:
+            if names and name not in names:
+                hint = did_you_mean(name, names) or f"The rows have: {', '.join(map(str, names))}."
+                raise SchemaError(f"no row has the column {name!r}. {hint}")
 
     def add_partition(self) -> int:
         """Begin another partition and give its number."""
@@ -69,11 +230,13 @@ class MemorySource:
             self._ended.append(False)
             return len(self._pieces) - 1
 
-    def append(self, partition: int, rows: Rows) -> None:
+    def append(self, partition: int, rows: object) -> None:
+        """Add rows to a partition: a list of rows, or a frame."""
+        checked = checked_rows(rows, f"memory partition {partition}")
         with self._lock:
             if self._ended[partition]:
                 raise ConfigError(f"memory partition {partition} has ended: rows can no longer be appended.")
-            self._pieces[partition].append(rows if isinstance(rows, pl.DataFrame) else list(rows))
+            self._pieces[partition].append(checked)
 
     def end(self, partition: int | None = None) -> None:
         """Say that nothing more will come in a partition, or in all of them."""
@@ -92,7 +255,7 @@ class MemorySource:
 
 
 class MemorySink:
-    """Keeps what comes: `released` by epoch, once; `written` in order."""
+    """Keeps what comes: `released` by epoch, once; `written` in order. A run with another state, or none, clears it first."""
 
     def __init__(self) -> None:
         self.released: dict[int, pl.DataFrame] = {}
@@ -100,6 +263,21 @@ class MemorySink:
         self.stream: SinkStream | None = None
         self.repeated = 0
         """How many releases came for an epoch that was there already."""
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.released.clear()
+        self.written.clear()
+        self.repeated = 0
+
+    def latest(self) -> pl.DataFrame:
+        """The newest row of each key, without the keys that were deleted; all rows if none replaces another."""
+        key = None if self.stream is None else self.stream.upsert_key
+        return self.rows() if key is None else latest_rows(self.rows(), key)
+
+    def to_pandas(self) -> Any:
+        """All rows, as `rows`, in a pandas frame."""
+        return to_pandas(self.rows())
 
     def frames(self) -> list[pl.DataFrame]:
         return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
@@ -110,6 +288,16 @@ class MemorySink:
         if frames:
             return pl.concat(frames, how="diagonal")
         return self.stream.schema.empty() if self.stream is not None else pl.DataFrame()
+
+
+def to_pandas(frame: pl.DataFrame) -> Any:
+    """The frame as one of pandas, which is not among what Fordstone needs."""
+    try:
+        return frame.to_pandas()
+    except ImportError as error:
+        raise NotInstalledError(
+            "to_pandas() needs pandas and pyarrow. Install them: pip install pandas pyarrow."
+        ) from error
 
 
 class MemoryKind(ConnectorKind):
@@ -126,8 +314,13 @@ class MemoryKind(ConnectorKind):
         return Delivery.EXACTLY_ONCE
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        del context
-        return _OpenSource(_live(spec, MemorySource), options)
+        live = _live(spec, MemorySource)
+        if context.keeps_state and not live.replays:
+            raise ConfigError(
+                "memory(generator): a generator can be read once, so no later run could resume from the state of this one. Run without "
+                "state=, or put the rows into files."
+            )
+        return _OpenSource(live, options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
@@ -165,6 +358,10 @@ class _OpenSource(Source):
             self._live, int(partition.removeprefix("memory-")), position, self._options, with_positions=with_positions
         )
 
+    def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
+        for cut in cuts.values():
+            self._live.acknowledge(cut.position)
+
 
 class _MemoryReader(Reader):
     """Turns each appended piece into a frame once; hands out slices. Drops what was read: readers never go back."""
@@ -176,22 +373,23 @@ class _MemoryReader(Reader):
         self._number = number
         self._position = position
         self._schema = options.schema
-        self._bounded = options.bounded
+        self._bounded = options.bounded and not live.live
         self._with_positions = with_positions
+        self._ended = False
         self._made: deque[_Made] = deque()
-        self._taken = 0
-        """How many pieces were taken over from the source; `_made` holds those of them that are not read yet."""
-        self._rows = 0
+        self._taken, self._rows = live.opened(position)
+        """How many pieces were taken over from the source, and their rows; `_made` holds those of them that are not read yet."""
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
-        ended = self._take_new()
+        if self._rows - self._position < max(1, rows_max):
+            self._ended = self._take_new()
         if self._position > self._rows:
             raise SourceError(
                 f"memory partition {self._number} has {self._rows} rows, but reading should continue at {self._position}.\n"
                 f"The source was replaced by a shorter one: start with an empty state directory."
             )
         stop = min(self._rows, self._position + max(1, rows_max), self._rows if until is None else until)
-        at_end = ended and stop >= self._rows
+        at_end = self._ended and stop >= self._rows
         if stop <= self._position and not at_end:
             return None
         parts = self._parts(stop)
@@ -206,13 +404,14 @@ class _MemoryReader(Reader):
 
     def close(self) -> None:
         self._made.clear()
+        self._live.closed()
 
     def _take_new(self) -> bool:
         pieces, ended = self._live.pieces(self._number, self._taken)
-        for rows in pieces:
-            made = _Made.of(rows, self._rows, self._schema)
+        self._taken += len(pieces)
+        for piece in _joined(pieces):
+            made = _Made.of(piece, self._rows, self._schema)
             self._made.append(made)
-            self._taken += 1
             self._rows += made.count
         return ended or self._bounded
 
@@ -227,6 +426,21 @@ class _MemoryReader(Reader):
                 break
             self._made.popleft()
         return parts
+
+
+def _joined(pieces: Sequence[Rows]) -> Iterator[Rows]:
+    """The pieces, with lists of rows that follow each other as one list: rows that came one by one become one frame."""
+    rows: list[Row] = []
+    for piece in pieces:
+        if not isinstance(piece, pl.DataFrame):
+            rows += piece
+            continue
+        if rows:
+            yield rows
+            rows = []
+        yield piece
+    if rows:
+        yield rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +525,8 @@ def _time(value: Any) -> Any:
 class _OpenSink(Sink):
     def __init__(self, live: MemorySink, stream: SinkStream) -> None:
         self._live = live
+        if live.stream is not None and live.stream.owner != stream.owner:
+            live.clear()
         live.stream = stream
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:

@@ -73,6 +73,11 @@ def describe_source(spec: ConnectorSpec) -> Mapping[str, str]:
     return _kind(spec).describe_source(spec)
 
 
+def earlier_output(spec: ConnectorSpec) -> str | None:
+    """What the sink already contains; None: nothing."""
+    return _kind(spec).earlier_output(spec)
+
+
 def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER) -> Source:
     """Make the live source."""
     return _kind(spec).open_source(spec, options, context)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypedDict, get_args
 
 from fordstone.edge.engine.channel import BYTES_MAX, ROWS_MAX
 from fordstone.errors import ConfigError
 from fordstone.hub.client.address import HubAddress
-from fordstone.lang.choices import check_word
+from fordstone.lang.choices import check_options, check_word
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
 from fordstone.protocol.retry import RestartPolicy
@@ -21,12 +21,42 @@ Compression = Literal["zstd", "lz4", "none"]
 OutboxFull = Literal["block", "drop_oldest"]
 
 
+class RunOptions(TypedDict, total=False):
+    """The fields of `RunConfig`, as keyword arguments."""
+
+    state: str | Path | None
+    node: str
+    bounded: bool
+    available_now: bool
+    fresh: bool
+    parallelism: int
+    interval: str
+    failure_every: str
+    recovery_goal: str | None
+    checkpoint_timeout: str
+    keep: int
+    compression: Compression
+    remote: str | None
+    allow_new_state: bool
+    batch_rows: int
+    channel_rows_max: int
+    channel_bytes_max: int
+    waiting_bytes_max: int
+    restart: RestartPolicy
+    hub: HubAddress | None
+    outbox_bytes_max: int
+    outbox_full: OutboxFull
+    hub_state: bool
+    take_over: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Checked when it is created. Durations are text with a unit, such as "1s"."""
 
-    state: str | Path = "state"
-    """The directory of checkpoints. A run with the same directory resumes where the last one stopped."""
+    state: str | Path | None = None
+    """The directory of checkpoints. A run with the same directory resumes where the last one stopped. None: the run keeps
+    nothing, reads nothing old, and cannot be resumed."""
     node: str = "node"
     bounded: bool = False
     """Stop when all input that exists now has been read, instead of waiting for more. Time ends: all windows close."""
@@ -109,6 +139,21 @@ class RunConfig:
         return Path(self.state) / pipeline / self.node
 
     @property
+    def directory(self) -> Path:
+        """The state directory. A run without one is given a temporary one before it asks for this."""
+        if self.state is None:
+            raise ValueError("the run has no state directory")
+        return Path(self.state)
+
+    @property
     def interval_us(self) -> int | None:
         """The interval in microseconds; None if it is chosen from measurements."""
         return None if self.interval == AUTO else positive_us(self.interval, what="interval")
+
+
+def run_config(config: RunConfig | None, options: RunOptions) -> RunConfig:
+    """The configuration that is given, or one of the options."""
+    if config is not None and options:
+        raise ConfigError("give either a RunConfig or options, not both.")
+    check_options(options, RunConfig.__dataclass_fields__, where="run: ")
+    return config or RunConfig(**options)

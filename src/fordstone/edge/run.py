@@ -11,11 +11,14 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from typing import Any, Final, Literal
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Final, Literal, Unpack
 
 from fordstone.connectors.base import SinkDelayedError
-from fordstone.edge.config import RunConfig
+from fordstone.connectors.registry import earlier_output
+from fordstone.edge.config import RunConfig, RunOptions, run_config
 from fordstone.edge.engine.assembly import Environment, Job
 from fordstone.edge.engine.engine import Engine, Steppable
 from fordstone.edge.engine.recovery import RemoteCheckpoints, resume_from
@@ -24,8 +27,7 @@ from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError, ConfigError, DamagedError, FordstoneError, TaskError
-from fordstone.lang.choices import check_options
+from fordstone.errors import CheckpointError, DamagedError, FordstoneError, SinkError, TaskError
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
@@ -33,7 +35,7 @@ from fordstone.protocol.retry import Backoff, RestartAfter, Stop, decide_restart
 from fordstone.runtime.available import check_available_now
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.fresh import set_aside, to_set_aside
-from fordstone.runtime.signals import Signals
+from fordstone.runtime.signals import Signals, StopRequest
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
 
@@ -111,26 +113,33 @@ def run(
     config: RunConfig | None = None,
     *,
     on_progress: OnProgress | None = None,
-    **options: Any,
+    stop: StopRequest | None = None,
+    **options: Unpack[RunOptions],
 ) -> Report:
-    """Run until bounded input ends, until what exists now has been read (`available_now`), or until SIGINT or SIGTERM comes.
+    """Run until bounded input ends, until what exists now has been read (`available_now`), or until a stop is requested.
 
-    `on_progress` is called about 20 times a second.
+    The stop is requested by `stop` if it is given, else by SIGINT or SIGTERM. `on_progress` is called about 20 times a second. Without a
+    state directory the run has a temporary one: it reads nothing old and leaves nothing.
     """
-    if config is not None and options:
-        raise ConfigError("give either a RunConfig or options, not both.")
-    check_options(options, RunConfig.__dataclass_fields__, where="run: ")
-    config = config or RunConfig(**options)
+    config = run_config(config, options)
     if config.available_now:
         check_available_now(plan)
-    disk = OsDisk(config.state)
-    clock = SystemClock()
-    failpoints = failpoints_of_process()
-    disk.lock()
-    with closing(disk), Signals() as signals:
+    with ExitStack() as stack:
+        keeps_state = config.state is not None
+        if not keeps_state:
+            if not config.fresh:
+                refuse_earlier_output(plan)
+            config = replace(config, state=stack.enter_context(TemporaryDirectory(prefix="fordstone-")))
+        disk = stack.enter_context(closing(OsDisk(config.directory)))
+        disk.lock()
+        clock = SystemClock()
+        failpoints = failpoints_of_process()
+        signals = stop or stack.enter_context(Signals())
         if config.fresh:
             set_aside(to_set_aside(plan, [config.home_of(plan.pipeline)]))
-        environment = Environment(clock=clock, disk=disk, failpoints=failpoints, wait=signals.wait)
+        environment = Environment(
+            clock=clock, disk=disk, failpoints=failpoints, keeps_state=keeps_state, wait=signals.wait
+        )
         failures = restarts = 0
         while True:
             began_us = clock.monotonic_us()
@@ -161,12 +170,23 @@ def run(
                             ) from error
 
 
+def refuse_earlier_output(plan: p.Plan) -> None:
+    """Raise if a sink has rows of an earlier run, which the rows of a run without state would be mixed with."""
+    for step in plan.steps:
+        found = earlier_output(step.connector) if isinstance(step, p.Sink) else None
+        if found is not None:
+            raise SinkError(
+                f"sink {step.name}: {found} is there already, of an earlier run, and this run has no state to continue it with.\n"
+                "Give the state directory of that run with state=..., set its output aside with fresh=True, or write to another place."
+            )
+
+
 def _run_once(
     plan: p.Plan,
     functions: Functions,
     config: RunConfig,
     environment: Environment,
-    signals: Signals,
+    signals: StopRequest,
     on_progress: OnProgress | None,
     restarts: int,
 ) -> Report:
@@ -196,7 +216,7 @@ def _run_once(
 
 
 def _run_engine(
-    engine: Engine, links: Links, signals: Signals, on_progress: OnProgress | None, restarts: int
+    engine: Engine, links: Links, signals: StopRequest, on_progress: OnProgress | None, restarts: int
 ) -> Report:
     plan, config, environment = engine.plan, engine.config, engine.environment
     manifest = engine.resumption.manifest

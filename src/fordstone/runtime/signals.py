@@ -1,4 +1,4 @@
-"""Requests to stop: SIGINT and SIGTERM are recorded, and the loop that runs a pipeline asks for them."""
+"""Requests to stop a run, from code or by SIGINT and SIGTERM. The loop that runs a pipeline asks for them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ from types import FrameType
 from typing import Any, Self
 
 
-class Signals:
-    """Records SIGINT or SIGTERM, so that the epoch can be finished. A second signal ends the process as usual."""
+class StopRequest:
+    """Set once, from any thread: the run finishes its epoch and stops."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
-        self._before: dict[int, Any] = {}
 
     @property
     def stop_requested(self) -> bool:
         return self._requested.is_set()
 
+    def request(self) -> None:
+        """Request the stop. May be called again."""
+        self._requested.set()
+
     def wait(self, seconds: float) -> bool:
         """Pause, or return at once when a stop is requested. Return whether it is."""
         return self._requested.wait(seconds)
+
+
+class Signals(StopRequest):
+    """Records SIGINT or SIGTERM, so that the epoch can be finished. A second signal ends the process as usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         self.listen()

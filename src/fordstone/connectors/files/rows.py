@@ -10,7 +10,7 @@ null as nothing and the empty text as `""`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -248,12 +248,16 @@ def latest_of(names: Collection[str], read: _Read, *, where: str) -> pl.DataFram
     mark, changes = _stored(names, read, where)
     if mark.upsert_key is None:
         raise SinkError(f"{where} is no changelog: {mark.step} only appends rows. Read it with rows(...).")
+    return latest_rows(changes, mark.upsert_key)
+
+
+def latest_rows(changes: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
+    """The latest row of each key of a changelog, less the keys that were deleted."""
     if OP not in changes.columns:
         return changes
     # Without a key there is one row, the last.
-    key = list(mark.upsert_key)
-    last = changes.unique(subset=key, keep="last", maintain_order=True) if key else changes.tail(1)
-    return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH)
+    last = changes.unique(subset=list(key), keep="last", maintain_order=True) if key else changes.tail(1)
+    return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH, strict=False)
 
 
 def _directory(path: Path) -> tuple[list[str], _Read]:

@@ -173,6 +173,12 @@ def open_file_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
     return FileSink(settings, stream, OsDisk(Path(settings.path).expanduser().absolute()))
 
 
+def first_output(settings: FileSettings) -> str | None:
+    """The first file of rows in the directory of a sink; None if it has none."""
+    found = OsDisk(Path(settings.path).expanduser().absolute(), create_root=False).list("")
+    return next((f"{settings.path}/{name}" for name in found if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))), None)
+
+
 class FileSink(PartedSink):
     """Writes one stream into one directory."""
 

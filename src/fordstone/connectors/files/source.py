@@ -35,7 +35,7 @@ from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
 from fordstone.connectors.files.series import describe, places
 from fordstone.connectors.files.settings import FileFormat, FileSettings
-from fordstone.connectors.files.sink import open_file_parts, open_file_sink
+from fordstone.connectors.files.sink import first_output, open_file_parts, open_file_sink
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
@@ -67,6 +67,9 @@ class FilesKind(ConnectorKind):
 
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
         return {"series": describe(options_of(spec, FileSettings).series)}
+
+    def earlier_output(self, spec: ConnectorSpec) -> str | None:
+        return first_output(options_of(spec, FileSettings))
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         del context

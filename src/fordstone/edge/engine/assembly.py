@@ -11,7 +11,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 
 import polars as pl
@@ -83,6 +82,8 @@ class Environment:
     """Opens the sink for what a source could not read; None: files below the state directory."""
     opener: Callable[[Job], ConnectorOpener] | None = None
     """Opens sources and sinks; None: as the plan says."""
+    keeps_state: bool = True
+    """Whether a later run may resume: the disk stays."""
     wait: Callable[[float], object] = time.sleep
     """Waits for seconds, before and while the engine runs. A true value: the process was asked to stop."""
 
@@ -152,9 +153,10 @@ class ConnectorOpener:
 
     def sink(self, step: p.Sink) -> Sink:
         job, stream = self._job, self._job.types[step.input]
-        # The publisher of a control table keeps its id across restarts; another state directory is another publisher.
-        needs_home = Capability.NEEDS_HOME in capabilities(step.connector)
-        owner = holder_of(job.environment.disk, job.home) if needs_home else ""
+        # The publisher of a control table keeps its id across restarts; another state directory is another publisher. A sink in
+        # memory knows by it that the rows that it has are of another run.
+        named = not capabilities(step.connector).isdisjoint({Capability.NEEDS_HOME, Capability.IN_PROCESS})
+        owner = holder_of(job.environment.disk, job.home) if named else ""
         taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
         return open_sink(step.connector, taken, self._context(step.connector))
 
@@ -163,7 +165,7 @@ class ConnectorOpener:
         job = self._job
         if job.environment.dead_letters is not None:
             return job.environment.dead_letters(source)
-        directory = Path(job.config.state) / job.home / "dead-letters" / source
+        directory = job.config.directory / job.home / "dead-letters" / source
         schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
         return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
 
@@ -171,7 +173,12 @@ class ConnectorOpener:
         environment, home = self._job.environment, None
         if Capability.NEEDS_HOME in capabilities(spec):
             home = Home(disk=environment.disk, directory=self._job.home)
-        return OpenContext(node=self._job.store.node, home=home, clock_us=environment.clock.monotonic_us)
+        return OpenContext(
+            node=self._job.store.node,
+            home=home,
+            keeps_state=environment.keeps_state,
+            clock_us=environment.clock.monotonic_us,
+        )
 
 
 def assigned_partitions(
