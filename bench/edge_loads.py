@@ -105,7 +105,7 @@ def tumbling_run(
 
 def open_engine(made: Pipeline, config: RunConfig) -> Engine:
     """As `run` does it: from the newest checkpoint, if there is one."""
-    disk = OsDisk(config.state)
+    disk = OsDisk(config.directory)
     environment = Environment(clock=SystemClock(), disk=disk)
     store = CheckpointStore(
         disk, pipeline=made.name, node=config.node, compression=config.compression, keep=config.keep

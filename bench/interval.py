@@ -113,7 +113,7 @@ def run_for(
     plan = msgspec.structs.replace(plan, steps=tuple(to_scratch(step, scratch) for step in plan.steps))
     bounded = all(ends(step) for step in plan.steps if isinstance(step, p.Source))
     config = RunConfig(state=scratch / "state", interval=interval, parallelism=parallelism, bounded=bounded)
-    disk, clock = OsDisk(config.state), SystemClock()
+    disk, clock = OsDisk(config.directory), SystemClock()
     store = CheckpointStore(disk, pipeline=plan.pipeline, node=config.node)
     engine = Engine(Job(plan, functions, config, Environment(clock=clock, disk=disk), store), Resumption())
     began_us, began_ns = clock.monotonic_us(), time.process_time_ns()

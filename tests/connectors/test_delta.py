@@ -525,7 +525,7 @@ def test_a_pipeline_that_is_killed_around_a_release_goes_on_and_every_row_counts
         "readings = p.source('readings', source, schema={'device': 'string', 'n': 'bigint'})\n"
         "readings.sink('all', delta('all'))\n"
         "readings.group_by('device').agg(n='count(*)').filter('n < 700').sink('totals', delta('totals'))\n"
-        "p.run(bounded=True, interval='50ms')\n"
+        "p.run(bounded=True, interval='50ms', state='state')\n"
     )
     command = [sys.executable, "-c", script]
     environment = os.environ | {"FORDSTONE_FAILPOINT": failpoint}
