@@ -14,7 +14,7 @@ COUNTS = f"SELECT device, window_start, count(*) AS n FROM readings {WINDOW}"
 
 
 def _counts(made: Pipeline) -> Stream:
-    readings = Stream(made, p.Input("readings"))
+    readings = Stream(made._graph, p.Input("readings"))
     return readings.group_by("device").window(tumbling("10s")).agg(n="count(*)")
 
 
@@ -66,9 +66,9 @@ def test_how_many_rows_are_wanted_is_read_from_where(condition: str, n: int | No
     made.sql(
         f"SELECT r, n FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start ORDER BY n) AS r FROM ({COUNTS})) q WHERE {condition}"
     )
-    (top,) = [step for step in made._steps if isinstance(step, p.Top)]
+    (top,) = [step for step in made._graph.steps if isinstance(step, p.Top)]
     assert top.n == n
-    assert any(isinstance(step, p.Filter) for step in made._steps) is filtered
+    assert any(isinstance(step, p.Filter) for step in made._graph.steps) is filtered
 
 
 def test_a_query_of_with_that_is_read_twice_has_the_ranks_that_each_reader_wants():
