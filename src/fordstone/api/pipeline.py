@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph
-from fordstone.api.run import OnProgress, Run, shortened
+from fordstone.api.run import OnProgress, Run, Work, shortened
 from fordstone.api.stream import ControlTable, Stream
 from fordstone.connectors.base import live_of
 from fordstone.connectors.memory import MemorySource
@@ -129,18 +129,19 @@ class Pipeline:
         self,
         config: RunConfig | None = None,
         *,
+        nodes: int | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[RunOptions],
     ) -> Report:
         """Run here, on the edge engine, until bounded input ends or the process is asked to stop (SIGINT, SIGTERM).
 
         Without `state=` the run keeps nothing and reads nothing old. With it, the run resumes where the last one with this directory
-        stopped. The other options are those of `fordstone.edge.config.RunConfig`.
+        stopped. The other options are those of `fordstone.edge.config.RunConfig`. A pipeline of two tiers runs as a hub, `nodes`
+        nodes (one by default) and a center, all in this process.
         """
-        from fordstone.edge.run import run  # noqa: PLC0415 - running is above declaring
-
+        work = self._work(config, nodes, options)
         try:
-            return run(self.plan(), self.functions, config, on_progress=on_progress, **options)
+            return work(on_progress, None)
         except FordstoneError as error:
             raise shortened(error) from error.__cause__
 
@@ -148,19 +149,20 @@ class Pipeline:
         self,
         config: RunConfig | None = None,
         *,
+        nodes: int | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[RunOptions],
     ) -> Run:
         """Run as `run` does, but in the background: `with p.start() as run:` stops the run at the end of the block."""
-        from fordstone.edge.config import run_config  # noqa: PLC0415 - running is above declaring
-        from fordstone.edge.run import run  # noqa: PLC0415
+        return Run(self.name, self._work(config, nodes, options), on_progress=on_progress)
+
+    def _work(self, config: RunConfig | None, nodes: int | None, options: RunOptions) -> Work:
+        """What runs the pipeline as it is declared now."""
+        from fordstone.api.tiers import run_here  # noqa: PLC0415 - running is above declaring
+        from fordstone.edge.config import run_config  # noqa: PLC0415
 
         plan, functions, given = self.plan(), self.functions, run_config(config, options)
-        return Run(
-            self.name,
-            lambda show, stop: run(plan, functions, given, on_progress=show, stop=stop),
-            on_progress=on_progress,
-        )
+        return lambda show, stop: run_here(plan, functions, given, nodes=nodes, on_progress=show, stop=stop)
 
 
 def _columns(source: str, connector: p.ConnectorSpec, schema: Mapping[str, str] | None) -> Schema:

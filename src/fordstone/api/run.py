@@ -20,8 +20,8 @@ from fordstone.protocol.progress import Progress, Report
 from fordstone.runtime.signals import StopRequest
 
 OnProgress = Callable[[Progress], None]
-Work = Callable[[OnProgress, StopRequest], Report]
-"""Runs until its input ends or the stop is requested."""
+Work = Callable[[OnProgress | None, StopRequest | None], Report]
+"""Runs until its input ends or the stop is requested: without a request to ask, by a signal."""
 
 
 class Run:
@@ -75,8 +75,16 @@ class Run:
 
     def stop(self, timeout: float | None = None) -> Report:
         """Finish the epoch and stop; return the report as `wait` does. May be called again."""
-        self._stop.request()
+        self.request_stop()
         return self.wait(timeout)
+
+    def request_stop(self) -> None:
+        """Request the stop, and return at once."""
+        self._stop.request()
+
+    def join(self) -> None:
+        """Wait until the run is over, however it ended."""
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self

@@ -263,12 +263,18 @@ class MemorySink:
         self.stream: SinkStream | None = None
         self.repeated = 0
         """How many releases came for an epoch that was there already."""
+        self._nodes: dict[str, MemorySink] = {}
+
+    def of_node(self, node: str) -> MemorySink:
+        """The part for one of several nodes that run in this process, each with epochs of its own. Its rows are also rows of this sink."""
+        return self._nodes.setdefault(node, MemorySink())
 
     def clear(self) -> None:
         """Forget all rows."""
         self.released.clear()
         self.written.clear()
         self.repeated = 0
+        self._nodes.clear()
 
     def latest(self) -> pl.DataFrame:
         """The newest row of each key, without the keys that were deleted; all rows if none replaces another."""
@@ -280,10 +286,12 @@ class MemorySink:
         return to_pandas(self.rows())
 
     def frames(self) -> list[pl.DataFrame]:
-        return [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
+        """The frames of `rows`."""
+        own = [*(self.released[epoch] for epoch in sorted(self.released)), *self.written]
+        return own + [frame for node in sorted(self._nodes) for frame in self._nodes[node].frames()]
 
     def rows(self) -> pl.DataFrame:
-        """All rows: released ones in epoch order, then written ones."""
+        """All rows: released ones in epoch order, then written ones; those of several nodes one node after the other."""
         frames = [frame for frame in self.frames() if frame.height or frame.width]
         if frames:
             return pl.concat(frames, how="diagonal")

@@ -19,7 +19,7 @@ from typing import Final, Literal, Unpack
 from fordstone.connectors.base import SinkDelayedError
 from fordstone.connectors.registry import earlier_output
 from fordstone.edge.config import RunConfig, RunOptions, run_config
-from fordstone.edge.engine.assembly import Environment, Job
+from fordstone.edge.engine.assembly import ConnectorOpener, Environment, Job
 from fordstone.edge.engine.engine import Engine, Steppable
 from fordstone.edge.engine.recovery import RemoteCheckpoints, resume_from
 from fordstone.edge.engine.replay import replay
@@ -114,12 +114,14 @@ def run(
     *,
     on_progress: OnProgress | None = None,
     stop: StopRequest | None = None,
+    opener: Callable[[Job], ConnectorOpener] | None = None,
     **options: Unpack[RunOptions],
 ) -> Report:
     """Run until bounded input ends, until what exists now has been read (`available_now`), or until a stop is requested.
 
-    The stop is requested by `stop` if it is given, else by SIGINT or SIGTERM. `on_progress` is called about 20 times a second. Without a
-    state directory the run has a temporary one: it reads nothing old and leaves nothing.
+    The stop is requested by `stop` if it is given, else by SIGINT or SIGTERM. `on_progress` is called about 20 times a second. `opener`
+    opens sources and sinks in another way than the plan says. Without a state directory the run has a temporary one: it reads nothing
+    old and leaves nothing.
     """
     config = run_config(config, options)
     if config.available_now:
@@ -138,7 +140,12 @@ def run(
         if config.fresh:
             set_aside(to_set_aside(plan, [config.home_of(plan.pipeline)]))
         environment = Environment(
-            clock=clock, disk=disk, failpoints=failpoints, keeps_state=keeps_state, wait=signals.wait
+            clock=clock,
+            disk=disk,
+            failpoints=failpoints,
+            opener=opener,
+            keeps_state=keeps_state,
+            wait=signals.wait,
         )
         failures = restarts = 0
         while True:

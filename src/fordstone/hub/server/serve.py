@@ -176,8 +176,12 @@ class HubOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
+def serve(
+    options: HubOptions, *, on_ready: Callable[[str], None], stop_requested: Callable[[], bool] = lambda: False
+) -> None:
     """Run until SIGINT or SIGTERM; the second one stops at once. `on_ready` gets the URL once requests are answered.
+
+    In a thread, which gets no signals, it runs until `stop_requested`; that is asked about ten times per second.
 
     `ConfigError`, `StoreLockedError` or `StorageError` before that, if it cannot be.
     """
@@ -194,7 +198,7 @@ def serve(options: HubOptions, *, on_ready: Callable[[str], None]) -> None:
             check_exposure(sock, tls=context is not None, tokens=tokens.valid, options=options)
             _raise_file_limit()
             with _open(options, tokens) as app, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                runner.run(_run(options, sock, context, tokens, app, on_ready))
+                runner.run(_run(options, sock, context, tokens, app, on_ready, stop_requested))
             tokens.write_used()
     finally:
         disk.close()
@@ -319,6 +323,7 @@ async def _run(
     tokens: Tokens,
     app: HubApp,
     on_ready: Callable[[str], None],
+    stop_requested: Callable[[], bool],
 ) -> None:
     url = _url(sock, tls=context is not None)
 
@@ -346,7 +351,7 @@ async def _run(
     config.http_protocol_class = connection  # type: ignore[assignment]  # it is only called
     ticking = asyncio.create_task(_tick(tokens))
     try:
-        await _Server(config, ready=ready, stop=app.stop_polls).serve(sockets=[sock])
+        await _Server(config, ready=ready, stop=app.stop_polls, stop_requested=stop_requested).serve(sockets=[sock])
     finally:
         ticking.cancel()
         if options.ready_file is not None:
@@ -478,10 +483,21 @@ class _Server(uvicorn.Server):
     end, which would kill the process before the log is closed.
     """
 
-    def __init__(self, config: uvicorn.Config, *, ready: Callable[[], None], stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        ready: Callable[[], None],
+        stop: Callable[[], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
         super().__init__(config)
         self._ready = ready
         self._stop = stop
+        self._stop_requested = stop_requested
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._stop_requested()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

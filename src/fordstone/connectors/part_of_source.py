@@ -1,0 +1,54 @@
+"""A source of which several nodes in one process read different partitions.
+
+Partition i, counted in the order in which partitions are found, belongs to node i modulo the number of nodes. The count is kept in memory, so it
+holds for one run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from fordstone.connectors.base import Idleness, Reader, ReadPlan, Source
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.plan.ids import PartitionId, Position
+
+
+class Distribution:
+    """Which node reads which partition of one source. Shared by all nodes, each on threads of its own."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._lock = threading.Lock()
+        self._numbers: dict[PartitionId, int] = {}
+
+    def part(self, partitions: Sequence[PartitionId], node: int) -> list[PartitionId]:
+        """Those of the partitions that a node reads. New ones are counted."""
+        with self._lock:
+            for partition in partitions:
+                self._numbers.setdefault(partition, len(self._numbers))
+            return [partition for partition in partitions if self._numbers[partition] % self._nodes == node]
+
+
+class PartOfSource(Source):
+    """The partitions of a source that one node reads."""
+
+    def __init__(self, source: Source, distribution: Distribution, node: int) -> None:
+        self._source = source
+        self._distribution = distribution
+        self._node = node
+
+    def partitions(self) -> Sequence[PartitionId]:
+        return self._distribution.part(self._source.partitions(), self._node)
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        return self._source.open(partition, position, with_positions=with_positions)
+
+    def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
+        return self._source.plan_read(partition, position, rows_max)
+
+    def idleness(self, partition: PartitionId, position: Position) -> Idleness:
+        return self._source.idleness(partition, position)
+
+    def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
+        self._source.ack(cuts)
