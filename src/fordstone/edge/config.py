@@ -136,7 +136,7 @@ class RunConfig:
 
     def home_of(self, pipeline: str) -> Path:
         """The directory of a pipeline's checkpoints and dead letters on this node."""
-        return Path(self.state) / pipeline / self.node
+        return self.directory / pipeline / self.node
 
     @property
     def directory(self) -> Path:
