@@ -226,7 +226,7 @@ class Stream:
         if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
             raise PipelineError(f"step {named}: top({n!r}) is not a whole number of rows.")
         texts = [by] if isinstance(by, str) else list(by)
-        with self._pipeline.building(named):
+        with self._graph.building(named):
             order = tuple(
                 p.SortKey(
                     sql=parse(key.by.tree, self.schema, text=text).sql,
@@ -237,7 +237,7 @@ class Stream:
                 for key in read_order(text)
             )
         keys = (per,) if isinstance(per, str) else tuple(per)
-        return self._pipeline.add(
+        return self._add(
             p.Top(name=named, input=self._at, keys=keys, n=n, by=order, numbering=numbering, column=column)
         )
 
