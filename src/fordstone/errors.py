@@ -95,6 +95,15 @@ class TaskError(FordstoneError):
     """A step or a run failed: a step raises it for a wrong result of a user's function, an engine when it stops restarting."""
 
 
+class FunctionError(TaskError):
+    """A user's function raises an exception for the same row each time: a restart would not help. The text shows the row."""
+
+    def __init__(self, message: str, *, placed: bool = False) -> None:
+        """`placed`: the text says where in the input the row is."""
+        self.placed = placed
+        super().__init__(message)
+
+
 class NotInstalledError(FordstoneError):
     """Something that is needed is not on this machine; the text says how to get it."""
 

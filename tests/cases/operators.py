@@ -27,8 +27,24 @@ from tests.edge.aggregating import check as check_aggregates
 from tests.edge.process_functions import OUT_SCHEMA, Visits, by_hand
 from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, same_rows
 
-from fordstone import Pattern, Pipeline, Stream, by_count, session, sliding, tumbling
+from fordstone import (
+    Context,
+    KeyedFunction,
+    ListState,
+    MapState,
+    Pattern,
+    Pipeline,
+    Stream,
+    Timer,
+    ValueState,
+    by_count,
+    session,
+    sliding,
+    tumbling,
+)
 from fordstone.connectors import MemorySink, files, memory
+from fordstone.connectors import rows as rows_in
+from fordstone.operators.dead_letter import DEAD_LETTERS
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "n": "bigint", "s": "string"}
 Row = tuple[str | None, int, float, int | None, str | None]
@@ -55,15 +71,24 @@ class Given:
     def write(self, root: Path) -> None:
         (root / "rows").mkdir(parents=True)
         for number, rows in enumerate(self.rows):
-            records = [dict(zip(SCHEMA, record(row), strict=True)) for row in rows]
-            lines = [json.dumps(one | {"ts": one["ts"].isoformat()}) + "\n" for one in records]
-            (root / "rows" / f"{number}.jsonl").write_text("".join(lines))
+            (root / "rows" / f"{number}.jsonl").write_text("".join(self._lines(rows)))
         self.sides.write(root)
         (root / "sites.csv").write_text("id,site\na,north\nb,south\n")
+
+    @staticmethod
+    def _lines(rows: list[Row]) -> list[str]:
+        records = [dict(zip(SCHEMA, record(row), strict=True)) for row in rows]
+        return [json.dumps(one | {"ts": one["ts"].isoformat()}) + "\n" for one in records]
 
     def of(self, *places: int) -> list[list[tuple[Any, ...]]]:
         """The rows with these columns only."""
         return [[tuple(row[place] for place in places) for row in rows] for rows in self.rows]
+
+    def line(self, partition: str, position: int) -> dict[str, Any]:
+        """The row that stands at a position of a file."""
+        file = "".join(self._lines(self.rows[int(partition.partition(".")[0])])).encode()
+        found: dict[str, Any] = json.loads(file[position:].partition(b"\n")[0])
+        return found
 
     @property
     def in_time(self) -> list[Row]:
@@ -447,7 +472,91 @@ def _check_lookup(found: Found, given: Given) -> None:
     assert Counter(found("out").rows()) == wanted
 
 
+# Functions that raise.
+
+
+def _doubled(row: dict[str, Any]) -> dict[str, Any]:
+    n, row["n"] = row["n"], "gone"
+    return {**row, "n": n * 2}
+
+
+def _repeated(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield row
+    yield {**row, "n": row["n"] + 1}
+
+
+def _tripled(frame: pl.DataFrame) -> pl.DataFrame:
+    if frame.get_column("n").null_count():
+        raise ValueError("a null")
+    return frame.with_columns(pl.col("n") * 3)
+
+
+class _Added(KeyedFunction):
+    """Counts rows, and raises after it has counted, listed and set a timer for one without a number."""
+
+    rows = ValueState("bigint")
+    numbers = ListState("bigint")
+    texts = MapState("bigint", "bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        self.rows.set(self.rows.get(0) + 1)
+        self.numbers.append(row["n"] or 0)
+        self.texts[len(self.texts)] = row["n"] or 0
+        if row["n"] is None:
+            ctx.set_timer("never", after="1s")
+            raise KeyError("n")
+        return {
+            "k": row["k"],
+            "ts": ctx.time,
+            "x": float(sum(self.numbers)),
+            "n": self.rows.get(),
+            "s": str(len(self.texts)),
+        }
+
+    def on_timer(self, timer: Timer, ctx: Context) -> None:
+        raise AssertionError("the call that set it left no trace")
+
+
+def _build_failing(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.filter("x >= 0", name="failing_rows")
+    out("map", rows.map(_doubled, on_error="dead_letter", name="failing_map"))
+    out("flat_map", rows.flat_map(_repeated, on_error="dead_letter", name="failing_flat_map"))
+    out("map_batches", rows.map_batches(_tripled, on_error="dead_letter", name="failing_map_batches"))
+    out("process", rows.group_by("k").process(_Added, on_error="dead_letter", name="failing_process"))
+
+
+def _check_failing(found: Found, given: Given) -> None:
+    rows = [record(row) for part in given.rows for row in part]
+    good, bad = [row for row in rows if row[3] is not None], [row for row in rows if row[3] is None]
+    wanted = {
+        "map": [(*row[:3], row[3] * 2, row[4]) for row in good],
+        "flat_map": [(*row[:3], row[3] + more, row[4]) for row in good for more in (0, 1)],
+        "map_batches": [(*row[:3], row[3] * 3, row[4]) for row in good],
+    }
+    for kind, those in wanted.items():
+        assert Counter(found(kind).iter_rows()) == Counter(those), kind
+        letters = found(f"{DEAD_LETTERS}failing_{kind}")
+        assert letters["step"].unique().to_list() == [f"failing_{kind}"]
+        at_place = [
+            given.line(partition, position)
+            for partition, position in letters.select("partition", "position").iter_rows()
+        ]
+        texts = [json.loads(text) for text in letters["text"]]
+        assert at_place == texts, f"{kind}: each letter has the place of its row"
+        assert Counter(one["x"] for one in texts) == Counter(row[2] for row in bad)
+    assert letters["reason"].unique().to_list() == ["ValueError: a null"]
+    kept = Counter(row[0] for row in given.in_time if row[3] is not None)
+    last = found("process").group_by("k").agg(pl.col("n").max(), pl.col("s").cast(pl.Int64).max())
+    assert {k: (n, s) for k, n, s in last.iter_rows()} == {k: (n, n) for k, n in kept.items()}, (
+        "a failed call left no trace"
+    )
+    letters = found(f"{DEAD_LETTERS}failing_process")
+    assert letters.height == sum(row[3] is None for row in given.in_time)
+    assert letters["reason"].unique().to_list() == ["KeyError: 'n'"]
+
+
 CASES = (
+    Case(name="failing", build=_build_failing, check=_check_failing),
     _slid(6, 6, 0, windowing.AGGREGATES),
     _slid(20, 7, 3, windowing.AGGREGATES),
     _slid(30, 2, 1, windowing.EXACT),
@@ -479,9 +588,15 @@ class Built:
 
     pipeline: Pipeline
     sinks: dict[tuple[str, str], MemorySink]
+    state: Path = Path()
+    """Where it ran, with its dead letters."""
 
     def found(self, case: Case) -> Found:
-        return lambda sink: self.sinks[case.name, sink].rows()
+        return lambda sink: self._letters(sink) if sink.startswith(DEAD_LETTERS) else self.sinks[case.name, sink].rows()
+
+    def _letters(self, sink: str) -> pl.DataFrame:
+        (directory,) = self.state.rglob(sink)
+        return rows_in(str(directory))
 
 
 def build(root: Path, *, mode: Any = "aligned") -> Built:

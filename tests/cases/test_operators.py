@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def on_edge(
 ) -> Built:
     options = dict(request.param)
     built = build(given[1], mode=options.pop("mode"))
-    built.pipeline.run(state=tmp_path_factory.mktemp("edge"), bounded=True, interval="5ms", **options)
+    built = replace(built, state=tmp_path_factory.mktemp("edge"))
+    built.pipeline.run(state=built.state, bounded=True, interval="5ms", **options)
     return built
 
 
@@ -44,8 +46,8 @@ def as_stream(spark: SparkSession, given: tuple[Given, Path], tmp_path_factory: 
     from fordstone.spark.config import SparkConfig
     from fordstone.spark.hosted.query import hosted_query
 
-    built = build(given[1])
-    config = SparkConfig(state=tmp_path_factory.mktemp("stream"), bounded=True, shards=2, rows_max=60, batch_rows=16)
+    built = replace(build(given[1]), state=tmp_path_factory.mktemp("stream"))
+    config = SparkConfig(state=built.state, bounded=True, shards=2, rows_max=60, batch_rows=16)
     query = hosted_query(built.pipeline.plan(), built.pipeline.functions, config, spark, batch=False)
     batches: list[Any] = []
     running = query.start(batches.append)
@@ -62,8 +64,8 @@ def as_stream(spark: SparkSession, given: tuple[Given, Path], tmp_path_factory: 
 def as_batch_job(spark: SparkSession, given: tuple[Given, Path], tmp_path_factory: pytest.TempPathFactory) -> Built:
     from fordstone.spark import run
 
-    built = build(given[1])
-    run(built.pipeline, spark=spark, state=tmp_path_factory.mktemp("batch"), bounded=True, shards=2, batch_rows=16)
+    built = replace(build(given[1]), state=tmp_path_factory.mktemp("batch"))
+    run(built.pipeline, spark=spark, state=built.state, bounded=True, shards=2, batch_rows=16)
     return built
 
 

@@ -172,7 +172,7 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
 
 
 def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
-    progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_late=7)
+    progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_failed=3, rows_late=7)
     report = Report(pipeline="cold-chain", outcome="ended", progress=progress, resumed_from=40)
     assert summary(report, took_us=2_000_000).splitlines() == [
         "cold-chain ended: all input was read.",
@@ -180,6 +180,7 @@ def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
         "  rows out     10",
         "  late          7",
         "  rejected      2  in state/dead",
+        "  failed        3  in state/dead",
         "  epoch        41  4 checkpoints in this run, the last in 12.0 ms",
         "  restarts      0",
         "  started from checkpoint 40, took 2.00 s",

@@ -24,3 +24,9 @@ def test_a_night_of_failures_makes_no_huge_number():
 def test_restarts_of_many_nodes_are_spread():
     assert decide_restart(POLICY, failures=1, lasted_us=0, chance=0.0) == RestartAfter(100, 2)
     assert decide_restart(POLICY, failures=1, lasted_us=0, chance=0.5) == RestartAfter(150, 2)
+
+
+def test_a_failure_that_repeats_stops_at_the_second_time_unless_a_long_run_lies_between():
+    assert decide_restart(POLICY, failures=0, lasted_us=0, chance=1.0, repeated=True) == RestartAfter(100, 1)
+    assert decide_restart(POLICY, failures=1, lasted_us=0, chance=1.0, repeated=True) == Stop(2)
+    assert decide_restart(POLICY, failures=1, lasted_us=10_000, chance=1.0, repeated=True) == RestartAfter(100, 1)

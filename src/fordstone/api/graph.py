@@ -154,7 +154,7 @@ def _is_end(plan: p.Plan, step: p.Step) -> bool:
 def import_path(function: Callable[..., Any]) -> str | None:
     """`module:name` if another process can import the function by it, else None."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module in {None, "__main__"} or "<" in name or "." in name:
+    if module in {None, "__main__"} or not name or "<" in name or "." in name:
         return None
     loaded = sys.modules.get(str(module))
     # While the module is still being imported its name may not be bound yet; a top-level name will be.

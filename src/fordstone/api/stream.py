@@ -129,40 +129,56 @@ class Stream:
         return self._add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
 
     def map(
-        self, function: Callable[[Record], Record], *, schema: Mapping[str, str] | None = None, name: str | None = None
+        self,
+        function: Callable[[Record], Record],
+        *,
+        schema: Mapping[str, str] | None = None,
+        on_error: p.OnFunctionError = "fail",
+        name: str | None = None,
     ) -> Stream:
-        """Give one record for each. Convenient and slow: a row at a time. `schema` is that of the result, if it changes."""
-        return self._function("map", function, schema, name)
+        """Give one record for each. Convenient and slow: a row at a time. `schema` is that of the result, if it changes.
+
+        `on_error="dead_letter"`: a row for which the function raises goes to the dead letters, and the others go on.
+        """
+        return self._function("map", function, schema, on_error, name)
 
     def flat_map(
         self,
         function: Expr | Callable[[Record], Iterable[Record]],
         *,
         schema: Mapping[str, str] | None = None,
+        on_error: p.OnFunctionError = "fail",
         name: str | None = None,
     ) -> Stream:
         """Give any number of rows for each.
 
         An expression that makes an array gives a row for each element, beside the other columns:
-        `flat_map("split(line, ' ') AS word")`. A function takes a record and gives records.
+        `flat_map("split(line, ' ') AS word")`. A function takes a record and gives records; `on_error`: see `map`.
         """
         if isinstance(function, str | Column):
-            if schema is not None:
-                raise PipelineError("flat_map of an expression has the schema of the expression. Leave schema= out.")
+            if schema is not None or on_error != "fail":
+                raise PipelineError(
+                    "flat_map of an expression has the schema of the expression, and does not raise. Leave schema= and on_error= out."
+                )
             named = self._named("flat_map", name)
             (sql,) = self._canonical(named, (function,))
             return self._add(p.Explode(name=named, input=self._at, expression=sql))
-        return self._function("flat_map", function, schema, name)
+        return self._function("flat_map", function, schema, on_error, name)
 
     def map_batches(
         self,
         function: Callable[[pl.DataFrame], pl.DataFrame],
         *,
         schema: Mapping[str, str] | None = None,
+        on_error: p.OnFunctionError = "fail",
         name: str | None = None,
     ) -> Stream:
-        """Give a Polars frame for each frame. How rows are cut into frames is not promised: treat rows one by one."""
-        return self._function("map_batches", function, schema, name)
+        """Give a Polars frame for each frame. How rows are cut into frames is not promised: treat rows one by one.
+
+        `on_error="dead_letter"`: a frame for which the function raises is given to it again in halves, until the rows that it
+        raises for are alone. These go to the dead letters.
+        """
+        return self._function("map_batches", function, schema, on_error, name)
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
         """The rows of this stream and of others with the same schema."""
@@ -423,9 +439,15 @@ class Stream:
             raise PipelineError(f"step {step}: {other.name} belongs to another pipeline.")
 
     def _function(
-        self, kind: Any, function: Callable[..., Any], schema: Mapping[str, str] | None, name: str | None
+        self,
+        kind: Any,
+        function: Callable[..., Any],
+        schema: Mapping[str, str] | None,
+        on_error: p.OnFunctionError,
+        name: str | None,
     ) -> Stream:
         named = self._named(kind, name)
+        check_word("on_error", on_error, get_args(p.OnFunctionError), where=f"step {named}: ", error=PipelineError)
         if not callable(function):
             raise PipelineError(
                 f"step {named}: {function!r} is not a function. "
@@ -433,7 +455,7 @@ class Stream:
             )
         path = self._graph.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
-        return self._add(p.Function(name=named, input=self._at, kind=kind, path=path, schema=given))
+        return self._add(p.Function(name=named, input=self._at, kind=kind, path=path, schema=given, on_error=on_error))
 
     def _canonical(self, step: str, columns: tuple[Expr, ...]) -> tuple[str, ...]:
         if not columns:
@@ -555,17 +577,20 @@ class Grouped:
         *,
         schema: Mapping[str, str] | None = None,
         ordered: bool | None = None,
+        on_error: p.OnFunctionError = "fail",
         name: str | None = None,
     ) -> Stream:
         """What a function with state and timers makes of the rows of each key: `process(Alarm, schema={...})`.
 
         `function` is a class that derives from `KeyedFunction`. With event time the rows of a key come in order of time, once
         the watermark has passed them; `ordered=False`, and streams without, take them as they arrive. `schema` is that of
-        the rows it gives, if it is not the input's.
+        the rows it gives, if it is not the input's. `on_error="dead_letter"`: a row or timer for which it raises goes to the dead
+        letters, and the state of the key is as it was before the call.
         """
         if self._window is not None:
             raise PipelineError("process sees all rows of a key and has no windows. Leave .window(...) out.")
         graph, named = self._graph, self._named("process", name)
+        check_word("on_error", on_error, get_args(p.OnFunctionError), where=f"step {named}: ", error=PipelineError)
         return self._add(
             p.Process(
                 name=named,
@@ -575,6 +600,7 @@ class Grouped:
                 path=graph.register(function),
                 schema=(self._stream.schema if schema is None else Schema.of(schema)).to_dict(),
                 ordered=graph.types[self._at].time is not None if ordered is None else ordered,
+                on_error=on_error,
             )
         )
 

@@ -28,7 +28,7 @@ from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, FordstoneError, SinkError, TaskError
-from fordstone.operators.base import Functions
+from fordstone.operators.base import IN_STEP, Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import Backoff, RestartAfter, Stop, decide_restart
@@ -148,6 +148,7 @@ def run(
             wait=signals.wait,
         )
         failures = restarts = 0
+        last: str | None = None
         while True:
             began_us = clock.monotonic_us()
             try:
@@ -156,20 +157,26 @@ def run(
                 # The user has to do something about it: trying again would only say it again.
                 raise
             except Exception as error:
+                before, last = last, _describe(error)
                 match decide_restart(
                     config.restart,
                     failures=failures,
                     lasted_us=clock.monotonic_us() - began_us,
                     chance=random.random(),  # noqa: S311 - jitter
+                    # The network and other systems may come back.
+                    repeated=IN_STEP in last and last == before and not isinstance(error, OSError),
                 ):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {_describe(error)}."
+                            f"pipeline {plan.pipeline} failed {count} times in a row; the last time: {last}."
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, restarts = count, restarts + 1
-                        log.exception(
-                            "pipeline failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us}
+                        log.warning(
+                            "pipeline failed",
+                            extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us, "problem": last},
+                            # One traceback is enough: the error that ends the run has it.
+                            exc_info=log.isEnabledFor(logging.INFO),
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(

@@ -37,6 +37,8 @@ OP: Final = "__op"
 """On streams whose rows replace each other by key: what a row does to the one before it."""
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
+IN_STEP: Final = "in step "
+"""Begins the note to an exception that was raised in a step: engines take it for one that another try may not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,9 @@ class Family(ABC, Generic[S]):
         if step.shuffles is None:
             return None
         read = [(list(types[at].schema.to_dict().items()), types[at].time) for at in step.inputs]
-        fields = {name: getattr(step, name) for name in step.__struct_fields__ if name != "name"}
+        # What becomes of rows that fail changes no state.
+        names = [name for name in step.__struct_fields__ if name not in {"name", "on_error"}]
+        fields = {name: getattr(step, name) for name in names}
         own = {name: msgspec.to_builtins(value) for name, value in fields.items() if not isinstance(value, p.Input)}
         return [{"op": step.__struct_config__.tag, **own}, read]
 

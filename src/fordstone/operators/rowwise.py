@@ -1,18 +1,17 @@
-"""Row-wise steps: filter, projections, flat_map, user functions of rows and batches, and unions. None of them has state.
+"""Row-wise steps: filter, projections, flat_map, user functions (`user_function` calls them), and unions. None of them has state.
 
 Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it; if a row becomes several, each gets an ordinal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import polars as pl
 
-from fordstone.errors import PipelineError, SchemaError, TaskError
+from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.dialect import quoted_name
 from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.polars.lower import to_polars
@@ -31,11 +30,11 @@ from fordstone.operators.base import (
     function_text,
     pass_on,
     resolve_function,
+    stream_details,
 )
+from fordstone.operators.user_function import user_function
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import TIMESTAMP, WINDOW_END, Derived, StreamType, Types, append_only, shown
-
-Record = dict[str, Any]
 
 
 def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expression]:
@@ -69,62 +68,6 @@ def _explode(frame: pl.DataFrame, array: pl.Expr, name: str, columns: Sequence[s
         return lists.explode(name).select(columns)
     rows = lists.with_columns(pl.int_ranges(0, pl.col(name).list.len()).alias("__n")).explode(name, "__n")
     return rows.select(*columns, pl.format("{}.{}", ROW_ID, "__n").alias(ROW_ID))
-
-
-def _map_records(
-    frame: pl.DataFrame, function: Callable[[Record], Any], out: Schema, step: str, *, many: bool
-) -> pl.DataFrame:
-    """The records that a user's function makes of each row (`many`: any number of them), in order."""
-    ids = frame[ROW_ID].to_list() if ROW_ID in frame.columns else None
-    found: list[Record] = []
-    found_ids: list[str] = []
-    for index, record in enumerate(frame.drop(ROW_ID, strict=False).iter_rows(named=True)):
-        given: Iterable[Record] = function(record) if many else (function(record),)
-        for ordinal, made in enumerate(given):
-            if not isinstance(made, dict):
-                raise TaskError(f"step {step}: the function gave {type(made).__name__} {made!r}; records are dicts.")
-            found.append(made)
-            if ids is not None:
-                found_ids.append(f"{ids[index]}.{ordinal}" if many else ids[index])
-    rows = frame_of(found, out, step)
-    return rows if ids is None else rows.with_columns(pl.Series(ROW_ID, found_ids, dtype=pl.String()))
-
-
-def _map_batch(
-    frame: pl.DataFrame, function: Callable[[pl.DataFrame], pl.DataFrame], out: Schema, step: str
-) -> pl.DataFrame:
-    # Other steps may hold this frame; what the function does to its own in place is its own business.
-    given = function(frame.clone().drop(ROW_ID, strict=False))
-    if not isinstance(given, pl.DataFrame):
-        raise TaskError(f"step {step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame.")
-    missing = [name for name in out if name not in given.columns]
-    if missing:
-        raise SchemaError(
-            f"step {step}: map_batches gave columns {', '.join(given.columns)}; "
-            f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
-        )
-    try:
-        return given.select(pl.col(name).cast(kind.polars) for name, kind in out.items())
-    except pl.exceptions.PolarsError as error:
-        raise SchemaError(f"step {step}: map_batches gave values that are not of the declared type: {error}") from error
-
-
-def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFrame:
-    """Records as a frame of a schema; raises `SchemaError` for what does not fit."""
-    for record in records:
-        unknown = record.keys() - set(schema)
-        if unknown:
-            raise SchemaError(
-                f"step {step}: the function gave {', '.join(sorted(map(str, unknown)))}, which the declared schema "
-                f"({', '.join(schema)}) does not have. Declare schema=."
-            )
-    try:
-        columns = {name: [record.get(name) for record in records] for name in schema}
-        return pl.DataFrame(columns, schema=schema.polars, strict=True)
-    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(
-            f"step {step}: the function gave values that are not of the declared type: {error}"
-        ) from error
 
 
 class FilterFamily(Family[p.Filter]):
@@ -248,14 +191,15 @@ class FunctionFamily(Family[p.Function]):
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False, row_wise=row_wise)}
 
     def make(self, step: p.Function, context: OperatorContext) -> Operator:
-        function, out = resolve_function(step.path, context.functions), Schema.of(step.schema)
-        if step.kind == "map_batches":
-            return Stateless(partial(_map_batch, function=function, out=out, step=step.name))
-        many = step.kind == "flat_map"
-        return Stateless(partial(_map_records, function=function, out=out, step=step.name, many=many))
+        return user_function(step, resolve_function(step.path, context.functions))
 
     def title(self, step: p.Function) -> str:
         return f"{step.kind} {function_text(step.path)}"
+
+    def describe(self, step: p.Function, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        yield from stream_details(step, types)
+        if step.has_dead_letters:
+            yield "on error", "the row goes to the dead letters"
 
 
 class UnionFamily(Family[p.Union]):

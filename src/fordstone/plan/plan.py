@@ -66,6 +66,11 @@ class AnyStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
         return None
 
     @property
+    def has_dead_letters(self) -> bool:
+        """Whether the step may set rows aside as dead letters."""
+        return False
+
+    @property
     def keyed_by(self) -> tuple[tuple[str, ...], ...]:
         """For each input the columns by which its rows are brought together, as the user named them."""
         return self.shuffles or ((),) * len(self.inputs)
@@ -207,6 +212,8 @@ Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Mode = Literal["aligned", "unaligned", "blocking"]
 Release = Literal["commit", "at_once"]
 OnError = Literal["keep", "fail"]
+OnFunctionError = Literal["fail", "dead_letter"]
+"""What becomes of a row for which a user's function raises: it stops the pipeline, or goes to the dead letters."""
 
 JoinHow = Literal["inner", "left", "right", "full"]
 Contiguity = Literal["next", "then", "any"]
@@ -233,6 +240,10 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     """The external end declares the watermark and which rows are late; then `time` may be None although the watermark advances."""
     replaces: tuple[str, ...] = ()
     """Rows replace each other by these columns, and carry what they do (`__op`)."""
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return True
 
 
 class Filter(AnyStep, frozen=True, tag="filter", kw_only=True):
@@ -270,6 +281,11 @@ class Function(AnyStep, frozen=True, tag="function", kw_only=True):
     kind: Literal["map", "flat_map", "map_batches"]
     path: str
     schema: dict[str, str]
+    on_error: OnFunctionError = "fail"
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return self.on_error == "dead_letter"
 
 
 class Union(AnyStep, frozen=True, tag="union", kw_only=True):
@@ -478,6 +494,11 @@ class Process(KeyedByColumns, frozen=True, tag="process", kw_only=True):
     ordered: bool = True
     """Rows come in order of time, once the watermark has passed them; else as they arrive."""
     states: tuple[KeyedState, ...] = ()
+    on_error: OnFunctionError = "fail"
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return self.on_error == "dead_letter"
 
 
 class Loop(AnyStep, frozen=True, tag="loop", kw_only=True):

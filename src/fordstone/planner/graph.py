@@ -120,9 +120,23 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
 
 
 def steps_with_ids(plan: p.Plan) -> frozenset[str]:
-    """The steps whose rows need ids: those on the way to a sink that releases at once, back to the window or source."""
+    """The steps whose rows need ids: those on the way to a sink that releases at once, back to the window or source.
+
+    Also those on the way to a function whose failed rows are set aside, if each of its rows comes of one row of a source: by the id
+    they are found in the input again.
+    """
     sinks = [step.name for step in plan.steps if isinstance(step, p.Sink) and step.release == "at_once"]
-    return frozenset(sinks).union(step.name for sink in sinks for step in plan.upstream(sink, stop_at=(p.Aggregate,)))
+    found = {*sinks, *(step.name for sink in sinks for step in plan.upstream(sink, stop_at=(p.Aggregate,)))}
+    for step in plan.steps:
+        before = plan.upstream(step.name)
+        if isinstance(step, p.Function) and step.has_dead_letters and not any(map(_loses_ids, before)):
+            found |= {above.name for above in before}
+    return frozenset(found)
+
+
+def _loses_ids(step: p.Step) -> bool:
+    batches = isinstance(step, p.Function) and step.kind == "map_batches"
+    return batches or step.shuffles is not None or isinstance(step, p.Loop)
 
 
 def _inside_loops(plan: p.Plan) -> frozenset[str]:

@@ -19,6 +19,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rows that this process has released to sinks."""
     rows_late: int = 0
     rows_rejected: int = 0
+    """Input that was not a row, or a row without a time."""
+    rows_failed: int = 0
+    """Rows that a user's function raised an exception for, and that were set aside."""
     watermark_us: int | None = None
     """The minimum over the sources."""
     state_bytes: int = 0

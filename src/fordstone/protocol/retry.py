@@ -69,7 +69,7 @@ class RestartAfter:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """It has failed too often in a row."""
+    """It has failed too often in a row, or twice in the same way."""
 
     failures: int
 
@@ -77,10 +77,15 @@ class Stop:
 RestartDecision = RestartAfter | Stop
 
 
-def decide_restart(policy: RestartPolicy, *, failures: int, lasted_us: int, chance: float) -> RestartDecision:
-    """Judge the failure of a run that lasted `lasted_us`, after `failures` in a row. `chance`: see `Backoff.wait_us`."""
+def decide_restart(
+    policy: RestartPolicy, *, failures: int, lasted_us: int, chance: float, repeated: bool = False
+) -> RestartDecision:
+    """Judge the failure of a run that lasted `lasted_us`, after `failures` in a row. `chance`: see `Backoff.wait_us`.
+
+    `repeated`: a step failed on the same rows as the last time, with the same exception, so another try would fail the same way.
+    """
     count = 1 if lasted_us >= policy.forgiven_after_us else failures + 1
-    if count > policy.failures_max:
+    if count > policy.failures_max or (repeated and count > 1):
         return Stop(count)
     backoff = Backoff(first_us=policy.wait_first_us, max_us=policy.wait_max_us)
     return RestartAfter(backoff.wait_us(count, chance=chance), count)

@@ -15,7 +15,8 @@ import polars as pl
 from fordstone.connectors.base import Sink
 from fordstone.errors import FordstoneError
 from fordstone.operators.aggregate.partial import ROWS
-from fordstone.operators.base import LATE, Emits, Moment, Operator
+from fordstone.operators.base import IN_STEP, LATE, Emits, Moment, Operator
+from fordstone.operators.dead_letter import DEAD
 from fordstone.plan.ids import Attempt
 from fordstone.runtime.snapshot import FrozenState
 from fordstone.state.base import Piece
@@ -116,6 +117,8 @@ class Chain:
         self._heads = tuple(heads)
         self._subtask = subtask
         self.late_rows = 0
+        self.failed_rows = 0
+        """Rows that a user's function raised an exception for, and that were set aside."""
         fed = [outlet for link in links for outlets in link.outlets.values() for outlet in outlets]
         self._outlets = (*fed, *fed_by_task)
 
@@ -171,7 +174,9 @@ class Chain:
         except FordstoneError:
             raise
         except Exception as error:
-            error.add_note(f"in step {step}, on a batch of {frame.height} rows with columns {', '.join(frame.columns)}")
+            if not any(note.startswith(IN_STEP) for note in getattr(error, "__notes__", ())):
+                columns = ", ".join(frame.columns)
+                error.add_note(f"{IN_STEP}{step}, on a batch of {frame.height} rows with columns {columns}")
             raise
         self._route(link, emits)
 
@@ -180,6 +185,8 @@ class Chain:
             if emit.port == LATE:
                 partial = ROWS in emit.frame.columns
                 self.late_rows += int(emit.frame.get_column(ROWS).sum()) if partial else emit.frame.height
+            elif emit.port == DEAD:
+                self.failed_rows += emit.frame.height
             for step in link.links.get(emit.port, ()):
                 self._apply(step, emit.frame, late=emit.late)
             for output in link.outputs.get(emit.port, ()):

@@ -11,7 +11,8 @@ Input that is not a row becomes a dead letter, with its place and the reason, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,10 +21,11 @@ from polars import selectors
 
 from fordstone.connectors.base import Chunk, Idleness, Reader, Rejected, Source
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import SourceError
+from fordstone.errors import FunctionError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.operators.base import ROW_ID
+from fordstone.operators.dead_letter import LETTER_SCHEMA, SHOWN_CHARS_MAX, TEXT_CHARS_MAX
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
 from fordstone.protocol.partitions import (
@@ -38,11 +40,6 @@ from fordstone.protocol.partitions import (
     partition_watermark_us,
 )
 
-DEAD_LETTERS: Final = "dead-letters/"
-"""Begins the name of the hidden sink that takes what a source could not read. No sink of a user's has such a name."""
-DEAD_LETTER_SCHEMA: Final = {"partition": pl.String, "position": pl.Int64, "reason": pl.String, "text": pl.String}
-TEXT_CHARS_MAX: Final = 4096
-SHOWN_CHARS_MAX: Final = 200
 Stage = Mapping[str, PartitionCut]
 
 TIME_BOUND_US: Final = 2**62
@@ -371,6 +368,18 @@ def row_ids(source: str, partition: str, positions: pl.Series) -> pl.Expr:
     return pl.format("{}:{}:{}", pl.lit(source), pl.lit(partition), positions).alias(ROW_ID)
 
 
+@contextmanager
+def read_from(source: str, partition: str, start: int, end: int) -> Iterator[None]:
+    """Add to the error of a function between which positions its row was read, unless the place is known exactly."""
+    try:
+        yield
+    except FunctionError as error:
+        if error.placed:
+            raise
+        text = f"{error}\nThe row was read from source {source}, {partition}, between positions {start} and {end}."
+        raise FunctionError(text, placed=True) from error.__cause__
+
+
 class Outward(Protocol):
     """Takes dead letters out of the task."""
 
@@ -396,8 +405,9 @@ class DeadLetters:
                 f"  {first.text[:SHOWN_CHARS_MAX]}\nMend the input, or use on_error='keep' to set such rows aside."
             )
         self.rows += len(rejected)
-        rows = [(partition, row.position, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
-        self._outlet.take(pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA, orient="row"))
+        name = self._source.name
+        rows = [(partition, row.position, name, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
+        self._outlet.take(pl.DataFrame(rows, schema=LETTER_SCHEMA.polars, orient="row"))
 
     def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
         """Keep rows whose time is null or absurd. `position` is the end of what was read with them: the nearest place that is known."""

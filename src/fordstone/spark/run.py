@@ -7,6 +7,7 @@ tried again.
 from __future__ import annotations
 
 import atexit
+import builtins
 import logging
 import os
 import random
@@ -26,6 +27,7 @@ from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskErr
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.choices import check_options
 from fordstone.lang.duration import TIME_MIN_US, positive_us
+from fordstone.operators.base import IN_STEP
 from fordstone.planner.split import placed, split
 from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
@@ -107,6 +109,7 @@ def run_plan(
             set_aside(moves)
     with _locked(checkpoint), Signals() as signals:
         failures = 0
+        last: str | None = None
         while True:
             began_us = time.monotonic_ns() // 1000
             try:
@@ -124,24 +127,28 @@ def run_plan(
                         f"pipeline {plan.pipeline}: Spark's Java process has ended; it was killed, or had no memory left. Give it "
                         "more memory if so. Started again, the pipeline resumes after its last epoch."
                     ) from error
+                before, last = last, describe_failure(str(error)) or repr(error)
                 match decide_restart(
                     policy,
                     failures=failures,
                     lasted_us=time.monotonic_ns() // 1000 - began_us,
                     chance=random.random(),  # noqa: S311 - jitter
+                    repeated=IN_STEP in last and last == before and not _may_pass(last),
                 ):
                     case Stop(failures=count):
                         raise TaskError(
-                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {describe_failure(str(error)) or repr(error)}"
+                            f"pipeline {plan.pipeline} failed {count} times in a row on Spark; the last time: {last}"
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, tally.restarts = count, tally.restarts + 1
-                        log.exception(
-                            "query failed", extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us}
+                        log.warning(
+                            "query failed",
+                            extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us, "problem": last},
+                            exc_info=log.isEnabledFor(logging.INFO),
                         )
                         if signals.wait(wait_us / 1e6):
                             raise TaskError(
-                                f"pipeline {plan.pipeline} was stopped after it had failed: {describe_failure(str(error)) or repr(error)}"
+                                f"pipeline {plan.pipeline} was stopped after it had failed: {last}"
                             ) from error
 
 
@@ -242,6 +249,12 @@ def _error_of_ours(error: Exception) -> FordstoneError | None:
     return None
 
 
+def _may_pass(failure: str) -> bool:
+    """Whether a worker raised an `OSError`: the network and other systems may come back."""
+    kind = getattr(builtins, failure.partition(":")[0].strip(), None)
+    return isinstance(kind, type) and issubclass(kind, OSError)
+
+
 class _Tally:
     """What the batches of this process have done so far. Added to from Spark's thread, read from the main one."""
 
@@ -261,6 +274,7 @@ class _Tally:
             rows_out=before.rows_out + outcome.rows_out,
             rows_late=before.rows_late + outcome.rows_late,
             rows_rejected=before.rows_rejected + outcome.rows_rejected,
+            rows_failed=before.rows_failed + outcome.rows_failed,
             watermark_us=None if least_us == TIME_MIN_US else least_us,
             state_bytes=outcome.state_bytes,
             checkpoints=before.checkpoints + 1,

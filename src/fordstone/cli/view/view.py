@@ -204,16 +204,14 @@ class View:
             how = "caught_up"
         if how == "already_ended":
             return f"{report.pipeline} {_OUTCOMES[how]}."
+        letters = f"in {self.dead_letters}"
         rate = fmt.rate(progress.rows_in * 1e6 / took_us) if progress.rows_in and took_us else ""
         rows = [
             ("rows in", fmt.count(progress.rows_in), rate),
             ("rows out", fmt.count(progress.rows_out), ""),
             ("late", fmt.count(progress.rows_late), ""),
-            (
-                "rejected",
-                fmt.count(progress.rows_rejected),
-                f"in {self.dead_letters}" if progress.rows_rejected else "",
-            ),
+            ("rejected", fmt.count(progress.rows_rejected), letters if progress.rows_rejected else ""),
+            *([("failed", fmt.count(progress.rows_failed), letters)] if progress.rows_failed else ()),
             ("epoch", fmt.count(progress.epoch), _checkpoints(progress)),
             ("restarts", fmt.count(progress.restarts), ""),
         ]
@@ -239,6 +237,7 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
     for number, noun in (
         (progress.rows_late, "late"),
         (progress.rows_rejected, "rejected"),
+        (progress.rows_failed, "failed"),
         (progress.restarts, "restart" if progress.restarts == 1 else "restarts"),
         (progress.given_up, "checkpoints given up"),
     ):
@@ -274,6 +273,7 @@ def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
         part.doing or ("" if part.report is None else part.report.outcome.replace("_", " ")),
         fmt.count(progress.restarts, "restart") if progress.restarts else "",
         f"{fmt.count(progress.rows_rejected)} rejected" if progress.rows_rejected else "",
+        f"{fmt.count(progress.rows_failed)} failed" if progress.rows_failed else "",
     ]
     return (
         name,

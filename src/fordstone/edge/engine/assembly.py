@@ -32,6 +32,7 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import MAIN, OP, Functions, Operator, OperatorContext
+from fordstone.operators.dead_letter import DEAD, DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
@@ -41,7 +42,6 @@ from fordstone.planner.graph import Edge, Graph, Vertex, VertexKind, build_graph
 from fordstone.runtime.assignment import assign, readers
 from fordstone.runtime.chain import Chain, Link, Outlet
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.runtime.snapshot import Batch, Item, Watermark
 from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
@@ -79,7 +79,7 @@ class Environment:
     choose: Callable[[int], int] | None = None
     """Which channel a gate looks at first; None: in turn."""
     dead_letters: Callable[[str], Sink] | None = None
-    """Opens the sink for what a source could not read; None: files below the state directory."""
+    """Opens the sink for the rows that a step sets aside; None: files below the state directory."""
     opener: Callable[[Job], ConnectorOpener] | None = None
     """Opens sources and sinks; None: as the plan says."""
     keeps_state: bool = True
@@ -160,14 +160,14 @@ class ConnectorOpener:
         taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
         return open_sink(step.connector, taken, self._context(step.connector))
 
-    def dead_letters(self, source: str) -> Sink:
-        """Where what a source could not read goes."""
+    def dead_letters(self, step: str) -> Sink:
+        """Where the rows go that a step sets aside."""
         job = self._job
         if job.environment.dead_letters is not None:
-            return job.environment.dead_letters(source)
-        directory = job.config.directory / job.home / "dead-letters" / source
-        schema = Schema.of({"partition": "string", "position": "bigint", "reason": "string", "text": "string"})
-        return open_sink(files(str(directory), format="jsonl"), SinkStream(step=DEAD_LETTERS + source, schema=schema))
+            return job.environment.dead_letters(step)
+        directory = job.config.directory / job.home / "dead-letters" / step
+        taken = SinkStream(step=DEAD_LETTERS + step, schema=LETTER_SCHEMA)
+        return open_sink(files(str(directory), format="jsonl"), taken)
 
     def _context(self, spec: p.ConnectorSpec) -> OpenContext:
         environment, home = self._job.environment, None
@@ -378,6 +378,9 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
             if consumer.name in vertex.steps[1:] and not _is_feedback(consumer, stream):
                 inside[stream.port].append(consumer.name)
         outlets = {MAIN: [_outlet(parts, step)]} if isinstance(step, p.Sink) else {}
+        if step.has_dead_letters and not isinstance(step, p.Source):
+            # Those of a source are put out by its task.
+            outlets = {DEAD: [Outlet(DEAD_LETTERS + name)]}
         links += [Link(name, operator, links=inside, outputs=outgoing, outlets=outlets), *feeders]
     return links
 

@@ -24,6 +24,7 @@ from fordstone.edge.engine.writer import Stages, Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, positive_us
+from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
@@ -32,7 +33,7 @@ from fordstone.protocol.progress import Progress
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.partition import DEAD_LETTER_SCHEMA, DEAD_LETTERS, has_event_time
+from fordstone.runtime.partition import has_event_time
 from fordstone.runtime.snapshot import TaskSnapshot
 
 LOOK_EVERY_US: Final = 500_000
@@ -167,6 +168,7 @@ class Engine:
             rows_out=self.writer.released_rows + direct,
             rows_late=sum(task.chain.late_rows for task in self.tasks),
             rows_rejected=sum(task.rejected_rows for task in sources),
+            rows_failed=sum(task.chain.failed_rows for task in self.tasks),
             watermark_us=min(marks, default=None),
             state_bytes=sum(task.chain.state_bytes() for task in self.tasks),
             checkpoints=self.writer.sealed_count,
@@ -213,8 +215,8 @@ class Engine:
         for step in self.plan.steps:
             if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in self._crossing.streams:
                 sinks[step.name] = (connectors.sink(step), self._job.sink_schema(step))
-            if isinstance(step, p.Source):
-                sinks[DEAD_LETTERS + step.name] = (connectors.dead_letters(step.name), pl.Schema(DEAD_LETTER_SCHEMA))
+            if step.has_dead_letters:
+                sinks[DEAD_LETTERS + step.name] = (connectors.dead_letters(step.name), LETTER_SCHEMA.polars)
         return sinks
 
     def _acknowledge(self, cut: Cut) -> None:

@@ -19,7 +19,7 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.store import CheckpointStore, merge_state
 from fordstone.errors import CheckpointError, StorageError
-from fordstone.runtime.partition import DEAD_LETTERS
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.runtime.snapshot import FrozenState
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.failpoint import Failpoints

@@ -31,11 +31,12 @@ from fordstone.errors import CheckpointError, ReplayError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.family import aggregates, rows_of
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, TaskId
 from fordstone.plan.stream_type import StreamType
 from fordstone.protocol.retry import DISK_RETRY_US
-from fordstone.runtime.partition import DEAD_LETTERS, Partition, Stage
+from fordstone.runtime.partition import Partition, Stage
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
 from fordstone.storage.disk import FatalStorageError
 
@@ -346,7 +347,9 @@ def nondeterministic_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) ->
         own = own or (isinstance(step, p.Combine) and any(map(_is_sketch, Schema.stored(step.schema).values())))
         if own or any(stream.step in found for stream in step.inputs):
             found.add(step.name)
-    return frozenset(step.name for step in plan.steps if isinstance(step, p.Sink) and step.name in found)
+    sinks = {step.name for step in plan.steps if isinstance(step, p.Sink)}
+    letters = {DEAD_LETTERS + step.name for step in plan.steps if step.has_dead_letters and step.name in found}
+    return frozenset(sinks & found | letters)
 
 
 def _is_sketch(kind: DataType) -> bool:

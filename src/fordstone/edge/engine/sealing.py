@@ -21,11 +21,11 @@ from fordstone.epochs.manifest import ChannelLog, Cut, LoggedItem, Manifest, Seg
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import ConfigError, PipelineError
 from fordstone.lang.duration import TIME_MIN_US
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt
 from fordstone.plan.stream_type import StreamType
 from fordstone.planner.graph import Graph, VertexKind
-from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.runtime.snapshot import Batch, FrozenSource, Item, TaskSnapshot, Watermark
 from fordstone.state.base import Piece, RunRef
 
@@ -75,7 +75,7 @@ class OutputRules:
         for step in plan.steps:
             if isinstance(step, p.Sink) and waits_for_seal(plan, step):
                 names.append(step.name)
-            if isinstance(step, p.Source):
+            if step.has_dead_letters:
                 names.append(DEAD_LETTERS + step.name)
         keys = {step.name: types[step.input].upsert_key for step in plan.steps if isinstance(step, p.Sink)}
         return cls(sinks=tuple(names), keys={name: key for name, key in keys.items() if key is not None})

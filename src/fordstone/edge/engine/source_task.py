@@ -28,7 +28,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SourceState, source_state
 from fordstone.runtime.chain import Outlet
-from fordstone.runtime.partition import DeadLetters, Partition, Share, has_event_time, limit_us, row_ids
+from fordstone.runtime.partition import DeadLetters, Partition, Share, has_event_time, limit_us, read_from, row_ids
 from fordstone.runtime.snapshot import Barrier, FrozenSource
 from fordstone.storage.disk import Disk, FatalStorageError
 from fordstone.storage.journal import Journal, seal
@@ -232,14 +232,16 @@ class ReadingTask(Task):
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
         """Push the rows of a chunk through the chain. The caller announces the time afterwards."""
-        partition.position = int(chunk.position)
+        start, partition.position = partition.position, int(chunk.position)
         partition.reads += 1
         self._dead_letters.take(partition.name, chunk.rejected)
         frame = chunk.frame
-        self.rows_in += frame.height
         if self._setup.with_ids and chunk.row_positions is not None:
             frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
-        ahead = self._judge_and_push(partition, chunk, frame) if frame.height or self._step.declares_time else 0
+        ahead = 0
+        if frame.height or self._step.declares_time:
+            with read_from(self._step.name, partition.name, start, partition.position):
+                ahead = self._judge_and_push(partition, chunk, frame)
         if not ahead or ahead < frame.height:
             # A partition whose clock is wrong counts as silent: it must not hold the others back for ever.
             partition.heard_us = self._clock.monotonic_us()
@@ -247,7 +249,10 @@ class ReadingTask(Task):
     def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> int:
         """Return the number of rows that were too far ahead."""
         judged = partition.judged(self._step, chunk, frame)
+        self.rows_in += frame.height
         if judged.untimed is not None:
+            # Rejected, and not counted as read as well.
+            self.rows_in -= judged.untimed.height
             self._dead_letters.take_timeless(partition.name, partition.position, judged.untimed)
         if judged.in_time.height:
             self.chain.push(judged.in_time, late=False)

@@ -268,6 +268,14 @@ class ValueCell:
 
     # What the store calls.
 
+    def saved(self) -> Any:
+        """What is remembered, to go back to."""
+        return self.held, self.at_us, self.dirty
+
+    def restore(self, saved: Any) -> None:
+        """Go back to what was remembered then."""
+        self.held, self.at_us, self.dirty = saved
+
     def settle(self, now_us: int) -> None:
         """Say when that which was written since the last barrier was written."""
         if self.at_us == NOT_YET_US:
@@ -302,6 +310,12 @@ class _Chunked:
             read, self._read = self._read, None
             self.chunks = read()
             self.stored = len(self.chunks)
+
+    def saved(self) -> Any:
+        return self._read, [chunk.copy() for chunk in self.chunks], set(self.dirty), self.stored
+
+    def restore(self, saved: Any) -> None:
+        self._read, self.chunks, self.dirty, self.stored = saved
 
     def clear(self) -> None:
         self._open()
@@ -471,6 +485,10 @@ class MapCell(_Chunked):
     def __len__(self) -> int:
         self._open()
         return len(self._where) if self._kind.hides_after_us is None else len(self.items())
+
+    def restore(self, saved: Any) -> None:
+        super().restore(saved)
+        self._where = {key: number for number, chunk in enumerate(self.chunks) for key in chunk}
 
     def clear(self) -> None:
         super().clear()

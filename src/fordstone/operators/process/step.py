@@ -27,6 +27,7 @@ from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
+    IN_STEP,
     LATE,
     Emit,
     Emits,
@@ -39,6 +40,7 @@ from fordstone.operators.base import (
     resolve_function,
     stream_details,
 )
+from fordstone.operators.dead_letter import DEAD, Failed, letters_of
 from fordstone.operators.process.cells import (
     LEAST_US,
     MOST_US,
@@ -52,7 +54,7 @@ from fordstone.operators.process.cells import (
 )
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
-from fordstone.operators.rowwise import frame_of
+from fordstone.operators.user_function import frame_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     TIMESTAMP,
@@ -278,6 +280,8 @@ class Given:
         self._marks: list[int] = []
         self._frames: list[pl.DataFrame] = []
         self._frame_marks: list[int] = []
+        self.failed: list[Failed] = []
+        """Rows and timers that the function raised an exception for, and that are set aside."""
 
     def take(self, made: Any, mark: int) -> None:
         """Take what the function gave: a record, or any number of them. `mark`: when, or where in the input."""
@@ -286,24 +290,26 @@ class Given:
             records.append(made)
             self._marks.append(mark)
         else:
-            before = len(records)
-            records.extend(made)
-            self._marks.extend(repeat(mark, len(records) - before))
+            # First all of them: a generator may raise in the middle, and then none counts.
+            several = list(made)
+            records += several
+            self._marks.extend(repeat(mark, len(several)))
         if len(records) >= ROWS_AT_ONCE:
             self._pack()
 
     def emits(self, *, floor_us: int | None) -> Emits:
         """All of it, in the order of the marks. `floor_us`: no row may be before; None: before its mark."""
         self._pack()
+        letters = [Emit(letters_of(self._step, self.failed), port=DEAD)] if self.failed else []
         if not self._frames:
-            return []
+            return letters
         frame = pl.concat(self._frames) if len(self._frames) > 1 else self._frames[0]
         marks = np.array(self._frame_marks, dtype=np.int64)
         if self._time is not None:
             self._check_times(frame, self._time, marks if floor_us is None else np.full_like(marks, floor_us))
         if len(marks) > 1 and (marks[1:] < marks[:-1]).any():
             frame = frame[marks.argsort(kind="stable")]
-        return [Emit(frame)]
+        return [Emit(frame), *letters]
 
     def _pack(self) -> None:
         if self._records:
@@ -361,7 +367,6 @@ def _without_zone(value: Any) -> dt.datetime:
 
 END_TIMERS_MAX: Final = 10_000
 """Maximum number of timers of one key that fire after the input has ended; more means that it never stops."""
-_PLACE: Final = "in step "
 
 
 class Process(Operator):
@@ -477,7 +482,11 @@ class Process(Operator):
     def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
         """Call the function for this key's rows (each with its time or number), and for the timers between them."""
         scene, context = self._scene, self._context
-        timed, ordered = self._stream.time is not None, self._waiting is not None
+        timed, ordered, sets_aside = (
+            self._stream.time is not None,
+            self._waiting is not None,
+            self._step.has_dead_letters,
+        )
         process = self._ready(entry).process
         scene.input_over = False
         scene.floor_us = self._watermark_us
@@ -490,14 +499,17 @@ class Process(Operator):
                     scene.floor_us = mark
                 if timed:
                     scene.now_us = mark
+                if sets_aside:
+                    self._try(entry, dict(row), lambda row=row: process(row, context), given, mark)  # type: ignore[misc]
+                    continue
                 made = process(row, context)
                 if made is not None:
                     given.take(made, mark)
         except FordstoneError:
             raise
         except Exception as error:
-            if not any(note.startswith(_PLACE) for note in getattr(error, "__notes__", ())):
-                error.add_note(f"{_PLACE}{self._step.name}, process() for key {scene.key!r}, on row {row!r}")
+            if not any(note.startswith(IN_STEP) for note in getattr(error, "__notes__", ())):
+                error.add_note(f"{IN_STEP}{self._step.name}, process() for key {scene.key!r}, on row {row!r}")
             raise
 
     def _fire(self, entry: Entry, below_us: int, given: Given, *, after_rows: bool) -> None:
@@ -515,9 +527,8 @@ class Process(Operator):
             scene.now_us = scene.floor_us = scene.firing_us = at_us
             if self._waiting is None:
                 scene.floor_us = self._watermark_us
-            self._call(
-                function, Timer(name=name, time=time_of(at_us - (scene.shift_us or 0)), clock=False), given, at_us
-            )
+            timer = Timer(name=name, time=time_of(at_us - (scene.shift_us or 0)), clock=False)
+            self._call(function, entry, timer, given, at_us)
             fired += scene.input_over
             if fired > END_TIMERS_MAX:
                 raise TaskError(
@@ -541,9 +552,25 @@ class Process(Operator):
             clocks.delete(name)
             scene.now_us = max(self._watermark_us, set_us) if self._stream.time is not None else NOT_YET_US
             scene.floor_us, scene.firing_us = self._watermark_us, None
-            self._call(function, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
+            self._call(function, entry, Timer(name=name, time=time_of(at_us), clock=True), given, at_us)
 
-    def _call(self, function: Any, timer: Timer, given: Given, mark: int) -> None:
+    def _try(self, entry: Entry, record: Record, call: Callable[[], Any], given: Given, mark: int) -> None:
+        """Call the function. If it raises, the state of the key is as it was, and the record goes to the dead letters."""
+        saved = entry.saved()
+        try:
+            made = call()
+            if made is not None:
+                given.take(made, mark)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            entry.restore(saved)
+            given.failed.append(Failed(record=record, error=error))
+
+    def _call(self, function: Any, entry: Entry, timer: Timer, given: Given, mark: int) -> None:
+        if self._step.has_dead_letters:
+            about = {"key": self._scene.key, "timer": timer.name, "time": timer.time}
+            self._try(entry, about, lambda: function.on_timer(timer, self._context), given, mark)
+            self._scene.firing_us = None
+            return
         try:
             made = function.on_timer(timer, self._context)
             if made is not None:
@@ -552,7 +579,7 @@ class Process(Operator):
             raise
         except Exception as error:
             error.add_note(
-                f"{_PLACE}{self._step.name}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
+                f"{IN_STEP}{self._step.name}, on_timer() for key {self._scene.key!r}, timer {timer.name!r} of "
                 f"{timer.time}"
             )
             raise
@@ -624,6 +651,8 @@ class ProcessFamily(Family[p.Process]):
         yield "takes", "rows in order of time" if step.ordered else "rows as they arrive: results depend on that"
         yield from stream_details(step, types)
         yield "keeps", _remembered(step)
+        if step.has_dead_letters:
+            yield "on error", "the row goes to the dead letters, and the key's state stays as it was"
 
 
 def _remembered(step: p.Process) -> str:

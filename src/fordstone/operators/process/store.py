@@ -54,6 +54,13 @@ class Timers:
         self._heap = [(at_us, name) for name, at_us in self.at_us.items()]
         heapify(self._heap)
 
+    def saved(self) -> tuple[Any, ...]:
+        """All of it, to go back to."""
+        return dict(self.at_us), dict(self.set_us), dict(self.after_us), self.changed, list(self._heap)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        self.at_us, self.set_us, self.after_us, self.changed, self._heap = saved
+
     def set(self, name: str, at_us: int, now_us: int) -> None:
         """Set a timer, in place of one of that name."""
         self.after_us.pop(name, None)
@@ -130,6 +137,20 @@ class Entry:
         self.timers: Timers | None = None
         """By event time."""
         self.clocks: Timers | None = None
+
+    def saved(self) -> tuple[Any, ...]:
+        """All that is known, to go back to."""
+        timers = [(one, None if one is None else one.saved()) for one in (self.timers, self.clocks)]
+        return [cell.saved() for cell in self.cells], *timers
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back: nothing that was done since has happened."""
+        cells, (self.timers, timers), (self.clocks, clocks) = saved
+        for cell, before in zip(self.cells, cells, strict=True):
+            cell.restore(before)
+        for now, then in ((self.timers, timers), (self.clocks, clocks)):
+            if now is not None:
+                now.restore(then)
 
 
 class _TimedTable:

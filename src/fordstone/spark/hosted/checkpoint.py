@@ -22,6 +22,7 @@ import polars as pl
 from fordstone.connectors.base import Part
 from fordstone.epochs.manifest import Cut
 from fordstone.errors import CheckpointError, DamagedError, PlanMismatchError, StorageError
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.protocol.recovery import match_plan
 from fordstone.spark.hosted.packing import decode, encode
 from fordstone.storage.remote import open_remote
@@ -73,7 +74,9 @@ class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def rows_out(self) -> int:
-        return sum(part.rows for parts in self.parts.values() for part in parts) + sum(self.rows.values())
+        """Dead letters are not counted."""
+        parts = [part.rows for sink, parts in self.parts.items() for part in parts if not sink.startswith(DEAD_LETTERS)]
+        return sum(parts) + sum(rows for sink, rows in self.rows.items() if not sink.startswith(DEAD_LETTERS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class BatchOutcome:
     rows_out: int = 0
     rows_late: int = 0
     rows_rejected: int = 0
+    rows_failed: int = 0
     state_bytes: int = 0
     written_bytes: int = 0
 
@@ -195,6 +196,7 @@ class Committer:
                 rows_out=sealed.rows_out,
                 rows_late=sum(task.rows_late for task in facts),
                 rows_rejected=sum(fact.rejected for fact in partitions),
+                rows_failed=sum(task.rows_failed for task in facts),
                 state_bytes=sum(task.state_bytes for task in facts),
                 written_bytes=sum(task.written_bytes for task in facts),
             )

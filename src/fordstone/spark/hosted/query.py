@@ -22,12 +22,12 @@ from fordstone.connectors.registry import capabilities, open_source
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
+from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.runtime.available import check_available_now, check_nothing_new
 from fordstone.runtime.clock import SystemClock
-from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
@@ -53,7 +53,6 @@ SESSION_SETTINGS: Final = {
     # With it, readers and stateful steps could not use the same Python workers; `session.worker_trace` finds what is to be shown.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
-_DEAD_LETTER_SCHEMA: Final = {"partition": "string", "position": "bigint", "reason": "string", "text": "string"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,18 +149,17 @@ class HostedQuery:
         return committer
 
     def _dead_letters(self, name: str) -> SinkSpec:
-        source = name.removeprefix(DEAD_LETTERS)
-        directory = dead_letters_of(self.config, self.plan.pipeline) / source
+        directory = dead_letters_of(self.config, self.plan.pipeline) / name.removeprefix(DEAD_LETTERS)
         return SinkSpec(
             connector=files(str(directory), format="jsonl"),
-            stream=SinkStream(step=name, schema=Schema.of(_DEAD_LETTER_SCHEMA)),
+            stream=SinkStream(step=name, schema=LETTER_SCHEMA),
             # Few, and the directory may be the driver's own.
             parted=False,
         )
 
 
 def dead_letters_of(config: SparkConfig, pipeline: str) -> Path:
-    """Where rows that could not be read go: beside the checkpoint, or if that is a URL below the working directory."""
+    """Where the rows go that steps set aside: beside the checkpoint, or if that is a URL below the working directory."""
     checkpoint = config.checkpoint_of(pipeline)
     if "://" in checkpoint:
         return Path("dead-letters").absolute() / pipeline

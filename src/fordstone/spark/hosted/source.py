@@ -19,12 +19,13 @@ from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import CheckpointError, SourceError
 from fordstone.lang.schema import Schema
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
-from fordstone.runtime.partition import DEAD_LETTERS, DeadLetters, Partition, row_ids
+from fordstone.runtime.partition import DeadLetters, Partition, read_from, row_ids
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, Packer, What, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import (
@@ -104,7 +105,10 @@ class Feed:
                 us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
                 least_us[read.source] = min(least_us.get(read.source, us), us)
         report = TaskFacts(
-            partitions=tuple(facts), rows_late=sum(chain.late_rows for chain in self._chains.values()), work=work
+            partitions=tuple(facts),
+            rows_late=sum(chain.late_rows for chain in self._chains.values()),
+            rows_failed=sum(chain.failed_rows for chain in self._chains.values()),
+            work=work,
         )
         self._packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
         if self._stages.depth and (least_us or work is not None):
@@ -132,15 +136,18 @@ class Feed:
                         f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
                         f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
                     )
-                partition.position = int(chunk.position)
+                start, partition.position = partition.position, int(chunk.position)
                 before = letters.rows
                 letters.take(partition.name, chunk.rejected)
+                unread = letters.rows
                 frame = chunk.frame
                 if with_ids and chunk.row_positions is not None:
                     frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
                 if frame.height or step.declares_time:
-                    self._push(step, partition, letters, chunk, frame)
-                yield chunk.frame.height, letters.rows - before
+                    with read_from(step.name, partition.name, start, partition.position):
+                        self._push(step, partition, letters, chunk, frame)
+                # A row without a time is rejected, and is not counted as read as well.
+                yield chunk.frame.height - (letters.rows - unread), letters.rows - before
         finally:
             reader.close()
 

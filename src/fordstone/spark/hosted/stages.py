@@ -19,13 +19,13 @@ import polars as pl
 from fordstone.connectors.lookup_table import read_table
 from fordstone.errors import PipelineError
 from fordstone.operators.base import MAIN, Functions, OperatorContext
+from fordstone.operators.dead_letter import DEAD, DEAD_LETTERS
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.operators.rowwise import tag_branch
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, TaskOutput
-from fordstone.runtime.partition import DEAD_LETTERS
 from fordstone.spark.hosted.packing import Packer
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Stages:
 
     @cached_property
     def sinks(self) -> tuple[str, ...]:
-        """Sinks in plan order, then the dead letters of each source: a packed row's tag is the place in here."""
+        """Sinks in plan order, then the dead letters of steps: a packed row's tag is the place in here."""
         named = [step.name for step in self.plan.steps if isinstance(step, p.Sink)]
-        return (*named, *(DEAD_LETTERS + source.name for source in self.sources))
+        return (*named, *(DEAD_LETTERS + step.name for step in self.plan.steps if step.has_dead_letters))
 
     @cached_property
     def sources(self) -> tuple[p.Source, ...]:
@@ -153,6 +153,8 @@ def make_chain(stages: Stages, host: Host, setting: OperatorContext, packer: Pac
         more: list[Link] = []
         if isinstance(step, p.Sink):
             outgoing[MAIN].append(_Out(packer, stages.sinks.index(name)))
+        if step.has_dead_letters:
+            outgoing[DEAD].append(_Out(packer, stages.sinks.index(DEAD_LETTERS + name)))
         for consumer, index, stream in plan.feeds(name):
             if isinstance(consumer, p.KeyedStep):
                 out = _Out(packer, stages.tag_of(consumer.name), (consumer.shuffles or ())[index])

@@ -22,13 +22,14 @@ from fordstone.epochs.manifest import Cut, Manifest, StateRuns, TaskCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.operators.registry import make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Plan, Source, read_plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.graph import Graph, VertexKind, build_graph
 from fordstone.protocol.recovery import CannotResume, Resume, decide_recovery
-from fordstone.runtime.partition import DEAD_LETTERS, has_event_time
+from fordstone.runtime.partition import has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.operator_host import SeedPiece, ShardMemo
 from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_keys, sliced, split_state

@@ -1,0 +1,219 @@
+"""User functions of rows and batches: `map`, `flat_map` and `map_batches`.
+
+A row for which the function raises, or for which it gives what does not fit the schema, stops the run (`on_error="fail"`) or becomes
+a dead letter (`"dead_letter"`), and the others go on. With "fail", a function that raises is called once more with the same row: if it
+raises the same again, a restart would not help, and the error is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from fordstone.errors import FordstoneError, SchemaError, TaskError
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import ROW_ID, Emit, Emits, Moment, Operator
+from fordstone.operators.dead_letter import DEAD, Failed, function_error, letters_of, reason_of
+from fordstone.plan import plan as p
+from fordstone.state.base import State
+
+Record = dict[str, Any]
+
+
+class UserFunction(Operator):
+    """Calls a user's function. Subclasses call it with what it takes."""
+
+    def __init__(self, step: p.Function, function: Callable[[Any], Any]) -> None:
+        self._step = step
+        self._function = function
+        self._schema = Schema.of(step.schema)
+        self._sets_aside = step.has_dead_letters
+
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        failed: list[Failed] = []
+        out = self._applied(frame, failed)
+        emits = [Emit(out, late=late)] if out.height else []
+        if failed:
+            emits.append(Emit(letters_of(self._step.name, failed), port=DEAD))
+        return emits
+
+    def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - nothing waits for time here
+        return []
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - nothing waits for the clock here
+        return []
+
+    def states(self) -> Mapping[str, State]:
+        return {}
+
+    def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
+        """What comes of the rows. Those that are set aside are added to `failed`."""
+        raise NotImplementedError
+
+    def _made(self, given: Any) -> Any:
+        """What the function makes of its argument, checked."""
+        raise NotImplementedError
+
+    def _again(self, record: Record, error: Exception, given: Any) -> Any:
+        """Call once more for a row that an exception was raised for. Raises a final error if the same happens again."""
+        if isinstance(error, FordstoneError):
+            raise error
+        try:
+            return self._made(given)
+        except Exception as second:
+            # The network and other systems may come back: a restart waits for them.
+            if not isinstance(second, OSError) and reason_of(second) == reason_of(error):
+                failure = Failed(record=record, error=second)
+                raise function_error(self._step.name, self._step.path, failure, times=True) from second
+            raise
+
+
+class RecordFunction(UserFunction):
+    """`map` and `flat_map`: one record at a time."""
+
+    def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
+        records: list[Record] = []
+        places: list[int] = []
+        """For each record, the row that it was made of."""
+        plain = frame.drop(ROW_ID, strict=False)
+        for place, row in enumerate(plain.iter_rows(named=True)):
+            try:
+                made = self._made(row)
+            except Exception as error:  # noqa: BLE001 - of the user's function, which may have changed the row
+                if self._sets_aside:
+                    failed.append(Failed(record=frame.row(place, named=True), error=error))
+                    continue
+                made = self._again(frame.row(place, named=True), error, plain.row(place, named=True))
+            records += made
+            places += [place] * len(made)
+        try:
+            rows = frame_of(records, self._schema, self._step.name)
+        except SchemaError:
+            if not self._sets_aside:
+                raise
+            fitting = self._fitting(frame, records, places, failed)
+            records, places = [records[at] for at in fitting], [places[at] for at in fitting]
+            rows = frame_of(records, self._schema, self._step.name)
+        return self._with_ids(rows, frame, places)
+
+    def _made(self, row: Record) -> list[Record]:
+        given = self._function(row)
+        made = list(given) if self._step.kind == "flat_map" else [given]
+        for record in made:
+            if not isinstance(record, dict):
+                raise TaskError(
+                    f"step {self._step.name}: the function gave {type(record).__name__} {record!r}; records are dicts."
+                )
+        return made
+
+    def _fitting(
+        self, frame: pl.DataFrame, records: Sequence[Record], places: Sequence[int], failed: list[Failed]
+    ) -> list[int]:
+        """Which records to keep: those of rows all of whose records fit the schema."""
+        wrong: dict[int, SchemaError] = {}
+        for place, record in zip(places, records, strict=True):
+            try:
+                frame_of([record], self._schema, self._step.name)
+            except SchemaError as error:
+                wrong.setdefault(place, error)
+        failed += [Failed(record=frame.row(place, named=True), error=error) for place, error in wrong.items()]
+        return [at for at, place in enumerate(places) if place not in wrong]
+
+    def _with_ids(self, rows: pl.DataFrame, frame: pl.DataFrame, places: Sequence[int]) -> pl.DataFrame:
+        if ROW_ID not in frame.columns:
+            return rows
+        ids = frame.get_column(ROW_ID)[list(places)].to_list() if places else []
+        if self._step.kind == "flat_map":
+            ids = [f"{row_id}.{ordinal}" for row_id, ordinal in zip(ids, _ordinals(places), strict=True)]
+        return rows.with_columns(pl.Series(ROW_ID, ids, dtype=pl.String()))
+
+
+class BatchFunction(UserFunction):
+    """`map_batches`: a frame at a time. How rows are cut into frames is not promised, so a frame may be cut again."""
+
+    def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
+        try:
+            return self._made(frame)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            if not self._sets_aside:
+                return self._made_again(frame, error)
+            if frame.height == 1:
+                failed.append(Failed(record=frame.row(0, named=True), error=error))
+                return self._schema.empty()
+        return pl.concat([self._applied(half, failed) for half in _halves(frame)])
+
+    def _made_again(self, frame: pl.DataFrame, error: Exception) -> pl.DataFrame:
+        """Find a row that the function raises for; if there is none, call it once more with all of them."""
+        found, raised = frame, error
+        while found.height > 1 and not isinstance(raised, FordstoneError):
+            for half in _halves(found):
+                try:
+                    self._made(half)
+                except Exception as other:  # noqa: BLE001 - of the user's function
+                    found, raised = half, other
+                    break
+            else:
+                break
+        if found.height == 1:
+            self._again(found.row(0, named=True), raised, found)
+        if isinstance(error, FordstoneError):
+            raise error
+        return self._made(frame)
+
+    def _made(self, frame: pl.DataFrame) -> pl.DataFrame:
+        # Other steps may hold this frame; what the function does to its own in place is its own business.
+        given = self._function(frame.clone().drop(ROW_ID, strict=False))
+        step, schema = self._step.name, self._schema
+        if not isinstance(given, pl.DataFrame):
+            raise TaskError(f"step {step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame.")
+        missing = [name for name in schema if name not in given.columns]
+        if missing:
+            raise SchemaError(
+                f"step {step}: map_batches gave columns {', '.join(given.columns)}; "
+                f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
+            )
+        try:
+            return given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
+        except pl.exceptions.PolarsError as error:
+            raise SchemaError(
+                f"step {step}: map_batches gave values that are not of the declared type: {error}"
+            ) from error
+
+
+def user_function(step: p.Function, function: Callable[..., Any]) -> UserFunction:
+    """The operator of a step."""
+    return (BatchFunction if step.kind == "map_batches" else RecordFunction)(step, function)
+
+
+def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFrame:
+    """Records as a frame of a schema; raises `SchemaError` for what does not fit."""
+    for record in records:
+        unknown = record.keys() - set(schema)
+        if unknown:
+            raise SchemaError(
+                f"step {step}: the function gave {', '.join(sorted(map(str, unknown)))}, which the declared schema "
+                f"({', '.join(schema)}) does not have. Declare schema=."
+            )
+    try:
+        columns = {name: [record.get(name) for record in records] for name in schema}
+        return pl.DataFrame(columns, schema=schema.polars, strict=True)
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(
+            f"step {step}: the function gave values that are not of the declared type: {error}"
+        ) from error
+
+
+def _halves(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    middle = frame.height // 2
+    return frame[:middle], frame[middle:]
+
+
+def _ordinals(places: Sequence[int]) -> Iterator[int]:
+    """For each record, its number among those of the same row."""
+    before, ordinal = -1, 0
+    for place in places:
+        ordinal = ordinal + 1 if place == before else 0
+        before = place
+        yield ordinal

@@ -1,0 +1,236 @@
+"""User functions that raise: the error shows the row, the same failure is not tried six times, and rows can be set aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import polars as pl
+import pytest
+
+from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState
+from fordstone.connectors import MemorySink, memory, rows
+from fordstone.errors import FunctionError, PipelineError, TaskError
+from fordstone.protocol.retry import RestartPolicy
+
+SCHEMA = {"k": "string", "n": "bigint"}
+QUICK = RestartPolicy(wait_first_us=1_000, wait_max_us=1_000)
+GIVEN = [{"k": "a", "n": 1}, {"k": "b", "n": None}, {"k": "a", "n": 3}, {"k": "b", "n": 4}]
+
+
+def source(given: list[dict[str, Any]] | None = None) -> Stream:
+    return Pipeline("p").source("rows", memory([given or GIVEN]), schema=SCHEMA)
+
+
+def run(stream: Stream, tmp_path: Path, **options: Any) -> tuple[Any, pl.DataFrame]:
+    """The report, and what came out."""
+    out = MemorySink()
+    stream.sink("out", memory(out))
+    return stream.pipeline.run(state=tmp_path, bounded=True, restart=QUICK, **options), out.rows()
+
+
+def letters(tmp_path: Path, step: str) -> list[dict[str, Any]]:
+    return rows(str(tmp_path / "p" / "node" / "dead-letters" / step)).to_dicts()
+
+
+class Calls:
+    """Counts how often a function is called for a row, and raises for some."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = iter(errors)
+        self.seen: list[int | None] = []
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.seen.append(row["n"])
+        error = next(self.errors, None) if row["n"] is None else None
+        if error is not None:
+            raise error
+        return {**row, "n": row["n"] or 0}
+
+
+def test_the_error_shows_the_row_and_a_function_that_raises_the_same_twice_is_not_tried_again(tmp_path: Path):
+    calls = Calls(*[ValueError("no number")] * 6)
+    with pytest.raises(FunctionError) as caught:
+        run(source().map(calls), tmp_path)
+    text = str(caught.value)
+    assert "raised ValueError: no number, twice for the same row:" in text
+    assert '{"k": "b", "n": null}' in text
+    assert "source rows, memory-000000, between positions 0 and 4" in text
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert calls.seen == [1, None, None], "once more at once, and then never again"
+
+
+def test_a_call_that_fails_once_is_made_again(tmp_path: Path):
+    report, out = run(source().map(Calls(ValueError("busy"))), tmp_path)
+    assert (report.progress.restarts, out["n"].to_list()) == (0, [1, 0, 3, 4])
+
+
+def test_what_other_systems_raise_may_pass_so_the_pipeline_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    calls = Calls(*[ConnectionError("away")] * 6)
+    with caplog.at_level(logging.WARNING):
+        report, out = run(source().map(calls), tmp_path)
+    assert (report.progress.restarts, out["n"].to_list()) == (3, [1, 0, 3, 4])
+    failures = [one for one in caplog.records if one.message.startswith("pipeline failed")]
+    assert len(failures) == 3
+    assert not any(one.exc_info for one in failures), "no traceback for each restart"
+
+
+def test_other_failures_are_tried_until_one_repeats(tmp_path: Path):
+    calls = Calls(*[ValueError(str(number)) for number in range(4)], *[ValueError("same")] * 9)
+    with pytest.raises(FunctionError, match="same"):
+        run(source().map(calls), tmp_path)
+    assert calls.seen.count(None) == 6
+
+
+class Fails(KeyedFunction):
+    """Raises for a row without a number."""
+
+    calls = 0
+    total = ValueState("bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> Iterator[dict[str, Any]]:
+        self.total.set(self.total.get(0) + 100)
+        yield {"k": ctx.key, "n": self.total.get()}
+        if row["n"] is None:
+            type(self).calls += 1
+            raise KeyError("n")
+
+
+def test_a_keyed_function_that_fails_in_the_same_way_stops_at_the_second_time(tmp_path: Path):
+    Fails.calls = 0
+    with pytest.raises(
+        TaskError, match=r"(?s)failed 2 times in a row.*process\(\) for key 'b', on row {'k': 'b', 'n': None}"
+    ):
+        run(source().group_by("k").process(Fails), tmp_path)
+    assert Fails.calls == 2
+
+
+def test_a_keyed_function_can_set_rows_aside_and_no_part_of_the_call_stays(tmp_path: Path):
+    stream = source().group_by("k").process(Fails, on_error="dead_letter", name="totals")
+    report, out = run(stream, tmp_path)
+    assert sorted(out.iter_rows()) == [("a", 100), ("a", 200), ("b", 100)]
+    assert report.progress.rows_failed == 1
+    (letter,) = letters(tmp_path, "totals")
+    assert letter == {
+        "partition": None,
+        "position": None,
+        "step": "totals",
+        "reason": "KeyError: 'n'",
+        "text": '{"k": "b", "n": null}',
+    }
+
+
+class Rings(KeyedFunction):
+    """Raises when a timer fires."""
+
+    fired = ValueState("bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> None:
+        ctx.set_timer("later", after="1s")
+
+    def on_timer(self, timer: Any, ctx: Context) -> None:
+        self.fired.set(1)
+        raise ValueError(timer.name)
+
+
+def test_a_timer_that_raises_is_set_aside(tmp_path: Path):
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    stream = Pipeline("p").source(
+        "rows", memory([[{"k": "a", "ts": at}]]), schema={"k": "string", "ts": "timestamp"}, time="ts"
+    )
+    report, _ = run(stream.group_by("k").process(Rings, on_error="dead_letter", name="rings"), tmp_path)
+    assert report.progress.rows_failed == 1
+    (letter,) = letters(tmp_path, "rings")
+    assert (letter["reason"], letter["text"]) == (
+        "ValueError: later",
+        '{"key": "a", "timer": "later", "time": "2026-01-01T00:00:01+00:00"}',
+    )
+
+
+def test_rows_that_fail_go_to_the_dead_letters_with_their_place_and_the_others_go_on(tmp_path: Path):
+    calls = Calls(ValueError("a\nb"))
+    report, out = run(source().filter("k <> 'x'").map(calls, on_error="dead_letter"), tmp_path)
+    assert out["n"].to_list() == [1, 3, 4]
+    assert (report.progress.rows_in, report.progress.rows_failed, report.progress.rows_rejected) == (4, 1, 0)
+    assert calls.seen == [1, None, 3, 4]
+    assert letters(tmp_path, "map") == [
+        {
+            "partition": "memory-000000",
+            "position": 1,
+            "step": "map",
+            "reason": "ValueError: a b",
+            "text": '{"k": "b", "n": null}',
+        }
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"k": 7, "n": 1}, {"other": 1}, "text", None])
+def test_a_result_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: Any):
+    stream = source().map(lambda row: wrong if row["n"] is None else row, on_error="dead_letter")
+    report, out = run(stream, tmp_path)
+    assert (out["n"].to_list(), report.progress.rows_failed) == ([1, 3, 4], 1)
+
+
+def test_flat_map_counts_a_row_only_if_all_of_its_records_fit(tmp_path: Path):
+    def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**row, "n": 0}, {**row, "n": "wrong" if row["n"] is None else 1}]
+
+    report, out = run(source().flat_map(twice, on_error="dead_letter"), tmp_path)
+    assert (out["n"].to_list(), report.progress.rows_failed) == ([0, 1] * 3, 1)
+
+
+def checked(frame: pl.DataFrame) -> pl.DataFrame:
+    if frame.get_column("n").null_count():
+        raise ValueError("null")
+    return frame
+
+
+def test_of_a_batch_the_rows_that_fail_are_found(tmp_path: Path):
+    given = [{"k": "a", "n": None if number % 7 == 3 else number} for number in range(100)]
+    report, out = run(source(given).map_batches(checked, on_error="dead_letter"), tmp_path)
+    assert out["n"].to_list() == [one["n"] for one in given if one["n"] is not None]
+    assert report.progress.rows_failed == 14
+    assert [one["position"] for one in letters(tmp_path, "map_batches")] == [n for n in range(100) if n % 7 == 3]
+
+
+def test_of_a_batch_that_fails_the_error_shows_the_row(tmp_path: Path):
+    with pytest.raises(FunctionError, match=r'(?s)ValueError: null, twice for the same row:\n  {"k": "b", "n": null}'):
+        run(source().map_batches(checked), tmp_path)
+
+
+def test_each_dead_letter_is_kept_once_across_runs_and_epochs(tmp_path: Path):
+    from fordstone.connectors.memory import MemorySource
+
+    given = MemorySource([[("a", None), ("a", 1)]])
+    pipeline, out = Pipeline("p"), MemorySink()
+    stream = pipeline.source("rows", memory(given), schema=SCHEMA)
+    stream.map(lambda row: {**row, "n": row["n"] + 1}, on_error="dead_letter").sink("out", memory(out))
+    for number in range(3):
+        pipeline.run(state=tmp_path, available_now=True)
+        given.append(0, [("b", None), ("b", number)])
+    assert [one["position"] for one in letters(tmp_path, "map")] == [0, 2, 4]
+    assert out.rows()["n"].to_list() == [2, 1, 2]
+
+
+def test_a_row_without_a_time_is_counted_once(tmp_path: Path):
+    stream = Pipeline("p").source(
+        "rows", memory([[("a", None), ("b", 1)]]), schema={"k": "string", "ts": "timestamp"}, time="ts"
+    )
+    report, _ = run(stream, tmp_path)
+    assert (report.progress.rows_in, report.progress.rows_rejected) == (1, 1)
+
+
+def test_on_error_is_one_of_two_words():
+    wrong = cast("Any", "dead_letters")
+    with pytest.raises(
+        PipelineError,
+        match=r"step map: on_error='dead_letters' must be 'fail' or 'dead_letter'. Did you mean 'dead_letter'\?",
+    ):
+        source().map(lambda row: row, on_error=wrong)
+    with pytest.raises(PipelineError, match="on_error='dead_letters'"):
+        source().group_by("k").process(Fails, on_error=wrong)
+    with pytest.raises(PipelineError, match="on_error= out"):
+        source().flat_map("split(k, ',') AS k", on_error="dead_letter")
