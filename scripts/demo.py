@@ -1,6 +1,6 @@
-"""Run a fleet on this machine: three gateways with 300 devices each, a hub, and Spark at the center.
+"""Run a fleet on this machine: three gateways with 300 devices each, a hub, and a center on Spark or, with --center local, without a JVM.
 
-Windows are counted on the gateways and merged on Spark; the center sends the limits for alarms back. While it runs, one gateway is
+Windows are counted on the gateways and merged at the center; the center sends the limits for alarms back. While it runs, one gateway is
 killed with SIGKILL and started again, the hub is killed and started again, and the network of another gateway is cut. At
 the end the center's results are compared with an oracle that shares no code with Fordstone. Exits with 1 if a single row
 was lost, doubled or wrong.
@@ -20,7 +20,7 @@ from pathlib import Path
 import polars as pl
 from demo_fleet import DemoError, Fleet, make_fleet
 from demo_oracle import Alarms, Verdict, judge_alarms, judge_windows
-from demo_report import Fault, Figure, Line, Plot, write_report
+from demo_report import Fault, Figure, Line, Outcome, Plot, Sketch, write_report
 from demo_view import View
 from demo_watch import Watch
 from rich import box
@@ -70,7 +70,6 @@ class Demo:
         self.view = view
         self.faults: list[Fault] = []
         self._seconds = seconds
-        self._began = 0.0
 
     def run(self, *, keep: bool) -> None:
         """Start all processes, cause the faults, and stop when the center has counted every row."""
@@ -81,11 +80,11 @@ class Demo:
         for gateway in fleet.gateways:
             gateway.command.start()
         fleet.center.start()
-        view.show(f"{len(fleet.gateways)} gateways run; the center is starting")
+        view.show(f"{len(fleet.gateways)} gateways run; the center, on {fleet.center_engine}, is starting")
         self.until(self.center_runs, READY_SECONDS_MAX, "the center runs")
         view.show("the center runs; the devices begin")
+        self.watch.start()
         with feeding(fleet) as end_feeding:
-            self._began = self.watch.seconds
             self.pause_until_share(KILL_GATEWAY)
             self.kill_gateway()
             self.pause_until_share(KILL_HUB)
@@ -112,30 +111,30 @@ class Demo:
         gateway = self.fleet.gateways[1 % len(self.fleet.gateways)]
         gateway.command.kill()
         self.view.show(f"[bold red]kill -9[/] {gateway.name}, with all its processes")
-        begins = self.watch.seconds
+        begins = self.watch.writing_seconds
         self.pause(min(DEAD_SECONDS, self._seconds))
         gateway.command.start()
-        self.faults.append(Fault(name=f"{gateway.name} killed", begins=begins, ends=self.watch.seconds))
+        self.faults.append(Fault(part=gateway.name, what="killed", begins=begins, ends=self.watch.writing_seconds))
         self.view.show(f"{gateway.name} is started again")
 
     def kill_hub(self) -> None:
         self.fleet.hub.kill()
         self.view.show("[bold red]kill -9[/] the hub")
-        begins = self.watch.seconds
+        begins = self.watch.writing_seconds
         self.pause(min(DEAD_SECONDS, self._seconds))
         self.fleet.hub.start()
         self.until(self.hub_answers, READY_SECONDS_MAX, "the hub answers again")
-        self.faults.append(Fault(name="hub killed", begins=begins, ends=self.watch.seconds))
+        self.faults.append(Fault(part="hub", what="killed", begins=begins, ends=self.watch.writing_seconds))
         self.view.show("the hub is started again")
 
     def cut_network(self) -> None:
         gateway = self.fleet.gateways[-1]
         gateway.network.cut()
         self.view.show(f"[bold red]the network of {gateway.name} is cut[/]")
-        begins = self.watch.seconds
+        begins = self.watch.writing_seconds
         self.pause(min(CUT_SECONDS, self._seconds))
         gateway.network.restore()
-        self.faults.append(Fault(name=f"{gateway.name} cut off", begins=begins, ends=self.watch.seconds))
+        self.faults.append(Fault(part=gateway.name, what="cut off", begins=begins, ends=self.watch.writing_seconds))
         self.view.show(f"the network of {gateway.name} is back")
 
     # Waiting.
@@ -155,7 +154,7 @@ class Demo:
             self.look_on(min(left, LOOK_SECONDS))
 
     def pause_until_share(self, share: float) -> None:
-        self.pause(max(0.0, self._began + share * self._seconds - self.watch.seconds))
+        self.pause(max(0.0, share * self._seconds - self.watch.writing_seconds))
 
     def until(self, reached: Callable[[], bool], seconds_max: float, what: str) -> None:
         until = time.monotonic() + seconds_max
@@ -210,6 +209,19 @@ def figures_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> list[Figure]:
     ]
 
 
+def outcome_of(demo: Demo, verdict: Verdict, alarms: Alarms) -> Outcome:
+    """Return the result in one sentence: what is wrong, of how many rows, after which faults."""
+    kills = sum(command.kills for command in demo.fleet.commands)
+    cuts = sum(fault.what == "cut off" for fault in demo.faults)
+    return Outcome(
+        text=(
+            f"{verdict.lost:,} lost, {verdict.doubled:,} doubled of {verdict.produced:,} rows; {verdict.wrong:,} of {verdict.windows:,} "
+            f"windows and {alarms.unfounded:,} of {alarms.alarms:,} alarms wrong; {kills} kills, {cuts} network cut{'' if cuts == 1 else 's'}."
+        ),
+        good=verdict.good and alarms.unfounded == 0,
+    )
+
+
 def plots_of(demo: Demo) -> list[Plot]:
     watch = demo.watch
     each = watch.gateways.items()
@@ -217,7 +229,7 @@ def plots_of(demo: Demo) -> list[Plot]:
         Plot(
             title="Rows per second",
             text="Rows written by the devices, and counted at the center. Rows that were delayed count when they arrive.",
-            unit="",
+            axis="rows per second",
             lines=[
                 Line(name="written", points=_rates(watch.produced)),
                 Line(name="counted", points=_rates(watch.counts)),
@@ -226,25 +238,25 @@ def plots_of(demo: Demo) -> list[Plot]:
         Plot(
             title="Lag of the center",
             text="The time since as many rows had been written as the center has counted.",
-            unit=" s",
+            axis="seconds",
             lines=[Line(name="all gateways", points=watch.lag)],
         ),
         Plot(
             title="Epochs at the hub, per node",
             text="A gateway that was cut off sends its outbox in order when it is connected again.",
-            unit="",
+            axis="epochs",
             lines=[Line(name=name, points=view.head) for name, view in each],
         ),
         Plot(
             title="Epochs waiting in the outbox",
             text="Epochs that are sealed on the gateway's disk, and not yet at the hub.",
-            unit="",
+            axis="epochs",
             lines=[Line(name=name, points=view.outbox) for name, view in each],
         ),
         Plot(
             title="What a checkpoint costs",
-            text="The time from the report of the last task to the seal, in milliseconds, with fsync.",
-            unit=" ms",
+            text="The time from the report of the last task to the seal, with fsync.",
+            axis="milliseconds",
             lines=[Line(name=name, points=view.checkpoint_ms) for name, view in each],
         ),
     ]
@@ -294,19 +306,22 @@ def run(fleet: Fleet, console: Console, given: argparse.Namespace) -> bool:
     figures = figures_of(demo, verdict, alarms)
     console.print(table_of(figures))
     report = given.report or fleet.folder / "report.html"
+    outcome = outcome_of(demo, verdict, alarms)
     write_report(
         report,
-        title="Fordstone: three gateways, a hub, and Spark",
-        text=f"Seed {given.seed}; {given.devices} devices per gateway. The faults are marked in the plots.",
+        title=f"Fordstone: {len(fleet.gateways)} gateways, a hub, and a center on {fleet.center_engine}",
+        outcome=outcome,
+        text=f"Seed {given.seed}. Every result was compared with an oracle that shares no code with Fordstone. Times begin when the devices do.",
+        sketch=Sketch(
+            gateways=[gateway.name for gateway in fleet.gateways], devices=given.devices, engine=fleet.center_engine
+        ),
         figures=figures,
         plots=plots_of(demo),
         faults=demo.faults,
     )
-    console.print(
-        f"Rows produced: {verdict.produced:,}. Lost: {verdict.lost}. Doubled: {verdict.doubled}. Seed: {given.seed}."
-    )
+    console.print(f"{outcome.text} Seed: {given.seed}.", style="bold green" if outcome.good else "bold red")
     console.print(f"Report with plots: {report}", soft_wrap=True)
-    return verdict.good and alarms.unfounded == 0
+    return outcome.good
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The demo's processes: a hub, gateways, and Spark at the center. Each is a `fordstone` command in its own directory."""
+"""The demo's processes: a hub, gateways, and a center. Each is a `fordstone` command in its own directory."""
 
 from __future__ import annotations
 
@@ -112,6 +112,8 @@ class Fleet:
     hub: Command
     hub_port: int
     center: Command
+    center_engine: str
+    """Spark, or the edge engine: what the view and the report call it."""
     gateways: list[Gateway] = field(default_factory=list)
 
     @property
@@ -142,6 +144,7 @@ def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: 
         folder=folder,
         hub=Command("the hub", folder / "hub", "hub", "--listen", f"127.0.0.1:{port}", "--data", "data"),
         hub_port=port,
+        center_engine="the edge engine" if local else "Spark",
         center=Command(
             "the center",
             folder / "center",

@@ -56,11 +56,15 @@ class View:
         parts: list[RenderableType] = [self._gateways(), Text()]
         parts += [
             _bar("rows written", produced, produced),
-            _bar("rows counted at Spark", self._watch.counted, produced),
+            _bar("rows counted at center", self._watch.counted, produced),
         ]
         hub = Text("up", style="green") if self._watch.hub_answers else Text("down", style="bold red")
         lag = self._watch.lag[-1][1] if self._watch.lag else 0.0
-        parts += [Text.assemble("hub ", hub, f"   the center lags by {lag:.1f} s"), Text(), *self._events]
+        parts += [
+            Text.assemble("hub ", hub, f"   center ({self._fleet.center_engine}) lags by {lag:.1f} s"),
+            Text(),
+            *self._events,
+        ]
         return Group(*parts)
 
     def _gateways(self) -> Table:

@@ -1,4 +1,7 @@
-"""Samples of the fleet while it runs, taken twice a second and kept for the view and the report."""
+"""Samples of the fleet while it runs, taken twice a second and kept for the view and the report.
+
+Their times are seconds since the devices began to write. Nothing is kept from the time before, in which the center starts.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,6 @@ class GatewayView:
     info: NodeInfo | None = None
     sealed: int = 0
     alarms: int = 0
-    written: list[tuple[float, float]] = field(default_factory=list)
-    sent: list[tuple[float, float]] = field(default_factory=list)
     head: list[tuple[float, float]] = field(default_factory=list)
     outbox: list[tuple[float, float]] = field(default_factory=list)
     checkpoint_ms: list[tuple[float, float]] = field(default_factory=list)
@@ -98,12 +99,13 @@ class AlarmTail:
 
 
 class Watch:
-    """Takes samples from files and from the hub. Changes nothing."""
+    """Takes samples from files and from the hub. Changes nothing in the fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._client = fleet.client()
         self._began = time.monotonic()
+        self._writing_since: float | None = None
         self._seen: set[Path] = set()
         self._windows: dict[tuple[str, Any], int] = {}
         self._logs = {gateway.name: SealedEpochs(gateway.command.log) for gateway in fleet.gateways}
@@ -133,14 +135,28 @@ class Watch:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the demo began."""
         return time.monotonic() - self._began
+
+    def start(self) -> None:
+        """Begin to keep samples: the devices write from now on."""
+        self._writing_since = time.monotonic()
+
+    @property
+    def writing_seconds(self) -> float:
+        """Seconds since the devices began to write; 0 before."""
+        return 0.0 if self._writing_since is None else time.monotonic() - self._writing_since
 
     def look(self) -> None:
         """Take a sample."""
         self._ask_hub()
+        for gateway in self._fleet.gateways:
+            self._look_at(gateway)
+        if self._writing_since is None:
+            return
         before = self.counted
         self._count()
-        now = self.seconds
+        now = self.writing_seconds
         produced = sum(gateway.devices.rows for gateway in self._fleet.gateways)
         self.produced.append((now, produced))
         self.counts.append((now, self.counted))
@@ -149,8 +165,6 @@ class Watch:
             at = bisect_left(self.produced, middle, key=lambda point: point[1])
             self._delays.append((now - self.produced[min(at, len(self.produced) - 1)][0], self.counted - before))
         self.lag.append((now, self._lag_at(now)))
-        for gateway in self._fleet.gateways:
-            self._look_at(gateway, now)
 
     def _ask_hub(self) -> None:
         try:
@@ -181,14 +195,16 @@ class Watch:
         at = bisect_right(self.produced, float(self.counted), key=lambda point: point[1])
         return now - self.produced[max(at - 1, 0)][0]
 
-    def _look_at(self, gateway: Gateway, now: float) -> None:
+    def _look_at(self, gateway: Gateway) -> None:
         view = self.gateways[gateway.name]
-        view.written.append((now, gateway.devices.rows))
-        view.sent.append((now, gateway.network.sent_bytes))
+        now = self.writing_seconds
+        writing = self._writing_since is not None
         for sealed in self._logs[gateway.name].sealed():
             view.sealed = int(sealed["epoch"])
-            view.checkpoint_ms.append((now, sealed["took_us"] / 1000))
-        if view.info is not None:
+            if writing:
+                view.checkpoint_ms.append((now, sealed["took_us"] / 1000))
+        if writing and view.info is not None:
             view.head.append((now, view.info.head))
-        view.outbox.append((now, view.waiting))
+        if writing:
+            view.outbox.append((now, view.waiting))
         view.alarms = self._tails[gateway.name].alarms

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 START_US = 1_767_225_600_000_000
@@ -111,23 +113,67 @@ def test_the_report_needs_nothing_from_outside_and_escapes_what_it_is_given(scri
     report.write_report(
         tmp_path / "report.html",
         title="<b>",
+        outcome=report.Outcome(text="2 doubled <b>", good=False),
         text="&",
+        sketch=report.Sketch(gateways=["g<1", "g2"], devices=3, engine="Spark"),
         figures=[report.Figure(name="lost", value="0", zero=True), report.Figure(name="doubled", value="2", zero=True)],
         plots=[
-            report.Plot(title="p", text="t", unit=" s", lines=[report.Line(name="<i>", points=[(0, 1), (5, 3)])]),
-            report.Plot(title="none", text="t", unit="", lines=[report.Line(name="n", points=[])]),
+            report.Plot(title="p", text="t", axis="<s>", lines=[report.Line(name="<i>", points=[(0, 1), (5, 3)])]),
+            report.Plot(title="none", text="t", axis="rows", lines=[report.Line(name="n", points=[])]),
         ],
-        faults=[report.Fault(name="x<y", begins=1, ends=99)],
+        faults=[report.Fault(part="g<1", what="killed", begins=1, ends=99)],
     )
     page = (tmp_path / "report.html").read_text()
     parser = Links()
     parser.feed(page)
     assert not parser.outside
-    assert parser.tags.count("svg") == 1
+    assert parser.tags.count("svg") == 2
     assert "b" not in parser.tags
     assert 'class="number zero">0<' in page
     assert 'class="number bad">2<' in page
     assert "Nothing was measured" in page
+    assert '<p class="verdict failed">2 doubled &lt;b&gt;</p>' in page
+    assert "killed from 1 to 99 s" in page
+    assert "seconds since the devices began" in page
+
+
+def test_delays_and_samples_count_from_when_the_devices_begin(script, tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    watch_module = script("demo_watch")
+    monkeypatch.setattr(watch_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    fleet = script("demo_fleet").make_fleet(tmp_path, gateways=1, devices=2, rate=5.0, seed=1, local=True)
+    watch = watch_module.Watch(fleet)
+    try:
+        for clock.now in (0.0, 20.0, 40.0):
+            watch.look()
+        assert watch.lag == []
+        watch.start()
+        fleet.gateways[0].devices.write_until(1.0)
+        watch.look()
+        clock.now = 43.0
+        write_epoch(fleet.center.folder / "out" / "per_device", 1, [result("a", 0, 10, (1.0, 1.0, 1.0))])
+        watch.look()
+    finally:
+        watch.close()
+        fleet.close()
+    assert watch.center_seconds == [3.0] * 10
+    assert [second for second, _ in watch.lag] == [0.0, 3.0]
+    assert (watch.seconds, watch.writing_seconds) == (43.0, 3.0)
+
+
+@pytest.mark.parametrize(("local", "engine"), [(True, "the edge engine"), (False, "Spark")])
+def test_the_view_names_the_engine_of_the_center_that_runs(script, tmp_path, local, engine):
+    fleet = script("demo_fleet").make_fleet(tmp_path, gateways=1, devices=2, rate=5.0, seed=1, local=local)
+    watch = script("demo_watch").Watch(fleet)
+    try:
+        console = Console(record=True, width=100, file=io.StringIO())
+        console.print(script("demo_view").View(console, fleet, watch, seconds=1.0)._picture())
+    finally:
+        watch.close()
+        fleet.close()
+    shown = console.export_text()
+    assert f"center ({engine})" in shown
+    assert ("Spark" in shown) is not local
 
 
 @pytest.mark.parametrize(("most", "axis"), [(0, (1, 1)), (1, (1.0, 0.5)), (97, (100, 50)), (2001, (3000, 1000))])
@@ -145,5 +191,7 @@ def test_a_short_demo_without_spark_kills_cuts_and_finds_nothing_lost_or_doubled
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("kill -9") == 2
     assert "is cut" in done.stdout
-    assert "Lost: 0. Doubled: 0. Seed: 3." in done.stdout
+    assert "0 lost, 0 doubled of " in done.stdout
+    assert "2 kills, 1 network cut. Seed: 3." in done.stdout
+    assert "Spark" not in done.stdout
     assert (tmp_path / "demo" / "report.html").exists()
