@@ -21,12 +21,14 @@ from fordstone.operators.join.lookup import LookupFamily, LookupLatestFamily
 from fordstone.operators.match.step import MatchFamily
 from fordstone.operators.process.step import ProcessFamily
 from fordstone.operators.rowwise import ExplodeFamily, FilterFamily, FunctionFamily, ProjectFamily, UnionFamily
+from fordstone.operators.with_time import WithTimeFamily
 from fordstone.plan import plan as p
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
     SourceFamily(),
     FilterFamily(),
     ProjectFamily(),
+    WithTimeFamily(),
     ExplodeFamily(),
     FunctionFamily(),
     UnionFamily(),
