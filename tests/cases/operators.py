@@ -126,6 +126,8 @@ class Inputs:
     """The sources of the pipeline."""
 
     rows: Stream
+    untimed: Stream
+    """The same rows, without event time: their time is text."""
     left: Stream
     right: Stream
     root: Path
@@ -460,6 +462,35 @@ def _join(how: str, from_s: int, to_s: int) -> Case:
     )
 
 
+# Event time that a step assigns.
+
+
+def _build_with_time(inputs: Inputs, out: Out) -> None:
+    table = [{"id": "a", "site": "north"}]
+    some = inputs.untimed.filter("x < 40", name="with_time_some")
+    out("before", some.select("k", "x", name="with_time_before"))
+    looked_up = some.lookup(table, on={"k": "id"}, name="with_time_sites")
+    timed = looked_up.with_time("to_timestamp(ts) AS at", lateness=f"{LATENESS_S}s")
+    means = timed.select("k", "at AS ts", "x", "site", name="with_time_x").group_by("k").ewma(mean="x", alpha=ALPHA)
+    out("means", means)
+    out("late", means.late)
+
+
+def _check_with_time(found: Found, given: Given) -> None:
+    # Rows that were dropped before the time was assigned move no time on.
+    rows = [[row for row in part if row[2] < 40] for part in given.of(0, 1, 2)]
+    kept, late = in_time(rows)
+    assert Counter(found("before").rows()) == Counter((k, x) for part in rows for k, _, x in part)
+    means: dict[str | None, float] = {}
+    wanted = []
+    for k, second, x in sorted(kept, key=lambda row: row[1:]):
+        means[k] = x if k not in means else ALPHA * x + (1 - ALPHA) * means[k]
+        wanted.append((k, at(second), x, "north" if k == "a" else None, means[k]))
+    columns = TIMES | {"site": pl.String, "mean": pl.Float64}
+    same_rows(found("means"), pl.DataFrame(wanted, schema=columns, orient="row"))
+    assert found("late").height == late > 0
+
+
 def _build_lookup(inputs: Inputs, out: Out) -> None:
     table = files(str(inputs.root / "sites.csv"))
     sites = inputs.rows.lookup(table, on={"k": "id"}, schema={"id": "string", "site": "string"}, name="lookup")
@@ -578,6 +609,7 @@ CASES = (
     _join("left", -6, -1),
     _join("right", -4, 2),
     _join("full", -3, 3),
+    Case(name="with_time", build=_build_with_time, check=_check_with_time),
     Case(name="lookup", build=_build_lookup, check=_check_lookup),
 )
 
@@ -604,7 +636,8 @@ def build(root: Path, *, mode: Any = "aligned") -> Built:
     pipeline = Pipeline("cases", mode=mode)
     rows = pipeline.source("rows", files(str(root / "rows" / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     left, right = (joining.source(pipeline, name, root) for name in ("l", "r"))
-    inputs = Inputs(rows, left, right, root)
+    untimed = pipeline.source("untimed", files(str(root / "rows" / "*")), schema=SCHEMA | {"ts": "string"})
+    inputs = Inputs(rows, untimed, left, right, root)
     sinks: dict[tuple[str, str], MemorySink] = {}
 
     def out(case: str, sink: str, stream: Stream) -> None:

@@ -8,7 +8,8 @@ from random import Random
 from typing import Final
 
 import msgspec
-from tests.simulation.rows import LATENESS_S, SCHEMA, Row
+from tests.simulation.rows import LATENESS_S, Row
+from tests.simulation.scenario import timed_source
 
 from fordstone.api.pipeline import Pipeline
 from fordstone.api.stream import tumbling
@@ -136,7 +137,7 @@ def passes(row: Row) -> bool:
 def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str, MemorySink]) -> Plan:
     """The pipeline, whole: both halves are cut out of it."""
     pipeline = Pipeline(PIPELINE, mode=scenario.mode)
-    rows = pipeline.source(SOURCE, memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
+    rows = timed_source(pipeline, SOURCE, source, {"lateness": f"{LATENESS_S}s"}, assigned=scenario.seed % 3 == 1)
     stream = rows.filter("id % 7 <> 3")
     if scenario.controls:
         table = pipeline.control(CONTROL, schema={"k": "bigint", "bound": "bigint"}, key="k")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from tests.simulation.rows import LATENESS_S, SCHEMA, Row, in_order, late_of
 from tests.simulation.tail_choice import draw_tail
@@ -157,17 +157,13 @@ def build(scenario: Scenario) -> World:
     pipeline = Pipeline(f"sim-{scenario.shape}", guarantee=scenario.guarantee, mode=scenario.mode)
     sinks = {name: MemorySink() for name in SINKS}
     sources = [_rows_of(partitions, live=scenario.live) for partitions in scenario.partitions]
-    idle_after = f"{IDLE_US}us" if scenario.live else None
+    timing: dict[str, Any] = {
+        "lateness": f"{LATENESS_S}s",
+        "max_ahead": MAX_AHEAD[scenario.seed % len(MAX_AHEAD)],
+        "idle_after": f"{IDLE_US}us" if scenario.live else None,
+    }
     streams = [
-        pipeline.source(
-            f"source{number}",
-            memory(rows),
-            schema=SCHEMA,
-            time="ts",
-            lateness=f"{LATENESS_S}s",
-            max_ahead=MAX_AHEAD[scenario.seed % len(MAX_AHEAD)],
-            idle_after=idle_after,
-        )
+        timed_source(pipeline, f"source{number}", rows, timing, assigned=scenario.seed % 3 == 1)
         for number, rows in enumerate(sources)
     ]
     stream = _shaped(scenario.shape, streams)
@@ -192,6 +188,19 @@ def build(scenario: Scenario) -> World:
     if scenario.tail is not None:
         scenario.tail.attach(stream, streams, sinks)
     return World(pipeline.plan(), sinks, sources)
+
+
+def timed_source(
+    pipeline: Pipeline, name: str, rows: MemorySource, timing: dict[str, Any], *, assigned: bool
+) -> Stream:
+    """A source with event time. `assigned`: it has none of its own, and a step after it assigns the same times."""
+    if not assigned:
+        return pipeline.source(name, memory(rows), schema=SCHEMA, time="ts", **timing)
+    stream = pipeline.source(name, memory(rows), schema=SCHEMA)
+    moved = stream.filter("id >= 0", name=f"{name}_all").with_columns("unix_micros(ts) AS us", name=f"{name}_us")
+    return moved.with_time("timestamp_micros(us) AS ts", **timing, name=f"{name}_time").select(
+        *SCHEMA, name=f"{name}_rows"
+    )
 
 
 def _rows_of(partitions: Sequence[Sequence[Row]], *, live: bool) -> MemorySource:

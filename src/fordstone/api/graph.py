@@ -8,9 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fordstone.errors import ExpressionError, PipelineError
+from fordstone.lang.duration import duration_us, positive_us
+from fordstone.operators.with_time import source_of
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name, free_name
 from fordstone.plan.stream_type import StreamType
@@ -20,6 +26,29 @@ from fordstone.planner.guarantee import path_guarantees
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
     from fordstone.api.stream import Stream
+
+Span = str | timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The options that go with event time, in microseconds."""
+
+    lateness_us: int
+    max_ahead_us: int | None
+    idle_after_us: int | None
+
+    @classmethod
+    def of(cls, what: str, lateness: Span, max_ahead: Span | None, idle_after: Span | None) -> Timing:
+        """Read them. `what` names the step in errors."""
+        lateness_us = duration_us(lateness, what=f"{what}: lateness")
+        if lateness_us < 0:
+            raise PipelineError(f"{what}: lateness={lateness!r} must not be negative.")
+        return cls(
+            lateness_us,
+            None if max_ahead is None else positive_us(max_ahead, what=f"{what}: max_ahead"),
+            None if idle_after is None else positive_us(idle_after, what=f"{what}: idle_after"),
+        )
 
 
 class Graph:
@@ -67,6 +96,22 @@ class Graph:
         self.steps.append(step)
         self.types = types
         return p.Input(step.name)
+
+    def add_time(self, step: p.WithTime, timing: Timing, *, checks_unit: bool) -> p.Input:
+        """Add a step that assigns event time. Its source names it from then on."""
+        derive(step, self.types)  # what is wrong with the stream is said before what is wrong with its source
+        with self.unchanged_on_error():
+            source = source_of(step, self.draft(step))
+            timed = msgspec.structs.replace(
+                source,
+                timed_by=step.name,
+                lateness_us=timing.lateness_us,
+                max_ahead_us=timing.max_ahead_us,
+                idle_after_us=timing.idle_after_us,
+                checks_time_unit=checks_unit,
+            )
+            self.steps[self.steps.index(source)] = timed
+            return self.add(step)
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
-from fordstone.api.graph import Graph
+from fordstone.api.graph import Graph, Timing
 from fordstone.api.run import OnProgress, Run, Work, shortened
 from fordstone.api.stream import ControlTable, Stream
 from fordstone.connectors.base import live_of
 from fordstone.connectors.memory import MemorySource
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
-from fordstone.lang.duration import duration_us, positive_us
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
@@ -48,35 +47,35 @@ class Pipeline:
         lateness: str | timedelta = "0s",
         max_ahead: str | timedelta | None = "1h",
         idle_after: str | timedelta | None = None,
+        check_time_unit: bool = True,
         on_error: p.OnError = "keep",
     ) -> Stream:
         """Rows from outside.
 
         `time` names the event-time column; a row is late if it is older than the newest before it in its partition by
         more than `lateness`. In a run without end it is late too if it is more than `max_ahead` ahead of this machine's clock, and
-        then moves no time on; None: never. A partition silent for `idle_after` no longer holds time back. A row that cannot be
-        read goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
+        then moves no time on; None: never. A partition silent for `idle_after` no longer holds time back. Times that make sense only
+        in another unit, such as milliseconds that are read as microseconds, stop the pipeline unless `check_time_unit` is False. A
+        row that cannot be read goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
+
+        If the time has to be computed first, leave `time` and what goes with it out, and call `Stream.with_time`.
         """
         checked_name(name, "source")
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
         check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
         columns = _columns(name, connector, schema)
-        lateness_us = duration_us(lateness, what=f"source {name}: lateness")
-        if lateness_us < 0:
-            raise PipelineError(f"source {name}: lateness={lateness!r} must not be negative.")
-        max_ahead_us = None if max_ahead is None else positive_us(max_ahead, what=f"source {name}: max_ahead")
+        timing = Timing.of(f"source {name}", lateness, max_ahead, idle_after)
         step = self._graph.add(
             p.Source(
                 name=name,
                 connector=connector,
                 schema=columns.to_dict(),
                 time=time,
-                lateness_us=lateness_us,
-                max_ahead_us=None if time is None else max_ahead_us,
-                idle_after_us=None
-                if idle_after is None
-                else positive_us(idle_after, what=f"source {name}: idle_after"),
+                lateness_us=timing.lateness_us,
+                max_ahead_us=None if time is None else timing.max_ahead_us,
+                idle_after_us=timing.idle_after_us,
+                checks_time_unit=time is not None and check_time_unit,
                 on_error=on_error,
             )
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import polars as pl
 
 from fordstone.api.column import Column, expression_source
-from fordstone.api.graph import Graph, graph_of
+from fordstone.api.graph import Graph, Span, Timing, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import live_of
@@ -28,6 +28,7 @@ from fordstone.lang.expression import expand, parse, parse_double, parse_predica
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.sql.parser import read_order
 from fordstone.operators.aggregate.user import Aggregator, AggregatorCall
+from fordstone.operators.with_time import parse_time
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
 from fordstone.plan.stream_type import StreamType, shown
@@ -52,7 +53,6 @@ class ControlTable:
 Expr = str | Column
 On = str | Sequence[str] | Mapping[str, str]
 """Columns that must be equal: of both sides, or from those of the left to those of the right."""
-Span = str | timedelta
 TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
 Aggregated = str | Column | AggregatorCall
 """An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""
@@ -127,6 +127,29 @@ class Stream:
         """Add columns, or replace those of the same name."""
         named = self._named("with_columns", name)
         return self._add(p.WithColumns(name=named, input=self._at, columns=self._canonical(named, columns)))
+
+    def with_time(
+        self,
+        expression: Expr,
+        *,
+        lateness: str | timedelta = "0s",
+        max_ahead: str | timedelta | None = "1h",
+        idle_after: str | timedelta | None = None,
+        check_time_unit: bool = True,
+        name: str | None = None,
+    ) -> Stream:
+        """Assign event time: `with_time("to_timestamp(t, 'dd/MM/yyyy HH:mm:ss') AS ts", lateness="5s")`.
+
+        A column, or an expression that becomes one: `event_time` unless AS names it. It stands after steps of one source that look
+        at each row alone, and rows are judged as if the source had the column. The options are those of `Pipeline.source`; a row
+        whose time is null goes where the source's `on_error` says.
+        """
+        named = self._named("with_time", name)
+        with self._graph.building(named):
+            sql = parse_time(expression_source(expression), self.schema).sql
+        timing = Timing.of(f"step {named}", lateness, max_ahead, idle_after)
+        step = p.WithTime(name=named, input=self._at, expression=sql)
+        return Stream(self._graph, self._graph.add_time(step, timing, checks_unit=check_time_unit))
 
     def map(
         self,

@@ -1,4 +1,4 @@
-"""Spans of time as people write them: `"5s"`, `"250ms"`, `"1h30m"`. Kept in microseconds."""
+"""Spans of time as people write them: `"5s"`, `"250ms"`, `"1h30m"`, `"5 seconds"`. Kept in microseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,20 @@ UNIT_US: Final = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_WORDS: Final = {
+    "microsecond": "us",
+    "millisecond": "ms",
+    "sec": "s",
+    "second": "s",
+    "min": "m",
+    "minute": "m",
+    "hour": "h",
+    "day": "d",
+    "week": "w",
+}
+"""Units written out; also in the plural, in any case."""
+_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_EXAMPLES: Final = "'5s', '1h30m' or '5 seconds'"
 
 
 def duration_us(value: str | timedelta, *, what: str = "duration") -> int:
@@ -30,21 +43,27 @@ def duration_us(value: str | timedelta, *, what: str = "duration") -> int:
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
     if not isinstance(value, str):
-        raise ConfigError(f"{what}: {value!r} is not a span of time. Write it with a unit, such as '5s' or '1h30m'.")
+        raise ConfigError(f"{what}: {value!r} is not a span of time. Write it as text with a unit: {_EXAMPLES}.")
     total, end = 0.0, 0
     text = value.strip()
     while end < len(text):
         part = _PART.match(text, end)
-        if part is None or part[2] not in UNIT_US:
+        unit_us = None if part is None else _unit_us(part[2])
+        if part is None or unit_us is None:
             break
-        total += float(part[1]) * UNIT_US[part[2]]
+        total += float(part[1]) * unit_us
         end = part.end()
     if not text or end != len(text):
         units = ", ".join(UNIT_US)
         raise ConfigError(
-            f"{what}: {value!r} is not a span of time. Write a number with a unit ({units}), such as '5s' or '1h30m'."
+            f"{what}: {value!r} is not a span of time. Write a number with a unit ({units}), such as {_EXAMPLES}."
         )
     return round(total)
+
+
+def _unit_us(text: str) -> int | None:
+    word = text.lower()
+    return UNIT_US.get(text) or UNIT_US.get(_WORDS.get(word.removesuffix("s"), ""))
 
 
 def positive_us(value: str | timedelta, *, what: str) -> int:

@@ -82,7 +82,7 @@ class SourceFamily(Family[p.Source]):
             yield "keeps", "the position of every partition"
 
     def digest(self, step: p.Source, types: Types) -> object:  # noqa: ARG002
-        return ["source", step.connector.kind, step.time]
+        return ["source", step.connector.kind, step.time, step.timed_by]
 
 
 class SinkFamily(Family[p.Sink]):
@@ -161,8 +161,8 @@ def _source_time(step: p.Source, stream: StreamType) -> str:
         column = "" if stream.time is None else f"{stream.time.column}, "
         away = "" if step.idle_after_us is None else f"; one away for {human_us(step.idle_after_us)} is not waited for"
         return f"{column}as far as every node has come{away}"
-    text = time_text(stream.time)
-    if stream.time is None:
+    text = time_text(stream.time) if step.timed_by is None else f"assigned in {step.timed_by}"
+    if stream.time is None and step.timed_by is None:
         return text
     text += f", rows may be {human_us(step.lateness_us)} out of order" if step.lateness_us else ", in order"
     if step.max_ahead_us is not None:

@@ -22,12 +22,14 @@ from fordstone.operators.match.step import MatchFamily
 from fordstone.operators.process.step import ProcessFamily
 from fordstone.operators.rowwise import ExplodeFamily, FilterFamily, FunctionFamily, ProjectFamily, UnionFamily
 from fordstone.operators.top import TopFamily
+from fordstone.operators.with_time import WithTimeFamily
 from fordstone.plan import plan as p
 
 FAMILIES: Final[tuple[Family[Any], ...]] = (
     SourceFamily(),
     FilterFamily(),
     ProjectFamily(),
+    WithTimeFamily(),
     ExplodeFamily(),
     FunctionFamily(),
     UnionFamily(),

@@ -231,10 +231,14 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     time: str | None = None
     shift_us: int = 0
     """What is added to the time column: rows of windows, when they cross, count as the last instant of theirs."""
+    timed_by: str | None = None
+    """The `with_time` step that gives the rows their time, if `time` does not; the next four are about its time then."""
     lateness_us: int = 0
     max_ahead_us: int | None = None
     """Rows further ahead of the clock than this are late, and move no time on (rule 7); None: no row is."""
     idle_after_us: int | None = None
+    checks_time_unit: bool = False
+    """Times that make sense only in another unit stop the pipeline (`protocol.time_unit`)."""
     on_error: OnError = "keep"
     declares_time: bool = False
     """The external end declares the watermark and which rows are late; then `time` may be None although the watermark advances."""
@@ -265,6 +269,13 @@ class WithColumns(AnyStep, frozen=True, tag="with_columns", kw_only=True):
 
     input: Input
     columns: tuple[str, ...]
+
+
+class WithTime(AnyStep, frozen=True, tag="with_time", kw_only=True):
+    """A column that is the event time of the rows from here on. Their source names this step: `Source.timed_by`."""
+
+    input: Input
+    expression: str
 
 
 class Explode(AnyStep, frozen=True, tag="explode", kw_only=True):
@@ -522,7 +533,21 @@ KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Top | Join | LookupLatest
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
 """Where the tiers meet: `planner.split` makes two plans without them, each for one engine."""
-Step = Source | Filter | Select | WithColumns | Explode | Function | Union | Lookup | KeyedStep | Loop | Sink | TierStep
+Step = (
+    Source
+    | Filter
+    | Select
+    | WithColumns
+    | WithTime
+    | Explode
+    | Function
+    | Union
+    | Lookup
+    | KeyedStep
+    | Loop
+    | Sink
+    | TierStep
+)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -97,7 +97,7 @@ def needs_time(step: p.Step, stream: StreamType, what: str, *, given: p.Input | 
     if stream.time is None:
         raise PipelineError(
             f"step {step.name}: {what} needs event time, and {given} has none. "
-            'Declare it at the source (time="ts"), and keep that column on the way.'
+            'Declare it at the source (time="ts") and keep that column on the way, or assign it with .with_time(expression).'
         )
     return stream.time
 

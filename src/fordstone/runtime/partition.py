@@ -77,13 +77,13 @@ def series_member(name: str, cut: PartitionCut, places: Sequence[SeriesPlace] = 
 
 
 def has_event_time(step: p.Source) -> bool:
-    """Whether event time goes on with this source: its rows carry it, or its far end declares it."""
-    return step.time is not None or step.declares_time
+    """Whether event time goes on with this source: its rows carry it or are given it, or its far end declares it."""
+    return step.time is not None or step.timed_by is not None or step.declares_time
 
 
 def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:
     """Above which time rows that are read from now on are late. History has no clock, and declared time is judged elsewhere."""
-    if bounded or step.time is None or step.max_ahead_us is None or step.declares_time:
+    if bounded or not has_event_time(step) or step.max_ahead_us is None or step.declares_time:
         return TIME_MAX_US
     return min(now_us + step.max_ahead_us, TIME_MAX_US)
 
@@ -409,9 +409,12 @@ class DeadLetters:
         rows = [(partition, row.position, name, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
         self._outlet.take(pl.DataFrame(rows, schema=LETTER_SCHEMA.polars, orient="row"))
 
-    def take_timeless(self, partition: str, position: int, frame: pl.DataFrame) -> None:
-        """Keep rows whose time is null or absurd. `position` is the end of what was read with them: the nearest place that is known."""
-        reason = f"column {self._source.time} (time=) is null or out of range"
+    def take_timeless(self, source: p.Source, partition: str, position: int, frame: pl.DataFrame) -> None:
+        """Keep rows whose time is null or absurd. `source` is the source with its time column.
+
+        `position` is the end of what was read with them: the nearest place that is known.
+        """
+        reason = f"column {source.time} ({source.timed_by or 'time='}) is null or out of range"
         # Times as plain numbers: one that is out of range cannot be spelt as a date.
         plain = frame.drop(ROW_ID, strict=False).with_columns(selectors.datetime().cast(pl.Int64))
         texts = plain.write_ndjson().splitlines()

@@ -20,6 +20,7 @@ import polars as pl
 
 from fordstone.errors import SchemaError
 from fordstone.lang.schema import DataType, Schema
+from fordstone.protocol.time_unit import describe_unit, wrong_unit
 
 Micros = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -191,6 +192,7 @@ def _days(digits: _Bytes, table: _Bytes) -> tuple[Micros, Flags]:
     return (days + day - 1 - _DAYS_TO_1970).astype(np.int64), fine
 
 
+NUMBER_DIGITS_MAX: Final = 20
 TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """What numbers in a timestamp column may count."""
 TIME_MIN_US: Final = -62_135_596_800_000_000
@@ -268,7 +270,8 @@ def _finish(read: pl.DataFrame, schema: Schema, converters: Mapping[str, _Conver
         columns.append(made.alias(name))
         if made.null_count() > given.null_count():
             for place in (made.is_null() & given.is_not_null()).arg_true().to_list():
-                bad.setdefault(place, reason(name, given[place], kind))
+                hint = _unit_hint(given[place], time_unit) if kind.name == "timestamp" else ""
+                bad.setdefault(place, reason(name, given[place], kind) + hint)
     return Cells(frame=pl.DataFrame(columns), bad=bad)
 
 
@@ -276,6 +279,14 @@ def reason(column: str, value: object, kind: DataType) -> str:
     """Why a value does not fit."""
     shown = repr(value)
     return f"column {column}: {shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + '...'} is not a {kind}"
+
+
+def _unit_hint(value: object, time_unit: str) -> str:
+    """What to do about a number that is too large for a timestamp because its unit is a shorter one."""
+    text = str(value)
+    count = int(text) if text.isdecimal() and len(text) < NUMBER_DIGITS_MAX else None
+    found = None if count is None else wrong_unit(count * TIME_UNITS_US[time_unit])
+    return "" if count is None or found is None else f": {describe_unit(count, time_unit, found)}"
 
 
 def _json_float(given: pl.Series, kind: DataType) -> pl.Series:

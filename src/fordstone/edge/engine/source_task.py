@@ -17,7 +17,6 @@ from itertools import zip_longest
 from typing import Final
 
 import msgspec
-import polars as pl
 
 from fordstone.connectors.base import Chunk, ReadPlan, Source
 from fordstone.edge.engine.task import Task, TaskParts
@@ -28,6 +27,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SourceState, source_state
 from fordstone.runtime.chain import Outlet
+from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import DeadLetters, Partition, Share, has_event_time, limit_us, read_from, row_ids
 from fordstone.runtime.snapshot import Barrier, FrozenSource
 from fordstone.storage.disk import Disk, FatalStorageError
@@ -184,6 +184,7 @@ class ReadingTask(Task):
         self._bounded = False
         """Whether a partition that was read to its end has ended for good."""
         self._dead_letters = DeadLetters(setup.step, setup.dead_letters)
+        self._intake = Intake(setup.step, parts.chain, self._dead_letters, before_judging=self._before_judging)
 
     @property
     def rejected_rows(self) -> int:
@@ -238,27 +239,18 @@ class ReadingTask(Task):
         frame = chunk.frame
         if self._setup.with_ids and chunk.row_positions is not None:
             frame = frame.with_columns(row_ids(self._step.name, partition.name, chunk.row_positions))
-        ahead = 0
+        before, all_ahead = self._dead_letters.rows, False
         if frame.height or self._step.declares_time:
             with read_from(self._step.name, partition.name, start, partition.position):
-                ahead = self._judge_and_push(partition, chunk, frame)
-        if not ahead or ahead < frame.height:
+                all_ahead = self._intake.take(partition, chunk, frame)
+        # A row without a time is rejected, and not counted as read as well.
+        self.rows_in += max(0, frame.height - (self._dead_letters.rows - before))
+        if not all_ahead:
             # A partition whose clock is wrong counts as silent: it must not hold the others back for ever.
             partition.heard_us = self._clock.monotonic_us()
 
-    def _judge_and_push(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> int:
-        """Return the number of rows that were too far ahead."""
-        judged = partition.judged(self._step, chunk, frame)
-        self.rows_in += frame.height
-        if judged.untimed is not None:
-            # Rejected, and not counted as read as well.
-            self.rows_in -= judged.untimed.height
-            self._dead_letters.take_timeless(partition.name, partition.position, judged.untimed)
-        if judged.in_time.height:
-            self.chain.push(judged.in_time, late=False)
-        if judged.late is not None:
-            self.chain.push(judged.late, late=True)
-        return judged.ahead
+    def _before_judging(self, partition: Partition, step: p.Source, chunk: Chunk) -> None:
+        """Rows have their time from a step of the chain, and are judged next."""
 
     # Time and barriers.
 
@@ -515,6 +507,12 @@ class SourceTask(ReadingTask):
             # The last chunk: time moves to its end, and every window comes out.
             return self._reserve("", 0, TIME_MAX_US)
         return reserved
+
+    def _before_judging(self, partition: Partition, step: p.Source, chunk: Chunk) -> None:
+        # The position was reserved before the rows had their time. They cannot be read again: a disk that refuses stops the run.
+        if self._live.reservation is not None:
+            newest_us = partition.newest_us(step, chunk)
+            self._live.reservation.reserve(self._step.name, partition.name, partition.position, newest_us)
 
     def _reserve(self, partition: str, position: int, time_us: int) -> bool:
         try:

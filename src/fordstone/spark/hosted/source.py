@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.connectors.base import Chunk, Source, SourceOptions, system_clock_us
+from fordstone.connectors.base import Source, SourceOptions, system_clock_us
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import CheckpointError, SourceError
@@ -25,6 +25,7 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
+from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import DeadLetters, Partition, read_from, row_ids
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, Packer, What, batches, freeze_gc, shard_keys
@@ -126,6 +127,7 @@ class Feed:
         step = self._step(read.source)
         with_ids = step.name in self._operators.with_ids
         letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
+        intake = Intake(step, self._chain(step.name), letters)
         source = opened(step, bounded=self._setting.bounded)
         reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
         try:
@@ -145,23 +147,11 @@ class Feed:
                     frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
                 if frame.height or step.declares_time:
                     with read_from(step.name, partition.name, start, partition.position):
-                        self._push(step, partition, letters, chunk, frame)
+                        intake.take(partition, chunk, frame)
                 # A row without a time is rejected, and is not counted as read as well.
-                yield chunk.frame.height - (letters.rows - unread), letters.rows - before
+                yield max(0, chunk.frame.height - (letters.rows - unread)), letters.rows - before
         finally:
             reader.close()
-
-    def _push(
-        self, step: p.Source, partition: Partition, letters: DeadLetters, chunk: Chunk, frame: pl.DataFrame
-    ) -> None:
-        chain = self._chain(step.name)
-        judged = partition.judged(step, chunk, frame)
-        if judged.untimed is not None:
-            letters.take_timeless(partition.name, partition.position, judged.untimed)
-        if judged.in_time.height:
-            chain.push(judged.in_time, late=False)
-        if judged.late is not None:
-            chain.push(judged.late, late=True)
 
     def _chain(self, source: str) -> Chain:
         if source not in self._chains:
