@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from tests.edge import joining, windowing
 from tests.edge.aggregating import TEXTS, Longest
 from tests.edge.aggregating import check as check_aggregates
 from tests.edge.process_functions import OUT_SCHEMA, Visits, by_hand
-from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, same_rows
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_sessions, in_time, in_windows, same_rows, with_watermarks
 
 from fordstone import (
     Context,
@@ -165,7 +165,7 @@ def _slid(size_s: int, every_s: int, offset_s: int, aggregates: dict[str, str], 
         wanted = windows.expected(rows)
         if early is None:
             same_rows(found("out"), wanted)
-            assert found("late").height == given.late > 0
+            assert found("late").height == windows.rows_late(rows)
         else:
             same_rows(found("out").unique(windowing.KEY, keep="last", maintain_order=True), wanted)
             same_rows(found("final"), wanted)
@@ -178,22 +178,24 @@ def _result(rows: list[tuple[Any, ...]], end_s: int) -> tuple[Any, ...]:
     return (rows[0][0], at(rows[0][1]), at(end_s), len(rows), sum(values), max(values))
 
 
-def _sessions(rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    parts: list[list[tuple[Any, ...]]] = []
-    for row in rows:
-        if parts and row[1] - parts[-1][-1][1] < GAP_S:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return (_result(part, part[-1][1] + GAP_S) for part in parts)
+def _sessions(partitions: list[list[Any]]) -> tuple[list[tuple[Any, ...]], int]:
+    sessions, late = in_sessions(partitions, GAP_S)
+    return [_result(rows, rows[-1][1] + GAP_S) for rows in sessions], late
 
 
-def _packs(rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    packs = (rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY))
-    return (_result(pack, pack[-1][1]) for pack in packs)
+def _packs(partitions: list[list[Any]]) -> tuple[list[tuple[Any, ...]], int]:
+    kept, late = in_time(partitions)
+    found = []
+    for key in {row[0] for row in kept}:
+        rows = sorted((row for row in kept if row[0] == key), key=lambda row: row[1:])
+        packs = (rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY))
+        found += [_result(pack, pack[-1][1]) for pack in packs]
+    return found, late
 
 
-def _unaligned(name: str, window: Any, of_key: Callable[[list[Any]], Iterator[tuple[Any, ...]]]) -> Case:
+def _unaligned(
+    name: str, window: Any, expected: Callable[[list[list[Any]]], tuple[list[tuple[Any, ...]], int]]
+) -> Case:
     def build(inputs: Inputs, out: Out) -> None:
         rows = inputs.rows.select("k", "ts", "x", name=f"{name}_x")
         found = rows.group_by("k").window(window).agg(name=name, rows="count(*)", total="sum(x)", top="max(x)")
@@ -201,12 +203,7 @@ def _unaligned(name: str, window: Any, of_key: Callable[[list[Any]], Iterator[tu
         out("late", found.late)
 
     def check(found: Found, given: Given) -> None:
-        kept, late = in_time(given.of(0, 1, 2))
-        wanted = [
-            row
-            for key in {row[0] for row in kept}
-            for row in of_key(sorted((row for row in kept if row[0] == key), key=lambda row: row[1:]))
-        ]
+        wanted, late = expected(given.of(0, 1, 2))
         time = pl.Datetime("us", "UTC")
         columns: dict[str, Any] = {"k": pl.String, "window_start": time, "window_end": time}
         columns |= {"rows": pl.Int64, "total": pl.Float64, "top": pl.Float64}
@@ -225,13 +222,18 @@ def _build_aggregates(inputs: Inputs, out: Out) -> None:
 
 
 def _check_aggregates(found: Found, given: Given) -> None:
-    kept = [(k, second, x, s) for k, second, x, _, s in given.in_time]
+    kept, _ = in_windows(given.of(0, 1), 10)
     assert found("windows").height == len({(row[0], at(row[1]).timestamp() // 10) for row in kept})
+    judged = with_watermarks(given.of(0, 1, 2, 4))
     for window in [*found("windows").to_dicts(), *found("sliding").to_dicts()]:
         inside = [
-            row for row in kept if row[0] == window["k"] and window["window_start"] <= at(row[1]) < window["window_end"]
+            row
+            for row, watermark in judged
+            if row[0] == window["k"]
+            and window["window_start"] <= at(row[1]) < window["window_end"]
+            and window["window_end"] > at(watermark)
         ]
-        check_aggregates(window, inside)  # type: ignore[arg-type]  # keys may be null here
+        check_aggregates(window, inside)
     # A running aggregate has no late rows.
     everything = [(k, second, x, s) for part in given.rows for k, second, x, _, s in part]
     latest = {row["k"]: row for row in found("running").to_dicts()}
@@ -261,7 +263,7 @@ def _check_rates(found: Found, given: Given) -> None:
             assert mean == pytest.approx((1 + good) / (2 + n), rel=1e-12)
             assert low == pytest.approx(special.betaincinv(1 + good, 1 + n - good, 0.05), rel=1e-9)
             assert high == pytest.approx(special.betainccinv(2 + good, 0.5 + n - good, 0.05), rel=1e-9)
-    assert found("tumbling")["n"].sum() == len(given.in_time)
+    assert found("tumbling")["n"].sum() == len(in_windows(given.rows, 10)[0])
 
 
 def _build_windows_of_windows(inputs: Inputs, out: Out) -> None:
@@ -272,13 +274,9 @@ def _build_windows_of_windows(inputs: Inputs, out: Out) -> None:
 
 def _check_windows_of_windows(found: Found, given: Given) -> None:
     days: dict[float, list[int]] = {}
-    for key in {row[0] for row in given.in_time}:
-        visits: list[tuple[int, int]] = []
-        for second in sorted(row[1] for row in given.in_time if row[0] == key):
-            if visits and second - visits[-1][1] < 2:
-                visits[-1] = (visits[-1][0] + 1, second)
-            else:
-                visits.append((1, second))
+    sessions, _ = in_sessions(given.of(0, 1), 2)
+    for key in {rows[0][0] for rows in sessions}:
+        visits = sorted(((len(rows), rows[-1][1]) for rows in sessions if rows[0][0] == key), key=lambda one: one[1])
         for one, other in zip(visits[::2], visits[1::2], strict=False):
             # The time of a pack is that of its last visit: just before it ends, two seconds after its last row.
             day = (at(other[1] + 2) - timedelta(microseconds=1)).timestamp() // 86_400

@@ -30,6 +30,7 @@ from fordstone.hub.client.client import RETRY_SECONDS_MAX
 from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.connector import SourceContract
 
@@ -41,9 +42,9 @@ def spec(**options: str) -> ConnectorSpec:
     return ConnectorSpec("hub", {"pipeline": PIPELINE, "stream": STREAM, **options})
 
 
-def frame(*numbers: int, late: Sequence[bool] | None = None) -> pl.DataFrame:
+def frame(*numbers: int, late: Sequence[int | None] | None = None) -> pl.DataFrame:
     made = pl.DataFrame({"device": ["d"] * len(numbers), "n": list(numbers)}, schema=SCHEMA.polars)
-    return made if late is None else made.with_columns(pl.Series("__late", late, dtype=pl.Boolean))
+    return made if late is None else made.with_columns(pl.Series(ROW_WATERMARK, late, dtype=pl.Int64))
 
 
 def opened(
@@ -104,7 +105,7 @@ class TestHub(SourceContract):
         self.sources: list[HubSource] = []
         for node, rows in zip(("a", "b"), self.expected(), strict=True):
             for row in rows.iter_slices(1):
-                self.hub.add(node, Epoch(runs=[row.with_columns(pl.lit(value=False).alias("__late"))]))
+                self.hub.add(node, Epoch(runs=[row.with_columns(pl.lit(None, dtype=pl.Int64).alias(ROW_WATERMARK))]))
         return spec()
 
     def expected(self) -> Sequence[pl.DataFrame]:
@@ -187,11 +188,11 @@ def test_an_epoch_without_rows_moves_position_and_time():
 
 def test_rows_that_were_late_at_the_edge_are_marked_and_their_column_does_not_stay():
     hub = FakeHub()
-    hub.add("a", Epoch(runs=[frame(1, 2, late=[False, True]), frame(3)]), Epoch(runs=[frame(4, late=[True])]))
+    hub.add("a", Epoch(runs=[frame(1, 2, late=[None, 7]), frame(3)]), Epoch(runs=[frame(4, late=[8])]))
     chunk = chunk_of(reader(opened(hub)).read(10))
     assert chunk.frame.columns == list(SCHEMA)
     assert chunk.late is not None
-    assert chunk.frame.filter(chunk.late)["n"].to_list() == [2, 4]
+    assert chunk.late.to_list() == [None, 7, None, 8]
 
 
 def test_ids_of_rows_are_unique_and_do_not_depend_on_how_reads_are_cut():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -32,19 +33,22 @@ KEEP = 2
 AT = {"url": "http://hub.test:7411"}
 
 
-def rows(*found: tuple[str | None, float | None, int], late: Sequence[int] = ()) -> pl.DataFrame:
-    """Rows of key, second and id, as they cross; the ids in `late` are marked."""
+def rows(*found: tuple[str | None, float | None, int], late: Mapping[int, float] | None = None) -> pl.DataFrame:
+    """Rows of key, second and id, as they cross; `late`: by id, the watermark in seconds of those below it."""
     times = [None if second is None else round(second * SECOND_US) for _, second, _ in found]
     columns = {"k": [k for k, _, _ in found], "ts": times, "id": [n for _, _, n in found]}
-    marks = [n in late for _, _, n in found]
+    seconds = [(late or {}).get(n) for _, _, n in found]
+    watermarks = [None if second is None else round(second * SECOND_US) for second in seconds]
     return (
         pl.DataFrame(columns, schema={"k": pl.String, "ts": pl.Int64, "id": pl.Int64})
         .with_columns(pl.col("ts").cast(pl.Datetime("us", "UTC")))
-        .with_columns(pl.Series("__late", marks, dtype=pl.Boolean))
+        .with_columns(pl.Series(ROW_WATERMARK, watermarks, dtype=pl.Int64))
     )
 
 
-def epoch(second: float, *found: tuple[str | None, float | None, int], late: Sequence[int] = ()) -> Epoch:
+def epoch(
+    second: float, *found: tuple[str | None, float | None, int], late: Mapping[int, float] | None = None
+) -> Epoch:
     """An epoch with rows, after which the node's time has come to `second`."""
     runs = [rows(*found, late=late)] if found else []
     return Epoch(runs=runs, watermark_us=round(second * SECOND_US))

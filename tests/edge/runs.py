@@ -21,6 +21,7 @@ from fordstone.protocol.progress import Progress
 
 START = datetime(1969, 12, 31, 23, 59, 50, tzinfo=UTC)
 LATENESS_S = 3
+LONG_AGO_S = -(10**9)
 TICKS_MAX = 1000
 """About a minute: a run that takes longer has failed."""
 PART_ROWS = 30
@@ -32,21 +33,51 @@ def in_disorder(rng: Random, count: int, *, steps: Sequence[int] = (0, 0, 1)) ->
     now = 0
     for _ in range(count):
         now += rng.choice(steps)
-        yield now - rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2))
+        yield now - rng.choice((0, 0, 1, LATENESS_S, LATENESS_S + 2, LATENESS_S + 9))
 
 
-def in_time(partitions: list[list[AnyRow]]) -> tuple[list[AnyRow], int]:
-    """The rows that are in time, and how many are not."""
-    kept, late = [], 0
+def with_watermarks(partitions: Sequence[Sequence[AnyRow]]) -> list[tuple[AnyRow, int]]:
+    """Each row with the second that the watermark of its partition had come to when it came (rule 6)."""
+    found = []
     for rows in partitions:
-        newest: int | None = None
+        newest = LONG_AGO_S
         for row in rows:
-            if newest is not None and row[1] < newest - LATENESS_S:
-                late += 1
-            else:
-                kept.append(row)
-            newest = row[1] if newest is None else max(newest, row[1])
-    return kept, late
+            found.append((row, newest - LATENESS_S))
+            newest = max(newest, row[1])
+    return found
+
+
+def in_time(partitions: Sequence[Sequence[AnyRow]]) -> tuple[list[AnyRow], int]:
+    """The rows that are in time for steps that need order, and how many are not."""
+    judged = with_watermarks(partitions)
+    kept = [row for row, watermark in judged if row[1] >= watermark]
+    return kept, len(judged) - len(kept)
+
+
+def in_windows(
+    partitions: Sequence[Sequence[AnyRow]], size_s: int, start: datetime = START
+) -> tuple[list[AnyRow], int]:
+    """The rows whose tumbling window is open for them, and how many are late."""
+    at = round(start.timestamp())
+    judged = with_watermarks(partitions)
+    kept = [row for row, watermark in judged if (row[1] + at) // size_s * size_s + size_s > watermark + at]
+    return kept, len(judged) - len(kept)
+
+
+def in_sessions(partitions: Sequence[Sequence[AnyRow]], gap_s: int) -> tuple[list[list[AnyRow]], int]:
+    """The rows of each session of each key, in order of time, and how many are late."""
+    judged = with_watermarks(partitions)
+    open_rows = [(max(row[1], watermark), row) for row, watermark in judged if row[1] + gap_s > watermark]
+    found: list[list[AnyRow]] = []
+    for key in {row[0] for _, row in open_rows}:
+        session: list[AnyRow] = []
+        for turn, row in sorted((one for one in open_rows if one[1][0] == key), key=lambda one: one[0]):
+            if session and max(one[1] for one in session) + gap_s <= turn:
+                found.append(session)
+                session = []
+            session.append(row)
+        found.append(session)
+    return [sorted(session, key=lambda row: row[1:]) for session in found], len(judged) - len(open_rows)
 
 
 def run_in_parts(

@@ -36,6 +36,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.protocol.progress import Progress
@@ -52,18 +53,18 @@ STEP = p.Source(name="s", connector=ConnectorSpec("hub"), schema={}, time="ts", 
 # One partition.
 
 
-def chunk(frame: pl.DataFrame, watermark_us: int | None = None, late: list[bool] | None = None) -> Chunk:
+def chunk(frame: pl.DataFrame, watermark_us: int | None = None, late: list[int | None] | None = None) -> Chunk:
     return Chunk(
         frame=frame,
         position=Position(1),
         watermark_us=watermark_us,
-        late=None if late is None else pl.Series(late, dtype=pl.Boolean),
+        late=None if late is None else pl.Series(late, dtype=pl.Int64),
     )
 
 
 def test_what_is_declared_counts_after_the_rows_and_never_goes_back():
     partition = Partition(name="a")
-    old = rows(("x", 5.0, 1)).drop("__late")
+    old = rows(("x", 5.0, 1)).drop(ROW_WATERMARK)
     judged = partition.judged(STEP, chunk(old, watermark_us=9 * SECOND_US), old)
     assert (judged.in_time.height, judged.late, partition.max_time_us) == (1, None, 9 * SECOND_US)
     partition.judged(STEP, chunk(old.clear(), watermark_us=3 * SECOND_US), old.clear())
@@ -73,17 +74,18 @@ def test_what_is_declared_counts_after_the_rows_and_never_goes_back():
 
 def test_rows_are_late_if_marked_or_older_than_the_floor_and_never_by_their_neighbours():
     partition = Partition(name="a", floor_us=5 * SECOND_US, max_time_us=100 * SECOND_US)
-    frame = rows(("x", 4.0, 1), ("x", 900.0, 2), ("x", 5.0, 3), ("x", 6.0, 4)).drop("__late")
-    judged = partition.judged(STEP, chunk(frame, late=[False, False, False, True]), frame)
+    frame = rows(("x", 4.0, 1), ("x", 900.0, 2), ("x", 5.0, 3), ("x", 6.0, 4)).drop(ROW_WATERMARK)
+    judged = partition.judged(STEP, chunk(frame, late=[None, None, None, 8 * SECOND_US]), frame)
     assert judged.in_time["id"].to_list() == [2, 3]
     assert judged.late is not None
     assert judged.late["id"].to_list() == [1, 4]
+    assert judged.late[ROW_WATERMARK].to_list() == [5 * SECOND_US, 8 * SECOND_US]
     assert partition.max_time_us == 100 * SECOND_US, "rows move no declared time"
 
 
 def test_the_floor_is_compared_with_the_shifted_time():
     partition = Partition(name="a", floor_us=5 * SECOND_US)
-    frame = rows(("x", 5.0, 1), ("x", 6.0, 2)).drop("__late")
+    frame = rows(("x", 5.0, 1), ("x", 6.0, 2)).drop(ROW_WATERMARK)
     step = p.Source(name="s", connector=ConnectorSpec("hub"), schema={}, time="ts", declares_time=True, shift_us=-1)
     judged = partition.judged(step, chunk(frame), frame)
     assert judged.in_time["id"].to_list() == [2]
@@ -91,8 +93,8 @@ def test_the_floor_is_compared_with_the_shifted_time():
 
 def test_rows_without_a_sane_time_are_neither_late_nor_in_time_and_marks_stay_with_their_rows():
     partition = Partition(name="a", floor_us=2 * SECOND_US)
-    frame = rows(("x", None, 1), ("x", 1.0, 2), ("x", 3.0, 3), ("x", 4.0, 4)).drop("__late")
-    judged = partition.judged(STEP, chunk(frame, late=[True, False, False, True]), frame)
+    frame = rows(("x", None, 1), ("x", 1.0, 2), ("x", 3.0, 3), ("x", 4.0, 4)).drop(ROW_WATERMARK)
+    judged = partition.judged(STEP, chunk(frame, late=[7, None, None, 9 * SECOND_US]), frame)
     assert judged.untimed is not None
     assert judged.late is not None
     assert (judged.untimed["id"].to_list(), judged.late["id"].to_list()) == ([1], [2, 4])
@@ -102,8 +104,8 @@ def test_rows_without_a_sane_time_are_neither_late_nor_in_time_and_marks_stay_wi
 def test_without_a_time_column_only_marks_make_rows_late():
     step = p.Source(name="s", connector=ConnectorSpec("hub"), schema={}, declares_time=True)
     partition = Partition(name="a", floor_us=TIME_MAX_US)
-    frame = rows(("x", None, 1), ("x", 1.0, 2)).drop("__late")
-    judged = partition.judged(step, chunk(frame, watermark_us=7, late=[False, True]), frame)
+    frame = rows(("x", None, 1), ("x", 1.0, 2)).drop(ROW_WATERMARK)
+    judged = partition.judged(step, chunk(frame, watermark_us=7, late=[None, 9]), frame)
     assert (judged.in_time["id"].to_list(), partition.max_time_us) == ([1], 7)
 
 
@@ -241,7 +243,7 @@ def test_a_node_a_year_ahead_closes_no_more_than_an_hour_of_windows(hub: FakeHub
 def test_rows_that_were_late_at_the_edge_are_late_here(hub: FakeHub):
     out = Outputs()
     center = Center(hub, center_plan(out))
-    hub.add("a", epoch(5, ("x", 1.0, 1), ("x", 2.0, 2), late=[2]))
+    hub.add("a", epoch(5, ("x", 1.0, 1), ("x", 2.0, 2), late={2: 12.0}))
     hub.add("a", epoch(10, ("x", 9.0, 3)))
     center.run()
     assert out.found() == {("x", 0): [1, 3]}
@@ -406,14 +408,15 @@ def history(rng: Random) -> dict[str, list[Epoch]]:
     for node in ("a", "b", "c"):
         second, epochs = rng.randint(0, 5), []
         for _ in range(rng.randint(6, 14)):
-            given, late = [], []
+            given: list[tuple[str | None, float | None, int]] = []
+            late: dict[int, float] = {}
             for _ in range(rng.choice((0, 0, 1, 3, 8))):
                 number += 1
                 is_late = second > 3 and rng.random() < 0.2
                 at = rng.randint(0, second - 1) if is_late else second + rng.randint(0, 12)
                 given.append((rng.choice(("x", "y", None)), float(at), number))
                 if is_late:
-                    late.append(number)
+                    late[number] = second
             second += rng.choice((0, 1, 4, 15))
             epochs.append(epoch(second, *given, late=late))
         found[node] = epochs
@@ -457,10 +460,9 @@ def run_history(hub: FakeHub, nodes: dict[str, list[Epoch]], rng: Random, *, wil
 def test_folded_commits_other_batches_kills_and_epochs_computed_again_give_the_same(seed: int, hub: FakeHub):
     nodes = history(Random(seed))
     single = run_history(hub, nodes, Random(seed), wild=False)
-    marked = sorted(
-        n for epochs in nodes.values() for one in epochs for run in one.runs for n in run.filter("__late")["id"]
-    )
-    assert single[1] == marked
+    end = pl.col("ts").dt.truncate("10s").cast(pl.Int64) + 10 * SECOND_US
+    late = [run.filter(end <= pl.col(ROW_WATERMARK)) for epochs in nodes.values() for one in epochs for run in one.runs]
+    assert single[1] == sorted(n for run in late for n in run["id"])
     for number in range(2):
         assert run_history(hub, nodes, Random(100 * seed + number), wild=True) == single
 
@@ -474,7 +476,7 @@ def test_a_center_over_a_real_hub_goes_on_when_the_hub_comes_back_and_lets_it_re
     with ExitStack() as first:
         address = first.enter_context(running_hub(tmp_path / "hub"))
         nodes = {name: Node(HubClient(address), name) for name in ("a", "b", "ahead")}
-        nodes["a"].commit(epoch(5, ("x", 1.0, 1)), epoch(10), epoch(11, ("x", 10.5, 2), ("x", 3.0, 3), late=[3]))
+        nodes["a"].commit(epoch(5, ("x", 1.0, 1)), epoch(10), epoch(11, ("x", 10.5, 2), ("x", 3.0, 3), late={3: 10.0}))
         nodes["b"].commit(epoch(12, ("x", 2.0, 4)))
         nodes["ahead"].commit(epoch(now_s + 365 * 24 * HOUR_S, ("x", now_s + 2 * HOUR_S, 5)))
         plan = center_plan(out, place=address.at())

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pytest
 from tests.edge.crossing_runs import PIPELINE, epochs_at, ids_at, plan_over, rows, rows_at, run_plan, source_of
 from tests.hub.running import running_hub, serving
@@ -27,6 +29,7 @@ from fordstone.errors import CheckpointError, ConfigError, HubError, HubRefusedE
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.plan.plan import ToCenter
 from fordstone.protocol.progress import Progress
@@ -84,14 +87,15 @@ def test_every_row_of_a_bounded_run_is_at_the_hub_once_and_in_order(tmp_path: Pa
         assert report.progress.outbox_epochs == 0
         assert report.progress.sent_epoch == len(epochs)
         assert report.progress.rows_out == 100
-        assert not rows_at(hub).get_column("__late").any()
+        assert rows_at(hub).get_column(ROW_WATERMARK).null_count() == 100
 
 
-def test_late_rows_cross_and_are_marked(tmp_path: Path):
+def test_rows_below_their_watermark_cross_with_it(tmp_path: Path):
     source = MemorySource([[(1, "2026-01-01T00:00:10Z"), (2, "2026-01-01T00:00:05Z"), (3, "2026-01-01T00:00:11Z")]])
     with running_hub(tmp_path / "hub") as hub:
         run_plan(plan_over(memory(source)), hub, tmp_path / "state")
-        assert sorted(rows_at(hub).select("id", "__late").iter_rows()) == [(1, False), (2, True), (3, False)]
+        found = dict(rows_at(hub).select("id", pl.col(ROW_WATERMARK).cast(pl.Datetime("us", "UTC"))).iter_rows())
+        assert found == {1: None, 2: datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC), 3: None}
 
 
 def test_watermarks_at_the_hub_never_go_back_and_stand_after_their_rows(tmp_path: Path):

@@ -8,8 +8,8 @@ from random import Random
 
 import polars as pl
 import pytest
-from tests.edge.joining import SCHEMA, START, Input, Joined, judged, record, source
-from tests.edge.runs import same_rows
+from tests.edge.joining import SCHEMA, START, Input, Joined, record, source
+from tests.edge.runs import in_windows, same_rows
 from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline, tumbling
@@ -64,7 +64,7 @@ def test_windows_are_joined_and_windows_stand_after_that(tmp_path, parallelism):
     EdgeSide(pipeline.plan(), {}).run(parallelism=parallelism, batch_rows=4, rng=Random(parallelism))
 
     windows = [
-        Counter((k, second // 5) for rows in partitions for k, second, _ in judged(rows)[0])
+        Counter((k, second // 5) for k, second, _ in in_windows(partitions, 5, START)[0])
         for partitions in (given.left, given.right)
     ]
     wanted: dict[tuple[str | None, int], tuple[int, int]] = {}
@@ -95,7 +95,7 @@ def test_a_table_in_a_file_is_looked_up_and_windows_go_on_after_it(tmp_path):
     found.group_by("site").window(tumbling("1h")).agg(n="count(*)").sink("out", memory(out))
     EdgeSide(pipeline.plan(), {}).run(parallelism=2, batch_rows=7)
     sites = {"a": "north", "b": "south"}
-    wanted = Counter(sites.get(str(k)) for rows in given.left for k, _, _ in judged(rows)[0])
+    wanted = Counter(sites.get(str(k)) for k, _, _ in in_windows(given.left, 3600, START)[0])
     assert dict(out.rows().group_by("site").agg(pl.col("n").sum()).rows()) == wanted
 
 

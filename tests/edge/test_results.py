@@ -37,10 +37,10 @@ def record(given):
     return (k, START + timedelta(seconds=second), x, i)
 
 
-def in_time(partition):
+def in_open_windows(partition):
     newest, kept = None, []
     for one in partition:
-        if newest is None or one[1] >= newest - LATENESS_S:
+        if newest is None or one[1] // 10 * 10 + 10 > newest - LATENESS_S:
             kept.append(one)
         newest = one[1] if newest is None else max(newest, one[1])
     return kept
@@ -95,7 +95,7 @@ def test_windows_and_running_results_equal_one_query(tmp_path_factory, paralleli
     state = tmp_path_factory.mktemp("state")
     pipeline.run(state=state, bounded=True, parallelism=parallelism, batch_rows=batch_rows, interval="5ms")
 
-    kept = frame_of([one for partition in given_partitions for one in in_time(partition)])
+    kept = frame_of([one for partition in given_partitions for one in in_open_windows(partition)])
     start = pl.col("ts").dt.truncate("10s").alias("window_start")
     same(windows.rows(), oracle(kept, "k", start), ["k", "window_start"])
     everything = frame_of([one for partition in given_partitions for one in partition])
@@ -265,3 +265,23 @@ def test_loops_cannot_be_nested():
     stream = Pipeline("nested").source("rows", memory([[(1,)]]), schema={"n": "bigint"})
     with pytest.raises(PipelineError, match="cannot be nested"):
         stream.iterate(lambda outer: (outer.iterate(lambda inner: (inner, inner)), outer))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_row_out_of_order_counts_while_its_window_is_open(tmp_path, late):
+    """Without any lateness, every second row of ten a second out of order."""
+    out, missed = MemorySink(), MemorySink()
+    pipeline = Pipeline("disorder")
+    seconds = [at + (1 if at % 2 == 0 else -1) for at in range(10)]
+    rows = [record(("a", 30 + second, 1.0, 1)) for second in [*seconds, 3_600, 5]]
+    stream = pipeline.source("rows", memory([rows]), schema=SCHEMA, time="ts")
+    windows = stream.group_by("k").window(tumbling("1h")).agg(n="count(*)")
+    windows.sink("out", memory(out))
+    if late:
+        windows.late.sink("late", memory(missed))
+    report = pipeline.run(state=tmp_path, bounded=True, batch_rows=3)
+    assert out.rows().sort("window_start")["n"].to_list() == [10, 1]
+    assert report.progress.rows_late == 1
+    if late:
+        assert missed.rows().columns == list(SCHEMA)
+        assert missed.rows().height == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.edge.runs import LATENESS_S, START, in_disorder, in_time, run_in_parts, same_rows
+from tests.edge.runs import LATENESS_S, START, in_disorder, in_sessions, in_time, run_in_parts, same_rows
 
 from fordstone import Pipeline, by_count, session, tumbling
 from fordstone.connectors import stdout
@@ -57,45 +57,36 @@ def result(rows: list[Row], end: int) -> tuple[Any, ...]:
     return (rows[0][0], at(rows[0][1]), at(end), len(rows), sum(values), max(values))
 
 
-def sessions_of(rows: list[Row]) -> list[tuple[Any, ...]]:
-    parts: list[list[Row]] = []
-    for row in rows:
-        if parts and row[1] - parts[-1][-1][1] < GAP_S:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return [result(part, part[-1][1] + GAP_S) for part in parts]
+def sessions_of(partitions: list[list[Row]]) -> list[tuple[Any, ...]]:
+    return [result(rows, rows[-1][1] + GAP_S) for rows in in_sessions(partitions, GAP_S)[0]]
 
 
-def packs_of(rows: list[Row]) -> list[tuple[Any, ...]]:
-    packs = [rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY)]
-    return [result(pack, pack[-1][1]) for pack in packs]
+def packs_of(partitions: list[list[Row]]) -> list[tuple[Any, ...]]:
+    kept, _ = in_time(partitions)
+    found = []
+    for key in {row[0] for row in kept}:
+        rows = sorted((row for row in kept if row[0] == key), key=lambda row: row[1:])
+        packs = [rows[start : start + SIZE] for start in range(0, len(rows) - SIZE + 1, EVERY)]
+        found += [result(pack, pack[-1][1]) for pack in packs]
+    return found
 
 
-WINDOWS: dict[str, tuple[Window, Callable[[list[Row]], list[tuple[Any, ...]]]]] = {
+WINDOWS: dict[str, tuple[Window, Callable[[list[list[Row]]], list[tuple[Any, ...]]]]] = {
     "sessions": (session(f"{GAP_S}s"), sessions_of),
     "packs": (by_count(SIZE, every=EVERY), packs_of),
 }
 
 
-def expected(partitions: list[list[Row]], of_key: Any) -> pl.DataFrame:
-    kept, _ = in_time(partitions)
-    found = []
-    for key in {row[0] for row in kept}:
-        found += of_key(sorted((row for row in kept if row[0] == key), key=lambda row: row[1:]))
-    return pl.DataFrame(found, schema=COLUMNS, orient="row")
-
-
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_a_restart_with_other_subtasks_goes_on_with_what_was_open(tmp_path, kind):
-    window, of_key = WINDOWS[kind]
+    window, rows_of = WINDOWS[kind]
     partitions = [some_rows(seed, 90) for seed in (5, 6)]
     out, source = MemorySink(), MemorySource([[], []])
     pipeline = Pipeline("restarts")
     rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     rows.group_by("k").window(window).agg(**AGGREGATES).sink("out", memory(out))
     run_in_parts(pipeline, source, [[record(row) for row in given] for given in partitions], tmp_path)
-    same_rows(out.rows(), expected(partitions, of_key))
+    same_rows(out.rows(), pl.DataFrame(rows_of(partitions), schema=COLUMNS, orient="row"))
 
 
 def test_windows_may_follow_each_other(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 import polars as pl
-from tests.edge.runs import LATENESS_S, in_disorder, in_time
+from tests.edge.runs import LATENESS_S, in_disorder, with_watermarks
 
 from fordstone import Pipeline, Stream, sliding
 from fordstone.connectors import MemorySink, files, memory
@@ -69,25 +69,41 @@ class Slid:
             found.final().sink("final", memory(self.final))
 
     def expected(self, partitions: list[list[Row]]) -> pl.DataFrame:
-        """What DuckDB finds in each window."""
-        given = pl.DataFrame(
-            [
-                (row[0], int((START - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) + row[1], *row[2:])
-                for row in in_time(partitions)[0]
-            ],
-            schema={"k": pl.String, "t": pl.Int64, "x": pl.Float64, "i": pl.Int64},
-            orient="row",
-        )
+        """What DuckDB finds in each window, of rows that it is open for."""
+        given = self._given(partitions)
         columns = ", ".join(f"{sql} AS {name}" for name, sql in self.aggregates.items())
         with duckdb.connect(config={"threads": 1}) as base:
             base.register("given", given.to_arrow())
             found: pl.DataFrame = base.sql(
                 f"WITH starts AS (SELECT {self.offset_s} + {self.every_s} * n AS s FROM range(-200, 1000) AS r(n)) "
                 f"SELECT k, s AS window_start, s + {self.size_s} AS window_end, {columns} "
-                f"FROM given JOIN starts ON t >= s AND t < s + {self.size_s} GROUP BY ALL"
+                f"FROM given JOIN starts ON t >= s AND t < s + {self.size_s} AND s + {self.size_s} > w GROUP BY ALL"
             ).pl()
         times = (pl.col("window_start", "window_end") * 1_000_000).cast(pl.Datetime("us", "UTC"))
         return found.with_columns(times, pl.col("n", "total").cast(pl.Int64))
+
+    def rows_late(self, partitions: list[list[Row]]) -> int:
+        """How many rows lie in windows, all of which are closed for them."""
+        late = 0
+        for t, w in self._given(partitions).select("t", "w").iter_rows():
+            ends = [
+                start + self.size_s
+                for start in range(t - self.size_s + 1, t + 1)
+                if (start - self.offset_s) % self.every_s == 0
+            ]
+            late += bool(ends) and max(ends) <= w
+        return late
+
+    def _given(self, partitions: list[list[Row]]) -> pl.DataFrame:
+        moved_s = int(START.timestamp())
+        return pl.DataFrame(
+            [
+                (row[0], moved_s + row[1], moved_s + watermark, *row[2:])
+                for row, watermark in with_watermarks(partitions)
+            ],
+            schema={"k": pl.String, "t": pl.Int64, "w": pl.Int64, "x": pl.Float64, "i": pl.Int64},
+            orient="row",
+        )
 
 
 def source(pipeline: Pipeline, root: Path) -> Stream:

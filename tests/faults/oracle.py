@@ -104,6 +104,9 @@ class Expected:
     per_key: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     windows: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     late: Counter[Row] = field(default_factory=Counter)
+    """Rows whose window is closed for them."""
+    below: Counter[Row] = field(default_factory=Counter)
+    """Rows below their watermark, which are late for steps that need order."""
 
 
 def expect(written: Mapping[str, Sequence[Row]], *, window_s: int = WINDOW_S) -> Expected:
@@ -113,17 +116,19 @@ def expect(written: Mapping[str, Sequence[Row]], *, window_s: int = WINDOW_S) ->
         newest: int | None = None
         for row in part:
             id_, k, second, n = row
-            is_late = newest is not None and second < newest - LATENESS_S
+            watermark = None if newest is None else newest - LATENESS_S
             newest = second if newest is None else max(newest, second)
             if id_ % EVERY == FILTERED:
                 continue
             found.kept[row] += 1
             count, total, top = found.per_key.get(k, (0, 0, n))
             found.per_key[k] = (count + 1, total + id_, max(top, n))
-            if is_late:
+            if watermark is not None and second < watermark:
+                found.below[row] += 1
+            window = (k, second // window_s * window_s)
+            if watermark is not None and window[1] + window_s <= watermark:
                 found.late[row] += 1
                 continue
-            window = (k, second // window_s * window_s)
             count, total = found.windows.get(window, (0, 0))
             found.windows[window] = (count + 1, total + id_)
     return found

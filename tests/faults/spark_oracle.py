@@ -14,7 +14,7 @@ from tests.faults.spark_job import ALPHA
 def smoothed(written: Mapping[str, Sequence[Row]]) -> dict[int, tuple[Row, float]]:
     """By id: each row that was not late, with the mean of its key up to it in order of time."""
     wanted = expect(written)
-    in_time = sorted((wanted.kept - wanted.late).elements(), key=lambda row: (row[2], row[3], row[0]))
+    in_time = sorted((wanted.kept - wanted.below).elements(), key=lambda row: (row[2], row[3], row[0]))
     means: dict[int, float] = {}
     found = {}
     for row in in_time:

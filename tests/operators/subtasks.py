@@ -24,7 +24,7 @@ from fordstone.lang.aggregates import parse_aggregate
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.fragment import Fragments
-from fordstone.operators.base import LATE, MAIN, Emits, Moment, Operator
+from fordstone.operators.base import LATE, MAIN, ROW_WATERMARK, Emits, Moment, Operator
 from fordstone.plan.stream_type import EventTime
 from fordstone.state.base import Piece
 from fordstone.state.key_group import split_by_owner
@@ -84,12 +84,24 @@ def fragments_of(
 # What is done to the operators.
 
 
+def below(frame: pl.DataFrame, watermarks: Sequence[int] | int = TIME_MAX_US) -> pl.DataFrame:
+    """Rows as the source sends those below their watermark; by default one that every window is closed at."""
+    given = [watermarks] * frame.height if isinstance(watermarks, int) else watermarks
+    return frame.with_columns(pl.Series(ROW_WATERMARK, given, dtype=pl.Int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows come; `late`: the source judged them so."""
+    """Rows come; `late`: they are below the watermark of their partition, which had come so far beyond the time of each."""
 
     rows: list[Row]
     late: bool = False
+    beyond_us: int = 1
+
+    def watermarks(self, reached_us: int, time_at: int = 1) -> list[int]:
+        """The watermark that each row is judged by; `reached_us`: the operator's."""
+        times = [row[time_at] for row in self.rows]
+        return [reached_us if at is None or not self.late else max(at + self.beyond_us, reached_us) for at in times]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,7 @@ def events_of(
 ) -> st.SearchStrategy[list[Event]]:
     """Anything that may happen. `steps`: by how much the watermark may grow."""
     one: st.SearchStrategy[Event] = st.one_of(
-        st.builds(Batch, batches, st.sampled_from([False, False, False, True])),
+        st.builds(Batch, batches, st.sampled_from([False, False, True]), st.sampled_from([1, 2, 5, 15, 10**15])),
         st.builds(Watermark, st.sampled_from(list(steps))),
         st.just(Barrier()),
         st.builds(Restore, st.integers(1, 4)),
@@ -132,6 +144,8 @@ class Happened:
     """The rows of all batches: those that were in time, and those that were not."""
 
     taken: list[Row] = field(default_factory=list)
+    watermarks: list[int] = field(default_factory=list)
+    """What each of those that were taken was judged by."""
     late: list[Row] = field(default_factory=list)
 
 
@@ -144,6 +158,8 @@ class Subtasks:
     """A frame of rows, with times in microseconds in the column `time_at`."""
     keys: Sequence[str] = ("k",)
     time_at: int = 1
+    open_us: int = 0
+    """How long after its time there is something open for a row."""
     parallelism: int = 1
     watermark_us: int = TIME_MIN_US
     shelf: Shelf = field(default_factory=Shelf)
@@ -164,16 +180,20 @@ class Subtasks:
         return self.ports.get(LATE, [])
 
     def live_through(self, events: Sequence[Event]) -> Happened:
-        """Let all of it happen. Times of rows below the watermark, and rows without, are late."""
+        """Let all of it happen. Rows without a time, and those for which nothing is open at their watermark, are late."""
         happened = Happened()
         for event in events:
             match event:
                 case Batch(rows=rows, late=judged):
-                    for row in rows:
+                    watermarks = event.watermarks(self.watermark_us, self.time_at)
+                    for row, watermark_us in zip(rows, watermarks, strict=True):
                         time = row[self.time_at]
-                        is_late = judged or time is None or time < self.watermark_us
-                        (happened.late if is_late else happened.taken).append(row)
-                    self.batch(rows, late=judged)
+                        if time is None or time + max(self.open_us, 1) <= watermark_us:
+                            happened.late.append(row)
+                        else:
+                            happened.taken.append(row)
+                            happened.watermarks.append(watermark_us)
+                    self.batch(rows, late=judged, watermarks=watermarks)
                 case Watermark(by=by):
                     self.watermark(max(self.watermark_us, -8) + by)
                 case Barrier():
@@ -208,9 +228,13 @@ class Subtasks:
         assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
         assert [row[-1] for row in found] == pytest.approx([row[-1] for row in wanted])
 
-    def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
+    def batch(self, rows: Sequence[Row], *, late: bool = False, watermarks: Sequence[int] = ()) -> None:
         """Give each operator its share of the rows."""
-        parts = split_by_owner(self.frame(rows), list(self.keys), self.parallelism)
+        self.frames(below(self.frame(rows), watermarks) if late else self.frame(rows), late=late)
+
+    def frames(self, frame: pl.DataFrame, *, late: bool) -> None:
+        """Give each operator its share of a frame."""
+        parts = split_by_owner(frame, list(self.keys), self.parallelism)
         for operator, part in zip(self.operators, parts, strict=True):
             if part.height:
                 self._take(operator.on_batch(part, late=late))

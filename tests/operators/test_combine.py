@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import Any, ClassVar
@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.operators.subtasks import Row, Subtasks, frozen, restored
+from tests.operators.subtasks import Row, Subtasks, below, frozen, restored
 from tests.operators.window_rows import (
     ANY,
     EXACT,
     SCHEMA,
-    expected,
     frame,
+    results_of,
     rows_of_any_kind,
     shown,
     windows,
@@ -35,11 +35,22 @@ from tests.operators.window_rows import (
 from fordstone import Aggregator, Pipeline
 from fordstone.connectors.memory import memory
 from fordstone.errors import PipelineError
-from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.aggregate.running import OPEN_RATIO, OPEN_ROWS_MIN, EpochCombine
-from fordstone.operators.base import FINAL, LATE, MAIN, OP, Emits, Functions, Moment, Operator, OperatorContext
+from fordstone.operators.base import (
+    FINAL,
+    LATE,
+    MAIN,
+    OP,
+    ROW_WATERMARK,
+    Emits,
+    Functions,
+    Moment,
+    Operator,
+    OperatorContext,
+)
 from fordstone.operators.registry import has_feeder, make_feeder, make_operator
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Sliding, Tumbling
@@ -114,6 +125,10 @@ class Fleet:
     clock_us: int = 0
     writes: bool = True
     """State is written at barriers of the center."""
+    beyond_us: Sequence[int] = ()
+    """How far the watermarks of rows below them may be beyond the time of each; none: all rows are in time."""
+    judged: list[tuple[Row, int]] = field(default_factory=list)
+    """Each row, and the watermark that it was judged by."""
 
     def __post_init__(self) -> None:
         tiers = split(self.pipeline.plan())
@@ -138,23 +153,26 @@ class Fleet:
         assert feeder is not None
         return feeder, make_operator(combine, self.edge)
 
-    def batch(self, node: int, rows: Sequence[Row], *, late: bool = False) -> None:
+    def batch(self, node: int, rows: Sequence[Row], *, watermarks: Sequence[int] | None = None) -> None:
         feeder, operator = self.nodes[node]
-        for emit in feeder.on_batch(frame(rows), late=late):
+        given = frame(rows) if watermarks is None else below(frame(rows), watermarks)
+        for emit in feeder.on_batch(given, late=watermarks is not None):
             if emit.port == LATE:
                 self.late += emit.frame.height
             else:
-                assert operator.on_batch(emit.frame, late=False) == []
+                assert operator.on_batch(emit.frame, late=emit.late) == []
 
     def barrier(self, node: int) -> None:
         """An epoch of a node ends, and crosses."""
         _, operator = self.nodes[node]
         for emit in operator.on_barrier(self._moment()):
             assert emit.port == MAIN
-            assert emit.frame.schema == self.crossing
-            assert emit.frame.height == emit.frame.select(set(emit.frame.columns) & {"k", "__all", "__end"}).n_unique()
+            hidden = {ROW_WATERMARK: pl.Int64()} if emit.late else {}
+            assert emit.frame.schema == self.crossing | hidden
+            named = {"k", "__all", "__end", ROW_WATERMARK}
+            assert emit.frame.height == emit.frame.select(set(emit.frame.columns) & named).n_unique()
             self.crossed += emit.frame.height
-            self.subtasks.batch(emit.frame)  # type: ignore[arg-type]  # as above
+            self.subtasks.frames(emit.frame, late=emit.late)
         assert operator.states() == {}
         assert operator.on_barrier(self._moment()) == []
 
@@ -175,7 +193,11 @@ class Fleet:
         while any(left):
             node = self.rng.choice([at for at, rows in enumerate(left) if rows])
             count = self.rng.randint(1, len(left[node]))
-            self.batch(node, left[node][:count])
+            some = left[node][:count]
+            late = self.beyond_us and all(row[1] is not None for row in some) and self.rng.random() < 0.5
+            watermarks = [row[1] + self.rng.choice(self.beyond_us) if late else TIME_MIN_US for row in some]
+            self.batch(node, some, watermarks=watermarks if late else None)
+            self.judged += zip(some, watermarks, strict=True)
             del left[node][:count]
             for other in range(NODES):
                 if self.rng.random() < 0.4:
@@ -239,18 +261,26 @@ def _near(value: Any) -> Any:
 )
 def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, aggregates, seed):
     rng = Random(seed)
-    fleet = Fleet(pipeline_of(window, aggregates, cut=True, early_us=early_us), rng)
+    fleet = Fleet(pipeline_of(window, aggregates, cut=True, early_us=early_us), rng, beyond_us=(1, 3, 12))
     fleet.live(deal(rows, rng))
     fleet.subtasks.watermark(TIME_MAX_US)
-    timed = [row for row in rows if row[1] is not None]
+    held: dict[tuple[Any, int], list[Row]] = {}
+    late = 0
+    for row, watermark_us in fleet.judged:
+        ends = [] if row[1] is None else windows_of(row[1], window)
+        for end in ends:
+            if end > watermark_us:
+                held.setdefault((row[0], end), []).append(row)
+        late += row[1] is None or (bool(ends) and ends[-1] <= watermark_us)
     names = list(aggregates)
+    wanted = results_of(held, window, names, TIME_MAX_US)
     # Above the cut windows always have early results: the last word on each is on its own port.
-    assert shown(fleet.subtasks.ports.get(FINAL, []), names) == expected(timed, window, names, TIME_MAX_US)
-    assert fleet.late == len(rows) - len(timed)
+    assert shown(fleet.subtasks.ports.get(FINAL, []), names) == wanted
+    assert fleet.late == late
     assert not fleet.subtasks.ports.get(LATE)
-    if timed and fleet.subtasks.out:
+    if held and fleet.subtasks.out:
         last = latest(fleet.subtasks.out, ("k", "window_start", "window_end"))
-        assert shown([last], names) == expected(timed, window, names, TIME_MAX_US)
+        assert shown([last], names) == wanted
 
 
 @examples(30)
@@ -344,7 +374,7 @@ class Combined:
         out = [emit for emit in fed if emit.port == LATE]
         for emit in fed:
             if emit.port != LATE:
-                out += self.operator.on_batch(emit.frame, late=False)
+                out += self.operator.on_batch(emit.frame, late=emit.late)
         return out
 
     def on_barrier(self) -> Emits:
@@ -354,13 +384,19 @@ class Combined:
 def test_late_rows_leave_windows_as_they_came_and_count_where_there_are_none():
     rows = [("a", 5, 1.0, 1, None), ("a", None, 2.0, 2, None)]
     windowed = Combined(Tumbling(10), {"n": "count(*)"})
-    assert [(emit.port, emit.frame.height) for emit in windowed.on_batch(frame(rows), late=True)] == [(LATE, 2)]
-    assert [(emit.port, emit.frame.height) for emit in windowed.on_batch(frame(rows), late=False)] == [(LATE, 1)]
+    for watermark_us in (10, TIME_MAX_US):
+        timeless, late = windowed.on_batch(below(frame(rows), watermark_us), late=True)
+        assert [(emit.port, emit.frame.rows()) for emit in (timeless, late)] == [
+            (LATE, frame(rows[1:]).rows()),
+            (LATE, frame(rows[:1]).rows()),
+        ]
+    for rows_given, is_late in ((frame(rows), False), (below(frame(rows), 9), True)):
+        assert [(emit.port, emit.frame.height) for emit in windowed.on_batch(rows_given, late=is_late)] == [(LATE, 1)]
     (emit,) = windowed.on_barrier()
-    assert emit.frame.rows() == [("a", 10, 1)]
+    assert emit.frame.rows() == [("a", 10, 2)]
 
     running = Combined(None, {"n": "count(*)"})
-    running.on_batch(frame(rows[:1]), late=True)
+    running.on_batch(below(frame(rows[:1])), late=True)
     (emit,) = running.on_barrier()
     assert emit.frame.rows() == [("a", 1)]
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.connectors.control_hub import edge_plan
 from tests.examples import examples
-from tests.operators.subtasks import Barrier, Batch, Restore, Row, Subtasks, bits, events_of, shown
+from tests.operators.subtasks import Barrier, Batch, Restore, Row, Subtasks, below, bits, events_of, shown
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
-from fordstone.operators.base import DELETE, OP, ROW_ID, UPSERT, Moment, Operator, OperatorContext
+from fordstone.operators.base import DELETE, OP, ROW_ID, ROW_WATERMARK, UPSERT, Moment, Operator, OperatorContext
 from fordstone.operators.join.lookup import VERSION
 from fordstone.operators.registry import make_feeder, make_operator
 from fordstone.planner.check import stream_types
@@ -53,7 +53,7 @@ class Sides(Subtasks):
 
     setting: OperatorContext
 
-    def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
+    def batch(self, rows: Sequence[Row], *, late: bool = False, watermarks: Sequence[int] = ()) -> None:
         for side in (ROWS, CONTROL):
             mine = [row for row in rows if row[0] == side]
             if not mine:
@@ -154,8 +154,9 @@ def test_ids_and_lateness_pass_through(how):
     assert operator.on_batch(fed(setting, CONTROL, control), late=False) == []
     operator.on_barrier(BARRIER)
     rows = pl.DataFrame({"k": ["b", "a"], "x": [1, 2], ROW_ID: ["rows:0:1", "rows:0:2"]})
-    (emit,) = operator.on_batch(fed(setting, ROWS, rows, late=True), late=True)
+    (emit,) = operator.on_batch(fed(setting, ROWS, below(rows, [5, 6]), late=True), late=True)
     assert emit.late
+    assert emit.frame.get_column(ROW_WATERMARK).to_list() == ([5, 6] if how == "left" else [6])
     found = dict(zip(emit.frame.get_column(ROW_ID).to_list(), emit.frame.get_column("v").to_list(), strict=True))
     assert found == ({"rows:0:1": None, "rows:0:2": 7.0} if how == "left" else {"rows:0:2": 7.0})
 

@@ -17,6 +17,7 @@ from tests.examples import examples
 from tests.operators.subtasks import (
     Row,
     Subtasks,
+    below,
     bits,
     events_of,
     fragments_of,
@@ -194,7 +195,7 @@ def test_rows_without_a_time_rows_that_time_has_passed_and_late_rows_leave_as_th
     operator.on_watermark(10)
     (emit,) = operator.on_batch(frame([plain("a", None), plain("b", 9), plain("c", 10)]), late=False)
     assert (emit.port, emit.frame["k"].to_list(), emit.frame.columns) == (LATE, ["a", "b"], list(SCHEMA))
-    (emit,) = operator.on_batch(frame([plain("d", 50)]), late=True)
+    (emit,) = operator.on_batch(below(frame([plain("d", 50)])), late=True)
     assert (emit.port, emit.frame["k"].to_list()) == (LATE, ["d"])
     assert [row[0] for row in full(operator)] == ["c"]
 

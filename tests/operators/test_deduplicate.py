@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
+from tests.operators.subtasks import Row, Subtasks, below, bits, events_of, frame_of, rank, restored
 
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
@@ -157,7 +157,7 @@ def test_late_rows_leave_as_they_came_and_open_nothing():
     operator.on_watermark(10)
     (emit,) = operator.on_batch(frame([row("a", None), row("b", 9), row("c", 10)]), late=False)
     assert (emit.port, emit.frame["k"].to_list(), emit.frame.columns) == (LATE, ["a", "b"], list(SCHEMA))
-    (emit,) = operator.on_batch(frame([row("d", 50)]), late=True)
+    (emit,) = operator.on_batch(below(frame([row("d", 50)])), late=True)
     assert (emit.port, emit.frame["k"].to_list()) == (LATE, ["d"])
     operator.on_batch(frame([row("b", 10)]), late=False)
     assert sorted(released(operator)) == [("b", 10, None), ("c", 10, None)]

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
+from tests.operators.subtasks import Row, Subtasks, below, bits, events_of, frame_of, rank, restored
 
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.expression import parse_double
@@ -167,7 +167,7 @@ def test_rows_without_a_time_rows_that_time_has_passed_and_late_rows_leave_as_th
     operator.on_watermark(10)
     (emit,) = operator.on_batch(frame([plain("a", None, 1.0), plain("b", 9, 2.0), plain("c", 10, 3.0)]), late=False)
     assert (emit.port, emit.frame["k"].to_list(), emit.frame.columns) == (LATE, ["a", "b"], list(SCHEMA))
-    (emit,) = operator.on_batch(frame([plain("d", 50, 1.0)]), late=True)
+    (emit,) = operator.on_batch(below(frame([plain("d", 50, 1.0)])), late=True)
     assert (emit.port, emit.frame["k"].to_list()) == (LATE, ["d"])
     assert released(operator)["k"].to_list() == ["c"]
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, rank, restored, shown
+from tests.operators.subtasks import Row, Subtasks, below, bits, events_of, rank, restored, shown
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
@@ -95,7 +95,7 @@ class Sides(Subtasks):
     received_us: int = TIME_MIN_US
     """The last watermark, which later steps have received."""
 
-    def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
+    def batch(self, rows: Sequence[Row], *, late: bool = False, watermarks: Sequence[int] = ()) -> None:
         for side in (LEFT_SIDE, RIGHT_SIDE):
             mine = [row for row in rows if row[3] == side]
             if not mine:
@@ -103,7 +103,7 @@ class Sides(Subtasks):
             parts = split_by_owner(self.case.carried(side, mine), ["__k0"], self.parallelism)
             for operator, part in zip(self.operators, parts, strict=True):
                 if part.height:
-                    self._take(operator.on_batch(part, late=late))
+                    self._take(operator.on_batch(below(part) if late else part, late=late))
 
     def watermark(self, us: int) -> None:
         super().watermark(us)
@@ -295,11 +295,12 @@ def test_late_rows_leave_with_nothing_on_the_other_side_and_ids_are_left_behind(
     feeder = make_feeder(case.step, 0, case.setting)
     assert feeder is not None
     with_ids = case.frame(0, [(4, 11, 5)]).with_columns(pl.lit("id").alias(ROW_ID))
-    (fed,) = feeder.on_batch(with_ids, late=True)
+    (fed,) = feeder.on_batch(below(with_ids, 14), late=True)
     assert fed.late
     (emit,) = operator.on_batch(fed.frame, late=True)
-    assert emit.port == LATE
+    assert (emit.port, emit.late_by_us) == (LATE, 3)
     assert emit.frame.columns == ["k", "ts", "v", "ts_right", "v_right"]
+    (fed,) = feeder.on_batch(with_ids, late=False)
     assert emitted(operator.on_batch(fed.frame, late=False)) == [(4, 11, 5, 10, 3)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.operators.subtasks import Batch, Row, Subtasks, bits, events_of, rank, shown
+from tests.operators.subtasks import Batch, Row, Subtasks, below, bits, events_of, rank, shown
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
@@ -134,7 +134,7 @@ class Sides(Subtasks):
 
     setting: OperatorContext
 
-    def batch(self, rows: Sequence[Row], *, late: bool = False) -> None:
+    def batch(self, rows: Sequence[Row], *, late: bool = False, watermarks: Sequence[int] = ()) -> None:
         step = self.setting.plan.step("join_latest")
         for side in (ROWS, CONTROL):
             mine = [row for row in rows if row[0] == side]
@@ -230,10 +230,10 @@ def test_rows_that_do_not_wait_stay_late_and_pass_at_once():
     operator, feeder = make_operator(step, setting), make_feeder(step, ROWS, setting)
     assert isinstance(operator, LookupLatest)
     assert feeder is not None
-    (fed,) = feeder.on_batch(pl.DataFrame({"k": ["a"], "x": [1]}), late=True)
+    (fed,) = feeder.on_batch(below(pl.DataFrame({"k": ["a"], "x": [1]}), 7), late=True)
     (emit,) = operator.on_batch(fed.frame, late=fed.late)
     assert emit.late
-    assert emit.frame.rows() == [("a", 1, None, None, None)]
+    assert emit.frame.rows() == [("a", 1, None, None, None, 7)]
     assert operator.on_barrier(BARRIER) == []
 
 

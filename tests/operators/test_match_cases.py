@@ -10,7 +10,7 @@ from decimal import Decimal
 import polars as pl
 import pytest
 from tests.operators.pattern_rows import SCHEMA, STREAM, frame, matches, of, run, step_of, timeouts, word
-from tests.operators.subtasks import EPOCH, Subtasks, restored
+from tests.operators.subtasks import EPOCH, Subtasks, below, restored
 
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.lang.duration import TIME_MAX_US
@@ -93,7 +93,7 @@ def test_late_rows_and_rows_without_a_time_leave_as_they_came():
     operator.on_watermark(10)
     (emit,) = operator.on_batch(frame([("k", None, "a", 1.0), ("k", 9, "z", 2.0), ("k", 10, "a", 3.0)]), late=False)
     assert (emit.port, emit.frame["x"].to_list(), emit.frame.columns) == (LATE, [1.0, 2.0], list(SCHEMA))
-    (emit,) = operator.on_batch(frame([("k", 11, "b", 1.0)]), late=True)
+    (emit,) = operator.on_batch(below(frame([("k", 11, "b", 1.0)])), late=True)
     assert (emit.port, emit.frame.height) == (LATE, 1)
 
 

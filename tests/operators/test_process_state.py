@@ -22,6 +22,7 @@ from tests.operators.process_model import (
     texts,
     us,
 )
+from tests.operators.subtasks import below
 
 from fordstone import KeyedFunction, ListState, MapState, ValueState
 from fordstone.errors import SchemaError, TaskError
@@ -58,7 +59,7 @@ def test_without_event_time_rows_are_taken_as_they_come_and_a_ttl_goes_by_the_cl
     ]
     barrier(operator, 100)
     operator = again(operator, Counting, TIME_MAX_US, **options)
-    assert rows_out(operator.on_batch(frame([("a", 9, "q", 4)]), late=True)) == [("a", 3, [1, 3, 4], ["p", "q"])]
+    assert rows_out(operator.on_batch(below(frame([("a", 9, "q", 4)])), late=True)) == [("a", 3, [1, 3, 4], ["p", "q"])]
     barrier(operator, 105)
     operator = again(operator, Counting, TIME_MAX_US, **options)
     barrier(operator, 109)
@@ -104,7 +105,7 @@ def test_unordered_rows_with_time_come_at_once_and_late_ones_leave():
     assert [row[2] for row in rows_out(operator.on_watermark(4))] == ["1", "1"]
     (late, main) = operator.on_batch(frame([("a", 3, "", 0), ("a", None, "", 0), ("a", 6, "", 0)]), late=False)
     assert (late.port, late.frame.height, main.frame.height) == (LATE, 2, 1)
-    (late,) = operator.on_batch(frame([("a", 9, "", 0)]), late=True)
+    (late,) = operator.on_batch(below(frame([("a", 9, "", 0)])), late=True)
     assert late.port == LATE
     # A time that has passed is as soon as possible: what it gives must not be late for the next step.
     assert [row[2] for row in rows_out(operator.on_watermark(9))] == ["4"]

@@ -18,6 +18,7 @@ from tests.operators.subtasks import (
     Restore,
     Row,
     Subtasks,
+    below,
     bits,
     events_of,
     fragments_of,
@@ -90,22 +91,23 @@ def result(key: Any, rows: list[Row], gap_us: int) -> Row:
     return (key, min(times), max(times) + gap_us, len(rows), len(whole), total, least(reals), greatest(reals))
 
 
-def expected(rows: Sequence[Row], *, until_us: int = TIME_MAX_US, gap_us: int = GAP) -> Counter[Any]:
-    """The sessions that end at or before a time."""
+def expected(rows: Sequence[Row], watermarks: Sequence[int]) -> Counter[Any]:
+    """The sessions of rows, each judged by its watermark: a session is closed for a row when it ends at or before that."""
     found: list[Row] = []
+    turns = [(max(row[1], watermark_us), row) for row, watermark_us in zip(rows, watermarks, strict=True)]
     for key in {row[0] for row in rows}:
         together: list[Row] = []
-        for row in sorted((row for row in rows if row[0] == key), key=lambda row: row[1]):
-            if together and row[1] - together[-1][1] >= gap_us:
-                found.append(result(key, together, gap_us))
+        for turn_us, row in sorted(((at, row) for at, row in turns if row[0] == key), key=lambda one: one[0]):
+            if together and max(one[1] for one in together) + GAP <= turn_us:
+                found.append(result(key, together, GAP))
                 together = []
             together.append(row)
-        found.append(result(key, together, gap_us))
-    return Counter(tuple(map(bits, row)) for row in found if row[2] <= until_us)
+        found.append(result(key, together, GAP))
+    return Counter(tuple(map(bits, row)) for row in found)
 
 
 def subtasks() -> Subtasks:
-    return Subtasks(make=sessions, frame=frame)
+    return Subtasks(make=sessions, frame=frame, open_us=GAP)
 
 
 @examples(60)
@@ -114,10 +116,8 @@ def test_every_session_comes_out_once_when_it_is_over(happens):
     tasks = subtasks()
     happened = tasks.live_through(happens)
     assert shown(tasks.late) == Counter(tuple(map(bits, row)) for row in happened.late)
-    so_far = [row for row in happened.taken if row[1] < tasks.watermark_us]
-    whole = expected(happened.taken)
+    whole = expected(happened.taken, happened.watermarks)
     assert shown(tasks.out) == Counter({row: n for row, n in whole.items() if row[2] <= tasks.watermark_us})
-    assert shown(tasks.out) <= expected(so_far)
     tasks.watermark(TIME_MAX_US)
     assert shown(tasks.out) == whole
 
@@ -232,22 +232,33 @@ def test_a_key_may_have_a_new_session_when_its_old_one_closes():
 def test_rows_without_a_time_rows_that_time_has_passed_and_late_rows_leave_as_they_came():
     operator = sessions()
     operator.on_watermark(10)
-    (emit,) = operator.on_batch(frame([plain("a", None), plain("b", 9), plain("c", 10)]), late=False)
+    (emit,) = operator.on_batch(frame([plain("a", None), plain("b", 7), plain("c", 10)]), late=False)
     assert (emit.port, emit.frame["k"].to_list(), emit.frame.columns) == (LATE, ["a", "b"], list(SCHEMA))
-    (emit,) = operator.on_batch(frame([plain("d", 50)]), late=True)
-    assert (emit.port, emit.frame["k"].to_list()) == (LATE, ["d"])
+    (emit,) = operator.on_batch(below(frame([plain("d", 50), plain("d", 51)]), 60), late=True)
+    assert (emit.port, emit.frame["k"].to_list(), emit.frame.columns) == (LATE, ["d", "d"], list(SCHEMA))
+    assert emit.late_by_us == 60 - 53 + 1
     (emit,) = operator.on_batch(frame([plain("e", 1)]), late=False)
     assert (emit.port, emit.frame["k"].to_list()) == (LATE, ["e"])
     assert [row[0] for row in closed(operator)] == ["c"]
 
 
-def test_a_row_that_idleness_overtook_does_not_lengthen_an_open_session():
+def test_a_row_that_idleness_overtook_counts_while_a_session_with_it_would_be_open():
     operator = sessions(n="count(*)")
     operator.on_batch(frame([plain("a", 4)]), late=False)
     assert closed(operator, 6) == []
-    (emit,) = operator.on_batch(frame([plain("a", 5), plain("a", 6)]), late=False)
+    (emit,) = operator.on_batch(frame([plain("a", 3), plain("a", 5), plain("a", 6)]), late=False)
     assert (emit.port, emit.frame.height) == (LATE, 1)
-    assert closed(operator) == [("a", 4, 9, 2)]
+    assert closed(operator) == [("a", 4, 9, 3)]
+
+
+def test_a_row_below_its_watermark_belongs_to_the_session_that_is_open_for_it_however_slow_the_other_partitions_are():
+    for order in (1, -1):
+        operator = sessions(n="count(*)")
+        operator.on_batch(frame([plain("a", 10)]), late=False)
+        for at, watermark_us in ((9, 11), (11, 13), (8, 10))[::order]:
+            assert operator.on_batch(below(frame([plain("a", at)]), watermark_us), late=True) == []
+        # At 13 the session of 8, 9 and 10 is closed for the row of 11, which opens one of its own.
+        assert closed(operator) == [("a", 8, 13, 3), ("a", 11, 14, 1)]
 
 
 def test_without_a_key_all_rows_are_in_one_session_after_the_other():

@@ -19,13 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.operators.subtasks import Row, bits, restored
+from tests.operators.subtasks import Row, below, bits, restored
 from tests.operators.window_rows import (
     ANY,
     EXACT,
     Windows,
     by_window,
-    expected,
     frame,
     happens,
     planned,
@@ -38,7 +37,8 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.aggregate.partial import END
 from fordstone.operators.base import FINAL, LATE, MAIN, OP, UPSERT, Moment, Operator
 from fordstone.operators.registry import make_feeder, make_operator
-from fordstone.operators.window.sliding import PaneGrid, PaneStore, SlidingAggregate
+from fordstone.operators.window.panes import PaneGrid
+from fordstone.operators.window.sliding import PaneStore, SlidingAggregate
 from fordstone.plan.plan import Sliding, Tumbling
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
@@ -57,9 +57,9 @@ def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happ
     both = Windows(window, aggregates, combined=combined)
     both.live_through(happens)
     until_us = both.subtasks.watermark_us
-    assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, until_us)
+    assert shown(both.subtasks.out, both.names) == both.expected(until_us)
     both.watermark(TIME_MAX_US)
-    assert shown(both.subtasks.out, both.names) == expected(both.taken, window, both.names, TIME_MAX_US)
+    assert shown(both.subtasks.out, both.names) == both.expected(TIME_MAX_US)
     assert both.rows_late() == both.late
 
 
@@ -78,7 +78,7 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
     both.live_through(happens)
     both.watermark(TIME_MAX_US)
     final = shown(both.subtasks.ports.get(FINAL, []), both.names)
-    assert final == expected(both.taken, window, both.names, TIME_MAX_US)
+    assert final == both.expected(TIME_MAX_US)
     assert both.rows_late() == both.late
     last = {row[:3]: row[3:] for one in both.subtasks.out for row in shown([one], both.names)}
     assert Counter((*key, *values) for key, values in last.items()) == final
@@ -98,7 +98,7 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
     steps=st.lists(st.integers(-70, 90), max_size=5),
 )
 def test_windows_are_those_of_duckdb(window, rows, steps):
-    rows = [(*row, None) for row in sorted(rows, key=lambda row: row[1])]
+    given_rows = rows = [(*row, None) for row in sorted(rows, key=lambda row: row[1])]
     both = Windows(window, ANY)
     for us in [*sorted(set(steps)), TIME_MAX_US]:
         due = [row for row in rows if row[1] < us]
@@ -107,13 +107,13 @@ def test_windows_are_those_of_duckdb(window, rows, steps):
             both.batch(due, late=False)
         both.watermark(us)
     assert both.late == 0
-    given_rows = frame(both.taken).select("k", pl.col("ts").cast(pl.Int64).alias("t"), "x", "i")  # noqa: F841 - DuckDB reads it by name
+    rows_by_time = frame(given_rows).select("k", pl.col("ts").cast(pl.Int64).alias("t"), "x", "i")  # noqa: F841 - DuckDB reads it by name
     size, slide, offset = window.size_us, window.slide_us, window.offset_us
     wanted = duckdb.execute(
         f"""
         WITH starts AS (SELECT {offset} + {slide} * n AS s FROM range(-100, 101) AS r(n))
         SELECT k, s, s + {size}, count(*), count(i), sum(i)::BIGINT, sum(x), min(x), max(x), avg(x)
-        FROM given_rows JOIN starts ON t >= s AND t < s + {size} GROUP BY ALL
+        FROM rows_by_time JOIN starts ON t >= s AND t < s + {size} GROUP BY ALL
         """
     ).fetchall()
     names = ["n", "known", "s", "sx", "lo", "hi", "mean"]
@@ -228,12 +228,27 @@ def test_rows_between_windows_count_for_none_and_are_not_late():
     assert results(operator, TIME_MAX_US) == [("a", -7, -3, 2, 2.0), ("a", 13, 17, 1, 1.0), ("a", 3, 7, 2, 2.0)]
 
 
-def test_a_row_of_which_one_window_has_closed_is_late_as_a_whole():
+def test_a_row_counts_in_each_of_its_windows_that_is_open_for_it_and_is_late_if_none_is():
     operator = operator_of(Sliding(20, 10))
     operator.on_watermark(15)
-    (emit,) = operator.on_batch(frame([one("late", 9), one("kept", 10), one("timeless", None)]), late=False)[1:]
-    assert (emit.port, emit.frame.get_column("k").to_list()) == (LATE, ["late"])
-    assert results(operator, TIME_MAX_US) == [("kept", 0, 20, 1, 1.0), ("kept", 10, 30, 1, 1.0)]
+    rows = [one("late", -1), one("partly", 9), one("whole", 10), one("timeless", None)]
+    timeless, late = operator.on_batch(frame(rows), late=False)
+    assert (timeless.port, timeless.frame.get_column("k").to_list()) == (LATE, ["timeless"])
+    assert (late.port, late.frame.get_column("k").to_list(), late.late_by_us) == (LATE, ["late"], 15 - 10 + 1)
+    assert results(operator, TIME_MAX_US) == [
+        ("partly", 0, 20, 1, 1.0),
+        ("whole", 0, 20, 1, 1.0),
+        ("whole", 10, 30, 1, 1.0),
+    ]
+
+
+@pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
+def test_a_window_that_is_closed_for_a_row_does_not_count_it_although_a_slower_partition_keeps_it_open(window):
+    operator = operator_of(window)
+    operator.on_batch(frame([one("a", 5)]), late=False)
+    assert operator.on_batch(below(frame([one("a", 5)]), 16), late=True) == []
+    held = {end: 2 if end > 16 else 1 for end in windows_of(5, window)}
+    assert sorted((end, n) for _, _, end, n, _ in results(operator, TIME_MAX_US)) == sorted(held.items())
 
 
 @pytest.mark.parametrize("window", [FEW_PANES, MANY_PANES])
@@ -256,9 +271,9 @@ def test_a_checkpoint_holds_one_row_per_key_and_pane_and_none_that_no_window_nee
         operator.on_batch(frame([one("ab"[time % 4 // 2], time)] * 3), late=False)
     operator.on_watermark(100)
     rows = {name: sum(piece.frame().height for piece in state.freeze()) for name, state in operator.states().items()}
-    assert rows == {"windows": 0, "panes": 2 * 5}
+    assert rows == {"windows": 0, "panes": 2 * 5, "partly": 0}
     operator.on_watermark(TIME_MAX_US)
-    assert [state.freeze() for state in operator.states().values()] == [(), ()]
+    assert [state.freeze() for state in operator.states().values()] == [(), (), ()]
 
 
 def test_panes_that_are_in_the_same_windows_are_kept_as_one():

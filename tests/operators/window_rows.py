@@ -8,15 +8,26 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
-from unittest.mock import patch
 
 import polars as pl
 from hypothesis import strategies as st
-from tests.operators.subtasks import Barrier, Batch, Event, Restore, Row, Subtasks, Watermark, bits, events_of, frame_of
+from tests.operators.subtasks import (
+    Barrier,
+    Batch,
+    Event,
+    Restore,
+    Row,
+    Subtasks,
+    Watermark,
+    below,
+    bits,
+    events_of,
+    frame_of,
+)
 
 from fordstone import Pipeline
 from fordstone.connectors.memory import memory
@@ -121,7 +132,12 @@ def by_window(rows: Sequence[Row], window: Sliding | Tumbling) -> dict[tuple[Any
 
 
 def expected(rows: Sequence[Row], window: Sliding | Tumbling, names: Sequence[str], until_us: int) -> Counter[Any]:
-    held = by_window(rows, window)
+    return results_of(by_window(rows, window), window, names, until_us)
+
+
+def results_of(
+    held: Mapping[tuple[Any, int], Sequence[Row]], window: Sliding | Tumbling, names: Sequence[str], until_us: int
+) -> Counter[Any]:
     return Counter(
         (k, end - window.size_us, end, *result(mine, names)) for (k, end), mine in held.items() if end <= until_us
     )
@@ -146,7 +162,8 @@ class Windows:
     aggregates: dict[str, str]
     combined: bool = True
     early_us: int | None = None
-    taken: list[Row] = field(default_factory=list)
+    held: dict[tuple[Any, int], list[Row]] = field(default_factory=dict)
+    """The rows that count, by key and end of their window."""
     late: int = 0
     gone: int = 0
     """Rows in gaps."""
@@ -169,7 +186,7 @@ class Windows:
         for event in events:
             match event:
                 case Batch(rows=rows, late=late):
-                    self.batch(rows, late=late)
+                    self.batch(rows, late=late, watermarks=event.watermarks(self.subtasks.watermark_us))
                 case Watermark(by=by):
                     self.watermark(max(self.subtasks.watermark_us, -30) + by)
                 case Barrier():
@@ -177,25 +194,29 @@ class Windows:
                 case Restore(parallelism=parallelism):
                     self.subtasks.restore(parallelism)
 
-    def batch(self, rows: Sequence[Row], *, late: bool) -> None:
-        for row in rows:
+    def batch(self, rows: Sequence[Row], *, late: bool, watermarks: Sequence[int] | None = None) -> None:
+        given = watermarks or [self.subtasks.watermark_us] * len(rows)
+        for row, watermark_us in zip(rows, given, strict=True):
             ends = [] if row[1] is None else windows_of(row[1], self.window)
-            if late or row[1] is None or (ends and ends[0] <= self.subtasks.watermark_us):
-                self.late += 1
-            elif ends:
-                self.taken.append(row)
-                self.changed |= {(row[0], end) for end in ends}
-            else:
+            still_open = [end for end in ends if end > watermark_us]
+            for end in still_open:
+                self.held.setdefault((row[0], end), []).append(row)
+                self.changed.add((row[0], end))
+            if row[1] is not None and not ends:
                 self.gone += 1
+            elif not still_open:
+                self.late += 1
         if self.feeder is None:
-            self.subtasks.batch(rows, late=late)
+            self.subtasks.batch(rows, late=late, watermarks=given)
             return
-        for emit in self.feeder.on_batch(frame(rows), late=late):
+        for emit in self.feeder.on_batch(below(frame(rows), given) if late else frame(rows), late=late):
             if emit.port == MAIN:
-                with patch.object(self.subtasks, "frame", lambda _: emit.frame):  # noqa: B023 - used at once
-                    self.subtasks.batch(rows)
+                self.subtasks.frames(emit.frame, late=emit.late)
             else:
                 self.subtasks._take([emit])
+
+    def expected(self, until_us: int) -> Counter[Any]:
+        return results_of(self.held, self.window, self.names, until_us)
 
     def watermark(self, us: int) -> None:
         self.subtasks.watermark(us)
@@ -208,9 +229,8 @@ class Windows:
         Subtasks.barrier(self.subtasks, moment)
         wanted: Counter[Any] = Counter()
         if self.early_us is not None and moment.passes(self.early_us):
-            held = by_window(self.taken, self.window)
             for k, end in self.changed:
-                wanted[(k, end - self.window.size_us, end, *result(held[k, end], self.names))] += 1
+                wanted[(k, end - self.window.size_us, end, *result(self.held[k, end], self.names))] += 1
             self.changed = set()
         assert shown(self.subtasks.out[mark:], self.names) == wanted
 

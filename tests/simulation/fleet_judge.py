@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tests.simulation.fleet_ledger import Ledger
 from tests.simulation.fleet_scenario import CUT, WINDOW_S, FleetScenario, node_name, passes
 from tests.simulation.fleet_tap import Tap
-from tests.simulation.rows import Row, SimulationError, check_equal, late_of, second_of
+from tests.simulation.rows import (
+    ROWS_BEGIN_US,
+    Row,
+    SimulationError,
+    check_equal,
+    late_of,
+    second_of,
+    watermarks_of,
+)
 
 from fordstone.connectors.memory import MemorySink
+from fordstone.operators.base import ROW_WATERMARK
 
 
 def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
-    """The stream at the hub: every epoch as it was sealed, every row once, late ones marked, with what the table said."""
+    """The stream at the hub: every epoch as it was sealed, every row once, with its watermark, and with what the table said."""
     for number, partitions in enumerate(scenario.nodes):
         node = node_name(number)
-        late = late_of(partitions)
+        below = _below_watermark(partitions)
         accepted = ledger.accepted.get(node, {})
         check_equal(f"epochs of {node} that were read", len(tap.read.get(node, ())), len(accepted))
         ids: Counter[int] = Counter()
@@ -29,7 +38,7 @@ def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
             for frame in frames:
                 ids.update(frame.get_column("id").to_list())
                 for row in frame.iter_rows(named=True):
-                    check_equal(f"whether row {row['id']} is late", row["__late"], row["id"] in late)
+                    check_equal(f"watermark of row {row['id']}", row[ROW_WATERMARK], below.get(row["id"]))
                     if scenario.controls:
                         met, could = row["bound"], ledger.bounds_in(machine, entry.epoch, row["k"])
                         if met not in could:
@@ -44,7 +53,7 @@ def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
 def judge_center(scenario: FleetScenario, sinks: Mapping[str, MemorySink]) -> None:
     """The result over all nodes: every row is in its window or late, once; late at the edge is late here."""
     rows = [row for row in scenario.rows() if passes(row)]
-    edge_late = {one for node in scenario.nodes for one in late_of(node)}
+    edge_late = {one for node in scenario.nodes for one in late_of(node, WINDOW_S)}
     late = edge_late
     if not scenario.pushes:
         check_equal("rows at the center", _ids(sinks["rows"]), Counter(row.id for row in rows))
@@ -60,6 +69,13 @@ def judge_center(scenario: FleetScenario, sinks: Mapping[str, MemorySink]) -> No
     check_equal(
         "windows at the center", _windows(sinks["windows"]), _expected(row for row in rows if row.id not in late)
     )
+
+
+def _below_watermark(partitions: Sequence[Sequence[Row]]) -> dict[int, int]:
+    """The watermarks, in microseconds, of rows that are below them."""
+    watermarks = watermarks_of(partitions)
+    rows = (row for rows in partitions for row in rows)
+    return {row.id: ROWS_BEGIN_US + watermarks[row.id] * 1_000_000 for row in rows if row.second < watermarks[row.id]}
 
 
 def _expected(rows: Iterable[Row]) -> dict[tuple[int, int], tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from tests.simulation.rows import SimulationError, check_equal, late_of, second_of
+from tests.simulation.rows import SimulationError, check_equal, late_of, second_of, watermarks_of
 from tests.simulation.scenario import Expected, Scenario, World, expect, firsts_of, means_of, passes
 from tests.simulation.tails import Given
 
@@ -28,7 +28,7 @@ def judge(scenario: Scenario, world: World, epochs: Mapping[int, int], uneven: A
             if scenario.smooths:
                 _judge_means(scenario, world, expected)
             if scenario.deduplicates:
-                _judge_firsts(scenario, world, expected)
+                _judge_firsts(scenario, world)
             if scenario.tail is not None:
                 scenario.tail.judge(given)
         case "at_least_once":
@@ -79,24 +79,30 @@ def _judge_means(scenario: Scenario, world: World, expected: Expected) -> None:
     rows = world.sinks["means"].rows()
     found = dict(rows.select("id", "mean").iter_rows()) if rows.width else {}
     check_equal("rows smoothed", rows.height, len(found))
-    late = _ids(world, "overtaken") if scenario.live else expected.late
+    late = _ids(world, "overtaken") if scenario.live else _out_of_order(scenario)
     check_equal("rows smoothed and late", Counter(found.keys()) + late, expected.ids)
     check_equal("means", found, means_of(row for row in scenario.rows() if row.id in found))
 
 
-def _judge_firsts(scenario: Scenario, world: World, expected: Expected) -> None:
-    late = _ids(world, "missed") if scenario.live else expected.late
+def _out_of_order(scenario: Scenario) -> Counter[int]:
+    """Rows that are late for steps that need order."""
+    late = late_of([rows for source in scenario.partitions for rows in source])
+    return Counter(row.id for row in scenario.rows() if row.id in late and passes(scenario.shape, row))
+
+
+def _judge_firsts(scenario: Scenario, world: World) -> None:
+    late = _ids(world, "missed") if scenario.live else _out_of_order(scenario)
     in_time = [row for row in scenario.rows() if passes(scenario.shape, row) and row.id not in late]
     check_equal("rows that are the first", _ids(world, "firsts"), firsts_of(in_time))
 
 
 def _given(scenario: Scenario, world: World, epochs: Mapping[int, int], uneven: AbstractSet[int]) -> Given:
     by_source = [[row for partition in source for row in partition] for source in scenario.partitions]
-    late = None if scenario.live else late_of([rows for source in scenario.partitions for rows in source])
+    watermarks = watermarks_of([rows for source in scenario.partitions for rows in source])
     return Given(
         rows=[row for row in scenario.rows() if passes(scenario.shape, row)],
         by_source=by_source,
-        late=None if late is None else frozenset(late),
+        watermarks=None if scenario.live else watermarks,
         epochs=epochs,
         uneven=uneven,
         sinks=world.sinks,

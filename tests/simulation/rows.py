@@ -9,6 +9,7 @@ from typing import Final
 
 SCHEMA: Final = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 LATENESS_S: Final = 4
+LONG_AGO_S: Final = -(10**9)
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS_BEGIN_US: Final = int(_EPOCH.timestamp()) * 1_000_000
 
@@ -41,16 +42,27 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.second, row.id))
 
 
-def late_of(partitions: Sequence[Sequence[Row]]) -> set[int]:
-    """The ids of rows that are older than what their own partition has shown already."""
-    late = set()
+def watermarks_of(partitions: Sequence[Sequence[Row]]) -> dict[int, int]:
+    """By the id of a row: the second that the watermark of its own partition had come to when it came (rule 6)."""
+    found = {}
     for rows in partitions:
-        newest: int | None = None
+        newest = LONG_AGO_S
         for row in rows:
-            if newest is not None and row.second < newest - LATENESS_S:
-                late.add(row.id)
-            newest = row.second if newest is None else max(newest, row.second)
-    return late
+            found[row.id] = newest - LATENESS_S
+            newest = max(newest, row.second)
+    return found
+
+
+def late_of(partitions: Sequence[Sequence[Row]], open_s: int = 0) -> set[int]:
+    """The ids of rows that are late for a step: `open_s` after a row's time, rounded up to a multiple, its window closes.
+
+    0: the step needs order, and takes no row below its watermark.
+    """
+    watermarks = watermarks_of(partitions)
+    rows = [row for rows in partitions for row in rows]
+    if not open_s:
+        return {row.id for row in rows if row.second < watermarks[row.id]}
+    return {row.id for row in rows if row.second // open_s * open_s + open_s <= watermarks[row.id]}
 
 
 def check_equal(what: str, got: object, wanted: object) -> None:

@@ -240,7 +240,7 @@ def expect(scenario: Scenario) -> Expected:
     counts: Counter[int] = Counter()
     late: Counter[int] = Counter()
     windows: dict[tuple[int, int], tuple[int, int]] = {}
-    all_late = late_of([partition for source in scenario.partitions for partition in source])
+    all_late = late_of([partition for source in scenario.partitions for partition in source], WINDOW_S)
     for row in scenario.rows():
         if not passes(scenario.shape, row):
             continue

@@ -29,6 +29,10 @@ Sinks = Mapping[str, MemorySink]
 Tuples = Counter[tuple[Any, ...]]
 
 
+def _out_of_order(row: Row, watermark: int) -> bool:
+    return row.second < watermark
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """What a tail is judged by."""
@@ -37,8 +41,8 @@ class Given:
     """Those of the stream that the tail is attached to."""
     by_source: Sequence[Sequence[Row]]
     """All rows of each source."""
-    late: frozenset[int] | None
-    """Ids of late rows, of whatever source; None: it depends on when they turned up."""
+    watermarks: Mapping[int, int] | None
+    """By id: the second that a row is judged by (rule 6), of whatever source; None: it depends on when rows turned up."""
     epochs: Mapping[int, int]
     """By id: the epoch that a row was read in."""
     uneven: AbstractSet[int]
@@ -54,16 +58,24 @@ class Given:
         """How often a sink has each id."""
         return Counter(one for (one,) in self.found(sink, column) if one is not None)
 
-    def late_ids(self, rows: Sequence[Row], column: str = "id") -> frozenset[int]:
-        """Those of `rows` that were late. They must be on the late port once, and if time alone says it, those and no others."""
+    def late_ids(
+        self, rows: Sequence[Row], column: str = "id", is_late: Callable[[Row, int], bool] = _out_of_order
+    ) -> frozenset[int]:
+        """Those of `rows` that were late. They must be on the late port once, and if time alone says it, those and no others.
+
+        `is_late`: whether a row is late for the step at a watermark.
+        """
         late = self.ids(LATE, column)
-        wanted = (self.late if self.late is not None else late.keys()) & {row.id for row in rows}
+        known = self.watermarks
+        wanted = {row.id for row in rows if (row.id in late if known is None else is_late(row, known[row.id]))}
         check_equal(f"late rows of the tail, {column}", late, Counter(wanted))
         return frozenset(wanted)
 
-    def in_time(self, rows: Sequence[Row], column: str = "id") -> list[Row]:
+    def in_time(
+        self, rows: Sequence[Row], column: str = "id", is_late: Callable[[Row, int], bool] = _out_of_order
+    ) -> list[Row]:
         """Those of `rows` that were not late."""
-        late = self.late_ids(rows, column)
+        late = self.late_ids(rows, column, is_late)
         return [row for row in rows if row.id not in late]
 
 

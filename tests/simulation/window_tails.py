@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from tests.simulation.rows import Row, SimulationError, check_equal, in_order, second_of
@@ -40,8 +41,16 @@ class WindowTail(Tail):
         """The window, as a pipeline declares it."""
 
     @abstractmethod
-    def windows(self, k: int, rows: list[Row]) -> Iterator[Opened]:
-        """The windows of a key, of its rows in their order."""
+    def is_late(self, row: Row, watermark: int) -> bool:
+        """Whether a row lies in windows all of which are closed for it."""
+
+    @abstractmethod
+    def windows(self, k: int, rows: list[Row], watermarks: Mapping[int, int]) -> Iterator[Opened]:
+        """The windows of a key, of its rows in order of time, each judged by its watermark."""
+
+    @abstractmethod
+    def check_members(self, rows: list[Row], found: list[Opened]) -> None:
+        """Check which of the rows that were not late are in which windows, where it is not known what they were judged by."""
 
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
         """Attach it to the stream."""
@@ -52,14 +61,20 @@ class WindowTail(Tail):
 
     def judge(self, given: Given) -> None:
         """Each window once, as it must be; and the last early result of each is the same."""
-        rows = in_order(given.in_time(given.rows))
-        wanted = Counter(_shown(*one) for k, some in by_key(rows).items() for one in self.windows(k, some))
-        if self.early_us is None:
-            check_equal("windows of the tail", Counter(_whole(given.found(OUT, *_COLUMNS))), wanted)
-            return
-        check_equal("final windows of the tail", Counter(_whole(given.found(MORE, *_COLUMNS))), wanted)
-        latest = {one[:3]: one for one in _whole(given.found(OUT, *_COLUMNS))}
-        check_equal("last early results of the tail", Counter(latest.values()), wanted)
+        rows = in_order(given.in_time(given.rows, is_late=self.is_late))
+        final = list(_whole(given.found(OUT if self.early_us is None else MORE, *_COLUMNS)))
+        known = given.watermarks
+        if known is None:
+            by_id = {row.id: row for row in rows}
+            opened = [(k, start, end, [by_id[one] for one in ids]) for k, start, end, *_, ids in final]
+            self.check_members(rows, opened)
+        else:
+            opened = [one for k, some in by_key(rows).items() for one in self.windows(k, some, known)]
+        wanted = Counter(_shown(*one) for one in opened)
+        check_equal("windows of the tail", Counter(final), wanted)
+        if self.early_us is not None:
+            latest = {one[:3]: one for one in _whole(given.found(OUT, *_COLUMNS))}
+            check_equal("last early results of the tail", Counter(latest.values()), wanted)
 
     def counted(self, given: Given) -> Counter[int] | None:
         """What windows have collected."""
@@ -95,16 +110,35 @@ class SlidingTail(WindowTail):
         """By time."""
         return sliding(f"{self.size}s", every=f"{self.every}s", offset=f"{self.offset}s")
 
-    def windows(self, k: int, rows: list[Row]) -> Iterator[Opened]:
-        """Every start that any row lies after, near enough."""
-        starts = {
-            start
-            for row in rows
-            for start in range(row.second - self.size + 1, row.second + 1)
-            if (start - self.offset) % self.every == 0
-        }
-        for start in starts:
-            yield k, start, start + self.size, [row for row in rows if start <= row.second < start + self.size]
+    def ends(self, row: Row) -> list[int]:
+        """The ends of the windows that a row lies in."""
+        starts = range(row.second - self.size + 1, row.second + 1)
+        return [start + self.size for start in starts if (start - self.offset) % self.every == 0]
+
+    def is_late(self, row: Row, watermark: int) -> bool:
+        """A row in a gap is not."""
+        ends = self.ends(row)
+        return bool(ends) and max(ends) <= watermark
+
+    def windows(self, k: int, rows: list[Row], watermarks: Mapping[int, int]) -> Iterator[Opened]:
+        """A row counts in each of its windows that is open for it."""
+        found: dict[int, list[Row]] = {}
+        for row in rows:
+            for end in self.ends(row):
+                if end > watermarks[row.id]:
+                    found.setdefault(end, []).append(row)
+        for end, some in found.items():
+            yield k, end - self.size, end, some
+
+    def check_members(self, rows: list[Row], found: list[Opened]) -> None:
+        """Each row is in the last of its windows, and in all that follow one that it is in."""
+        held = Counter((row.id, end) for _, _, end, some in found for row in some)
+        for row in rows:
+            ends = self.ends(row)
+            mine = [held.pop((row.id, end), 0) for end in ends]
+            check_equal(f"windows {ends} of row {row.id}, of which {mine}", mine, sorted(mine))
+            check_equal(f"last window of row {row.id}", mine[-1:], [1] * bool(ends))
+        check_equal("rows in windows that they do not lie in", held, Counter())
 
     def counted(self, given: Given) -> Counter[int] | None:
         """As others, unless rows fall into gaps."""
@@ -125,12 +159,32 @@ class SessionTail(WindowTail):
         """By activity."""
         return session(f"{self.gap}s")
 
-    def windows(self, k: int, rows: list[Row]) -> Iterator[Opened]:
-        """Cut wherever there is a gap."""
-        cuts = [at for at in range(1, len(rows)) if rows[at].second - rows[at - 1].second >= self.gap]
-        for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-            some = rows[start:stop]
-            yield k, some[0].second, some[-1].second + self.gap, some
+    def is_late(self, row: Row, watermark: int) -> bool:
+        """Even a session of its own would be closed."""
+        return row.second + self.gap <= watermark
+
+    def windows(self, k: int, rows: list[Row], watermarks: Mapping[int, int]) -> Iterator[Opened]:
+        """Row by row, as time lets them in: a session is closed for a row when it ends at or before its watermark."""
+        some: list[Row] = []
+        for turn, row in sorted(((max(row.second, watermarks[row.id]), row) for row in rows), key=lambda one: one[0]):
+            if some and max(one.second for one in some) + self.gap <= turn:
+                yield self._session(k, some)
+                some = []
+            some.append(row)
+        yield self._session(k, some)
+
+    def check_members(self, rows: list[Row], found: list[Opened]) -> None:
+        """Each row is in one session, and none of these has a gap."""
+        held = Counter(row.id for _, _, _, some in found for row in some)
+        check_equal("rows in sessions", held, Counter(row.id for row in rows))
+        for k, start, end, some in found:
+            check_equal("a session", (k, start, end, some), self._session(k, some))
+            gaps = [after.second - before.second for before, after in pairwise(in_order(some))]
+            check_equal(f"gaps of session {start}", [gap for gap in gaps if gap >= self.gap], [])
+
+    def _session(self, k: int, rows: list[Row]) -> Opened:
+        some = in_order(rows)
+        return k, some[0].second, some[-1].second + self.gap, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +198,18 @@ class CountTail(WindowTail):
         """By count."""
         return by_count(self.size, every=self.every)
 
-    def windows(self, k: int, rows: list[Row]) -> Iterator[Opened]:
+    def is_late(self, row: Row, watermark: int) -> bool:
+        """Rows are counted in order."""
+        return row.second < watermark
+
+    def check_members(self, rows: list[Row], found: list[Opened]) -> None:
+        """Of rows that were not late, nothing more need be known."""
+        wanted = [one for k, some in by_key(rows).items() for one in self.windows(k, some, {})]
+        check_equal("windows by count", sorted(found, key=str), sorted(wanted, key=str))
+
+    def windows(self, k: int, rows: list[Row], watermarks: Mapping[int, int]) -> Iterator[Opened]:
         """Those that fill."""
+        del watermarks
         for start in range(0, len(rows) - self.size + 1, self.every):
             some = rows[start : start + self.size]
             yield k, some[0].second, some[-1].second, some

@@ -52,11 +52,12 @@ class Pipeline:
     ) -> Stream:
         """Rows from outside.
 
-        `time` names the event-time column; a row is late if it is older than the newest before it in its partition by
-        more than `lateness`. In a run without end it is late too if it is more than `max_ahead` ahead of this machine's clock, and
-        then moves no time on; None: never. A partition silent for `idle_after` no longer holds time back. Times that make sense only
-        in another unit, such as milliseconds that are read as microseconds, stop the pipeline unless `check_time_unit` is False. A
-        row that cannot be read goes to the dead letters (`on_error="keep"`) or stops the pipeline (`"fail"`).
+        `time` names the event-time column. Rows may be out of order by `lateness`: the watermark of a row is the newest time before it in
+        its partition less that, and the row is late for windows that end at or before it. In a run without end it is late too if it
+        is more than `max_ahead` ahead of this machine's clock, and then moves no time on; None: never. A partition silent for
+        `idle_after` no longer holds time back. Times that make sense only in another unit, such as milliseconds that are read as
+        microseconds, stop the pipeline unless `check_time_unit` is False. A row that cannot be read goes to the dead letters
+        (`on_error="keep"`) or stops the pipeline (`"fail"`).
 
         If the time has to be computed first, leave `time` and what goes with it out, and call `Stream.with_time`.
         """

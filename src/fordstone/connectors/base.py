@@ -84,7 +84,8 @@ class Chunk:
     watermark_us: int | None = None
     """Of a source that declares its time: the watermark after these rows."""
     late: pl.Series | None = None
-    """Of a source that declares its time: which rows are late (Boolean); None if no row is."""
+    """Of a source that declares its time: the watermark that each row was below where it was judged, Int64, null for rows in time
+    (rule 6); None: all are in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,6 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient, client_of
 from fordstone.hub.client.reader import (
     EPOCHS_PER_READ_MAX,
-    LATE,
     Follower,
     StreamIndex,
     StreamReader,
@@ -50,6 +49,7 @@ from fordstone.hub.client.reader import (
 )
 from fordstone.hub.messages import StreamEpoch
 from fordstone.lang.schema import Schema
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position, checked_name
 
 log = logging.getLogger(__name__)
@@ -348,25 +348,25 @@ class HubReader(Reader):
             first = entry.epoch << _ORDINAL_BITS
             for rows in runs:
                 frames.append(rows.select(list(source.schema)))
-                late.append(_late_of(rows))
+                late.append(_watermarks_of(rows))
                 places.append(pl.int_range(first, first + rows.height, eager=True))
                 first += rows.height
         self._position = found[-1][0].epoch
-        marked = pl.concat([pl.Series(dtype=pl.Boolean), *late])
+        watermarks = pl.concat([pl.Series(dtype=pl.Int64), *late])
         return Chunk(
             frame=pl.concat([source.schema.empty(), *frames]),
             position=Position(self._position),
             row_positions=pl.concat([pl.Series(dtype=pl.Int64), *places]) if self._with_positions else None,
             ended=source.ends_at(self._node, self._position),
             watermark_us=max(declared_us(entry) for entry, _ in found),
-            late=marked if marked.any() else None,
+            late=watermarks if watermarks.null_count() < watermarks.len() else None,
         )
 
 
-def _late_of(rows: pl.DataFrame) -> pl.Series:
-    if LATE not in rows.columns:
-        return pl.repeat(value=False, n=rows.height, eager=True)
-    return rows.get_column(LATE).fill_null(value=False).rename("")
+def _watermarks_of(rows: pl.DataFrame) -> pl.Series:
+    if ROW_WATERMARK not in rows.columns:
+        return pl.repeat(None, rows.height, dtype=pl.Int64, eager=True).rename("")
+    return rows.get_column(ROW_WATERMARK).rename("")
 
 
 @lru_cache(maxsize=STREAMS_MAX)

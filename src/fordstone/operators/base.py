@@ -33,6 +33,8 @@ FINAL: Final = "final"
 """Of windows with early results: the last result of each."""
 ROW_ID: Final = "__id"
 """The id that a row carries on its way to a sink that releases at once: the same on every replay (rule 13)."""
+ROW_WATERMARK: Final = "__watermark"
+"""On rows that are below the watermark of their source partition: how far that had come when the row was read, Int64 (rule 6)."""
 OP: Final = "__op"
 """On streams whose rows replace each other by key: what a row does to the one before it."""
 UPSERT: Final = "upsert"
@@ -43,11 +45,13 @@ IN_STEP: Final = "in step "
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A batch that an operator emits, on one of its ports. `late` rows are late for whatever comes next, too."""
+    """A batch that an operator emits, on one of its ports. `late`: as in `Operator.on_batch`."""
 
     frame: pl.DataFrame
     port: str = MAIN
     late: bool = False
+    late_by_us: int = 0
+    """On the late port: how much longer the lateness of the source would have had to be for all of these rows to count."""
 
 
 Emits = list[Emit]
@@ -77,11 +81,18 @@ class Operator(ABC):
 
     @abstractmethod
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Take a non-empty batch with exactly the input schema's columns. `late`: the source judged its rows late."""
+        """Take a non-empty batch with the input schema's columns.
+
+        `late`: all of its rows are below the watermark of their source partition, which `ROW_WATERMARK` holds for each. A
+        window may still be open for them; steps that need rows in order emit them on the late port.
+        """
 
     @abstractmethod
     def on_watermark(self, watermark_us: int) -> Emits:
-        """No row that is not late will have a time below this. Called only when it has grown; the last is `TIME_MAX_US`."""
+        """No row below this time will follow, except in batches of `late` rows, whose own watermark is not below this either.
+
+        Called only when it has grown; the last is `TIME_MAX_US`.
+        """
 
     @abstractmethod
     def on_barrier(self, moment: Moment) -> Emits:
@@ -110,6 +121,32 @@ class Stateless(Operator):
 
     def states(self) -> Mapping[str, State]:
         return {}
+
+
+_AHEAD_US: Final = 2**62
+"""Rows that are too far ahead of the clock have the last watermark of all: no lateness would be long enough for them."""
+
+
+def late_emit(frame: pl.DataFrame, by_us: pl.Series) -> Emit:
+    """Emit rows on the late port as they came. `by_us`: by how much each is too late; null for a row without a time."""
+    known = by_us.filter(by_us < _AHEAD_US)
+    return Emit(frame.drop(ROW_WATERMARK, strict=False), port=LATE, late_by_us=max(0, int(known.max() or 0)))  # type: ignore[arg-type]  # an Int64
+
+
+def by_watermark(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Make a function of batches keep `ROW_WATERMARK`: it is called for the rows of each watermark apart.
+
+    For functions that need not keep the number or the order of rows. Rows in time have no such column, and cost nothing more.
+    """
+
+    def apply(frame: pl.DataFrame) -> pl.DataFrame:
+        if ROW_WATERMARK not in frame.columns:
+            return function(frame)
+        parts = frame.partition_by(ROW_WATERMARK, maintain_order=True, include_key=False, as_dict=True)
+        made = [(function(part), pl.lit(us, dtype=pl.Int64).alias(ROW_WATERMARK)) for (us,), part in parts.items()]
+        return pl.concat([rows.with_columns(watermark) for rows, watermark in made])
+
+    return apply
 
 
 def pass_on(frame: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import polars as pl
 
@@ -17,6 +17,7 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.base import (
     OP,
     ROW_ID,
+    ROW_WATERMARK,
     Emits,
     Family,
     Operator,
@@ -30,15 +31,14 @@ from fordstone.operators.base import (
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import TIMESTAMP, Derived, EventTime, StreamType, Types, append_only, plain_keys, shown
 
-LATE_MARK: Final = "__late"
-"""A Boolean column beside the declared ones."""
-
 
 class ToHub(Stateless):
-    """The last step before the hub: marks whether rows are late."""
+    """The last step before the hub: rows in time have a null as their watermark there."""
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        return super().on_batch(frame.with_columns(pl.lit(late).alias(LATE_MARK)), late=late)
+        if not late:
+            frame = frame.with_columns(pl.lit(None, dtype=pl.Int64).alias(ROW_WATERMARK))
+        return super().on_batch(frame, late=late)
 
 
 class SourceFamily(Family[p.Source]):
@@ -103,9 +103,8 @@ class SinkFamily(Family[p.Sink]):
         stream = context.types[step.input]
         hidden = [OP] if stream.upsert_key is not None else [ROW_ID] if step.release == "at_once" else []
         columns = [*stream.schema, *hidden]
-        # None of the partial rows of a combiner is late.
-        if step.tier == "center" and not isinstance(context.plan.step(step.input.step), p.Combine):
-            return ToHub(lambda frame: frame.select(*columns, LATE_MARK))
+        if step.tier == "center":
+            return ToHub(lambda frame: frame.select(*columns, ROW_WATERMARK))
         return Stateless(lambda frame: frame.select(columns))
 
     def title(self, step: p.Sink) -> str:

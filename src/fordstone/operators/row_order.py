@@ -23,7 +23,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ONE
-from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
+from fordstone.operators.base import ROW_WATERMARK, Emits, Moment, Operator, late_emit
 from fordstone.plan.stream_type import EventTime
 from fordstone.state.base import StateBackend
 
@@ -113,16 +113,16 @@ class WaitingRows:
         """
         # A query takes longer than the rest, on small batches.
         rows = frame if frame.columns == self.names else frame.select(self.names)
-        if late:
-            return [Emit(rows, port=LATE)]
         timed = rows if self._shifted is None else rows.with_columns(self._shifted)
         times = microseconds(timed.get_column(self.time))
+        if late:
+            return [late_emit(rows, frame.get_column(ROW_WATERMARK) - times)]
         if not times.null_count() and times.min() >= self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
             self.state.add(timed if keep is None else timed.filter(keep))
             return []
         in_time = (times >= self._watermark_us).fill_null(value=False)
         self.state.add(timed.filter(in_time) if keep is None else timed.filter(in_time).filter(keep))
-        return [Emit(rows.filter(~in_time), port=LATE)]
+        return [late_emit(rows.filter(~in_time), self._watermark_us - times.filter(~in_time))]
 
     def release(self, watermark_us: int) -> pl.DataFrame:
         """The rows below it, by time; those of one time in any order (see `by_key` and `in_order`). For `on_watermark`."""

@@ -1,6 +1,7 @@
 """Row-wise steps: filter, projections, flat_map, user functions (`user_function` calls them), and unions. None of them has state.
 
-Rows that carry an id (`ROW_ID`) or an operation (`OP`) keep it; if a row becomes several, each gets an ordinal.
+Rows that carry an id (`ROW_ID`), an operation (`OP`) or a watermark (`ROW_WATERMARK`) keep it; if a row becomes several, the id of
+each gets an ordinal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fordstone.operators.base import (
     DELETE,
     OP,
     ROW_ID,
+    ROW_WATERMARK,
     UPSERT,
     Family,
     Moves,
@@ -64,10 +66,11 @@ def tag_branch(branch: int) -> Stateless:
 
 def _explode(frame: pl.DataFrame, array: pl.Expr, name: str, columns: Sequence[str]) -> pl.DataFrame:
     lists = frame.with_columns(array).filter(pl.col(name).list.len() > 0)
+    kept = [*columns, ROW_WATERMARK] if ROW_WATERMARK in frame.columns else columns
     if ROW_ID not in frame.columns:
-        return lists.explode(name).select(columns)
+        return lists.explode(name).select(kept)
     rows = lists.with_columns(pl.int_ranges(0, pl.col(name).list.len()).alias("__n")).explode(name, "__n")
-    return rows.select(*columns, pl.format("{}.{}", ROW_ID, "__n").alias(ROW_ID))
+    return rows.select(*kept, pl.format("{}.{}", ROW_ID, "__n").alias(ROW_ID))
 
 
 class FilterFamily(Family[p.Filter]):
@@ -124,7 +127,7 @@ class ProjectFamily(Family[p.Select | p.WithColumns]):
     def make(self, step: p.Select | p.WithColumns, context: OperatorContext) -> Operator:
         schema = context.types[step.input].schema
         columns = [to_polars(column, schema) for column in projection(step, schema)]
-        hidden = (ROW_ID, OP)
+        hidden = (ROW_ID, OP, ROW_WATERMARK)
         return Stateless(lambda frame: frame.select(*columns, *(name for name in hidden if name in frame.columns)))
 
     def title(self, step: p.Select | p.WithColumns) -> str:

@@ -8,13 +8,13 @@ raises the same again, a restart would not help, and the error is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 
 from fordstone.errors import FordstoneError, SchemaError, TaskError
 from fordstone.lang.schema import Schema
-from fordstone.operators.base import ROW_ID, Emit, Emits, Moment, Operator
+from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
 from fordstone.operators.dead_letter import DEAD, Failed, function_error, letters_of, reason_of
 from fordstone.plan import plan as p
 from fordstone.state.base import State
@@ -25,6 +25,9 @@ Record = dict[str, Any]
 class UserFunction(Operator):
     """Calls a user's function. Subclasses call it with what it takes."""
 
+    _cuts: ClassVar[bool] = False
+    """Whether rows of different watermarks are given to the function apart: it is not known which rows it makes of which."""
+
     def __init__(self, step: p.Function, function: Callable[[Any], Any]) -> None:
         self._step = step
         self._function = function
@@ -33,7 +36,11 @@ class UserFunction(Operator):
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         failed: list[Failed] = []
-        out = self._applied(frame, failed)
+        out = (
+            by_watermark(lambda rows: self._applied(rows, failed))(frame)
+            if self._cuts
+            else self._applied(frame, failed)
+        )
         emits = [Emit(out, late=late)] if out.height else []
         if failed:
             emits.append(Emit(letters_of(self._step.name, failed), port=DEAD))
@@ -77,15 +84,16 @@ class RecordFunction(UserFunction):
         records: list[Record] = []
         places: list[int] = []
         """For each record, the row that it was made of."""
-        plain = frame.drop(ROW_ID, strict=False)
+        shown = frame.drop(ROW_WATERMARK, strict=False)
+        plain = shown.drop(ROW_ID, strict=False)
         for place, row in enumerate(plain.iter_rows(named=True)):
             try:
                 made = self._made(row)
             except Exception as error:  # noqa: BLE001 - of the user's function, which may have changed the row
                 if self._sets_aside:
-                    failed.append(Failed(record=frame.row(place, named=True), error=error))
+                    failed.append(Failed(record=shown.row(place, named=True), error=error))
                     continue
-                made = self._again(frame.row(place, named=True), error, plain.row(place, named=True))
+                made = self._again(shown.row(place, named=True), error, plain.row(place, named=True))
             records += made
             places += [place] * len(made)
         try:
@@ -93,10 +101,10 @@ class RecordFunction(UserFunction):
         except SchemaError:
             if not self._sets_aside:
                 raise
-            fitting = self._fitting(frame, records, places, failed)
+            fitting = self._fitting(shown, records, places, failed)
             records, places = [records[at] for at in fitting], [places[at] for at in fitting]
             rows = frame_of(records, self._schema, self._step.name)
-        return self._with_ids(rows, frame, places)
+        return self._with_hidden(rows, frame, places)
 
     def _made(self, row: Record) -> list[Record]:
         given = self._function(row)
@@ -121,7 +129,9 @@ class RecordFunction(UserFunction):
         failed += [Failed(record=frame.row(place, named=True), error=error) for place, error in wrong.items()]
         return [at for at, place in enumerate(places) if place not in wrong]
 
-    def _with_ids(self, rows: pl.DataFrame, frame: pl.DataFrame, places: Sequence[int]) -> pl.DataFrame:
+    def _with_hidden(self, rows: pl.DataFrame, frame: pl.DataFrame, places: Sequence[int]) -> pl.DataFrame:
+        if ROW_WATERMARK in frame.columns:
+            rows = rows.with_columns(frame.get_column(ROW_WATERMARK).gather(places))
         if ROW_ID not in frame.columns:
             return rows
         ids = frame.get_column(ROW_ID)[list(places)].to_list() if places else []
@@ -132,6 +142,8 @@ class RecordFunction(UserFunction):
 
 class BatchFunction(UserFunction):
     """`map_batches`: a frame at a time. How rows are cut into frames is not promised, so a frame may be cut again."""
+
+    _cuts = True
 
     def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
         try:

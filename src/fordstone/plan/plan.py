@@ -241,7 +241,7 @@ class Source(AnyStep, frozen=True, tag="source", kw_only=True):
     """Times that make sense only in another unit stop the pipeline (`protocol.time_unit`)."""
     on_error: OnError = "keep"
     declares_time: bool = False
-    """The external end declares the watermark and which rows are late; then `time` may be None although the watermark advances."""
+    """The external end declares the watermark and by which watermark rows are judged; then `time` may be None although the watermark advances."""
     replaces: tuple[str, ...] = ()
     """Rows replace each other by these columns, and carry what they do (`__op`)."""
 
@@ -526,7 +526,7 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     connector: ConnectorSpec
     release: Release = "commit"
     tier: Literal["center", "edges"] | None = None
-    """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, late ones marked."""
+    """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, those below their watermark with it."""
 
 
 KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Top | Join | LookupLatest | Match | Process

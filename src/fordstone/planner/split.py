@@ -113,8 +113,8 @@ _BYTES: Final = {
     "null": 0,
     "decimal": 16,
 }
-_LATE_BYTES: Final = 1
-"""Rows carry whether they are late."""
+_WATERMARK_BYTES: Final = 1
+"""Rows carry their watermark, if they are below it: mostly a null."""
 _HLL, _KLL, _ALL = "__hll", "__kll", "__all"
 """How columns of sketches and of lists of all values begin (`operators.aggregate.sketches`, `operators.aggregate.part`)."""
 
@@ -126,7 +126,7 @@ def column_bytes(kind: DataType) -> int:
 
 def row_bytes(schema: Schema) -> int:
     """About how wide a row is that crosses."""
-    return sum(map(column_bytes, schema.values())) + _LATE_BYTES
+    return sum(map(column_bytes, schema.values())) + _WATERMARK_BYTES
 
 
 def partial_bytes(schema: Schema) -> int:
@@ -341,7 +341,7 @@ class Crossing:
 
     @property
     def schema(self) -> Schema:
-        """The columns that cross; rows carry whether they are late beside."""
+        """The columns that cross; beside them rows carry their watermark, if they are below it."""
         return self.crosses.schema if self.pushed.partial is None else self.pushed.partial
 
     def sink(self) -> p.Sink:

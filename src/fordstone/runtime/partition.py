@@ -1,9 +1,10 @@
 """One partition of a source as a task reads it: position, time, and which rows are late.
 
-Late is a property of the row (rule 6): its time is less than the largest before it in its partition, less the lateness,
-or less than the floor that the partition joined at. How rows were cut into chunks makes no difference. Late is also what is
-above the partition's limit, too far ahead of the clock to be believed (rule 7): for the rows after it, it was never there.
-Where the far end declares its time, it has judged its rows too: what it marked is late, and what is older than the floor.
+The watermark of a row (rule 6) is the largest time before it in its partition, less the lateness, or the floor that the partition
+joined at, if that is more. How rows were cut into chunks makes no difference. Rows below their watermark go apart and carry it
+(`ROW_WATERMARK`): whether they are late is for each step to say, by which of its windows are closed. Rows above the partition's
+limit are too far ahead of the clock to be believed (rule 7): they carry the last watermark of all, so that they are late everywhere,
+and for the rows after them they were never there. Where the far end declares its time, its rows carry their watermark already.
 
 `Partition.judged` is the one judge, for the edge engine and for Spark's tasks.
 Input that is not a row becomes a dead letter, with its place and the reason, or stops the source.
@@ -24,7 +25,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import FunctionError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
-from fordstone.operators.base import ROW_ID
+from fordstone.operators.base import ROW_ID, ROW_WATERMARK
 from fordstone.operators.dead_letter import LETTER_SCHEMA, SHOWN_CHARS_MAX, TEXT_CHARS_MAX
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
@@ -52,6 +53,7 @@ class Judged:
 
     in_time: pl.DataFrame
     late: pl.DataFrame | None = None
+    """Those below their watermark, with `ROW_WATERMARK`."""
     untimed: pl.DataFrame | None = None
     """Those whose time is null or absurd."""
     ahead: int = 0
@@ -169,10 +171,8 @@ class Partition:
         if step.time is None or not frame.height:
             return Judged(in_time=frame)
         frame, untimed = split_untimed(frame, step.time)
-        late, ahead = self._judge(microseconds(frame.get_column(step.time)), step.lateness_us)
-        if late is None:
-            return Judged(in_time=frame, untimed=untimed)
-        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed, ahead=ahead)
+        watermarks, ahead = self._judge(microseconds(frame.get_column(step.time)), step.lateness_us)
+        return _apart(frame, watermarks, untimed, ahead=ahead)
 
     def newest_us(self, step: p.Source, chunk: Chunk) -> int:
         """How far time will have come, lateness left aside, when this chunk has been judged."""
@@ -184,22 +184,26 @@ class Partition:
         newest_us = times.filter(times.is_between(-TIME_BOUND_US, min(TIME_BOUND_US, self.limit_us))).max()
         return max(self.max_time_us, newest_us) if isinstance(newest_us, int) else self.max_time_us
 
-    def _judged_declared(self, step: p.Source, marked: pl.Series | None, frame: pl.DataFrame) -> Judged:
-        late, untimed = marked, None
+    def _judged_declared(self, step: p.Source, watermarks: pl.Series | None, frame: pl.DataFrame) -> Judged:
+        untimed = None
         if step.time is not None and frame.height:
             sane = _sane(microseconds(frame.get_column(step.time)))
             if sane is not None:
                 untimed, frame = frame.filter(~sane), frame.filter(sane)
-                late = None if late is None else late.filter(sane)
+                watermarks = None if watermarks is None else watermarks.filter(sane)
             if self.floor_us > TIME_MIN_US:
                 below = microseconds(frame.get_column(step.time)) + step.shift_us < self.floor_us
-                late = below if late is None else late | below
-        if late is None or not late.any():
-            return Judged(in_time=frame, untimed=untimed)
-        return Judged(in_time=frame.filter(~late), late=frame.filter(late), untimed=untimed)
+                floors = _where(below, self.floor_us)
+                watermarks = (
+                    floors if watermarks is None else pl.select(pl.max_horizontal(watermarks, floors)).to_series()
+                )
+        return _apart(frame, watermarks, untimed)
 
     def _judge(self, times: pl.Series, lateness_us: int) -> tuple[pl.Series | None, int]:
-        """Which of these times (no nulls) are late, if any, and how many are so for being ahead; and move time on."""
+        """The watermark of each of these times (no nulls) that is below it, else null; None: none is. Move time on.
+
+        Also return how many are too far ahead.
+        """
         low, high = times.min(), times.max()
         if not isinstance(low, int) or not isinstance(high, int):
             return None, 0
@@ -211,18 +215,34 @@ class Partition:
         self.max_time_us = max(before, high)
         if self.first_us == TIME_MAX_US and high > TIME_MIN_US:
             self.first_us = int(times[0] if ahead is None else believed.filter(~ahead)[0])
-        if low >= max(self.max_time_us - lateness_us, self.floor_us):
-            late = ahead
-        elif ahead is None and low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
-            # In order among themselves, and not late against what came before.
-            late = None
-        else:
-            # Exactly, row by row: against the largest time before each row.
-            highest = pl.select(pl.lit(believed).cum_max().shift(1).fill_null(before).clip(before)).to_series()
-            limit = highest.clip(TIME_MIN_US + lateness_us) - lateness_us
-            late = (times < limit) | (times < self.floor_us)
-            late = late if ahead is None else late | ahead
-        return (late if late is not None and late.any() else None), 0 if ahead is None else int(ahead.sum())
+        if ahead is None and low >= max(self.max_time_us - lateness_us, self.floor_us):
+            return None, 0
+        if ahead is None and low >= max(before - lateness_us, self.floor_us) and times.is_sorted():
+            # In order among themselves, and not below what came before.
+            return None, 0
+        # Exactly, row by row: against the largest time before each row.
+        highest = believed.cum_max().shift(1).fill_null(before).clip(before)
+        watermarks = (highest.clip(TIME_MIN_US + lateness_us) - lateness_us).clip(self.floor_us)
+        if ahead is not None:
+            watermarks = watermarks.set(ahead, TIME_MAX_US)
+        return _where(times < watermarks, watermarks), 0 if ahead is None else int(ahead.sum())
+
+
+def _where(mask: pl.Series, values: pl.Series | int) -> pl.Series:
+    """Values where the mask is true, and nulls elsewhere."""
+    given = pl.Series([values], dtype=pl.Int64) if isinstance(values, int) else values
+    return given.zip_with(mask, pl.Series([None], dtype=pl.Int64)).rename(ROW_WATERMARK)
+
+
+def _apart(
+    frame: pl.DataFrame, watermarks: pl.Series | None, untimed: pl.DataFrame | None, *, ahead: int = 0
+) -> Judged:
+    """Take the rows that have a watermark from those that have none."""
+    if watermarks is None or watermarks.null_count() == frame.height:
+        return Judged(in_time=frame, untimed=untimed)
+    below = watermarks.is_not_null()
+    late = frame.filter(below).with_columns(watermarks.filter(below).alias(ROW_WATERMARK))
+    return Judged(in_time=frame.filter(~below), late=late, untimed=untimed, ahead=ahead)
 
 
 class Share:

@@ -28,13 +28,12 @@ from fordstone.hub.client.client import HubClient, retry
 from fordstone.hub.messages import ENDED_US, ConsumerPosition, StreamEpoch, StreamPage
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
 log = logging.getLogger(__name__)
 
-LATE: Final = "__late"
-"""The column in which rows that cross say whether they were late at the edge."""
 MAX_AHEAD_US: Final = 3_600_000_000
 """Maximum by which the time of a node may be ahead of the hub's clock."""
 EPOCHS_PER_READ_MAX: Final = 1_000
@@ -290,7 +289,7 @@ class StreamReader:
     def frames(
         self, entries: Sequence[StreamEpoch], schema: Schema, direct_url: str | None
     ) -> Iterator[tuple[StreamEpoch, pl.DataFrame]]:
-        """The runs of epochs in order, each with the columns of `schema` and perhaps `__late`; fails as `blob` does."""
+        """The runs of epochs in order, each with the columns of `schema` and perhaps `ROW_WATERMARK`; fails as `blob` does."""
         wanted = [(entry, run) for entry in entries for run in entry.runs]
 
         def read(one: tuple[StreamEpoch, RunRef]) -> pl.DataFrame:
@@ -353,10 +352,10 @@ class StreamReader:
 
 
 def _exact(rows: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """The rows with exactly these columns and types, and `__late` if they have it."""
+    """The rows with exactly these columns and types, and `ROW_WATERMARK` if they have it."""
     wanted = dict(schema.polars)
-    if LATE in rows.columns:
-        wanted.setdefault(LATE, pl.Boolean())
+    if ROW_WATERMARK in rows.columns:
+        wanted.setdefault(ROW_WATERMARK, pl.Int64())
     if rows.schema == pl.Schema(wanted):
         return rows
     return rows.select(list(wanted)).cast(wanted)  # type: ignore[arg-type]  # names to types, as Polars has them

@@ -22,8 +22,9 @@ from fordstone.operators.aggregate.partial import ROWS, Partials
 from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging, RunningAggregate, crossing_schema
 from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
+from fordstone.operators.window.panes import Closing, PaneGrid
 from fordstone.operators.window.session import SessionAggregate
-from fordstone.operators.window.sliding import PaneGrid, SlidingAggregate
+from fordstone.operators.window.sliding import SlidingAggregate
 from fordstone.operators.window.tumbling import WindowAggregate
 from fordstone.plan import plan as p
 from fordstone.plan.plan import Count, Session, Sliding, Tumbling, Window
@@ -302,11 +303,17 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
             at_barriers = context.plan.guarantee == "exactly_once"
             return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
         case p.Tumbling():
-            return WindowAggregate(partials_of(step, context), combined=combined, early_us=step.early_us, state=state)
+            return WindowAggregate(
+                partials_of(step, context),
+                _closing(step.window),
+                combined=combined,
+                early_us=step.early_us,
+                state=state,
+            )
         case p.Sliding():
             return SlidingAggregate(
                 partials_of(step, context),
-                PaneGrid(step.window),
+                _closing(step.window),
                 combined=combined,
                 early_us=step.early_us,
                 counted=_counted(step, rows_of(step, context.types)),
@@ -324,7 +331,7 @@ def make_combiner(step: p.Aggregate | p.Combine, context: OperatorContext) -> Co
     """The operator that makes partial rows before the shuffle, if `combines` allows it."""
     return Combine(
         partials_of(step, context),
-        drops_late=step.window is not None,
+        closing=_closing(step.window) if isinstance(step.window, p.Tumbling | p.Sliding) else None,
         counted=_counted(step, context.types[step.input]),
     )
 
@@ -369,6 +376,10 @@ def _cut(window: p.Window | None) -> p.Tumbling | None:
             return None
         case _:
             assert_never(window)
+
+
+def _closing(window: p.Tumbling | p.Sliding) -> Closing:
+    return Closing(PaneGrid.of(window))
 
 
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:

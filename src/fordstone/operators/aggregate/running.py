@@ -17,7 +17,19 @@ import polars as pl
 
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.partial import ROWS, Partials
-from fordstone.operators.base import LATE, OP, UPSERT, Emit, Emits, Moment, Operator, Stateless
+from fordstone.operators.base import (
+    OP,
+    ROW_WATERMARK,
+    UPSERT,
+    Emit,
+    Emits,
+    Moment,
+    Operator,
+    Stateless,
+    by_watermark,
+    late_emit,
+)
+from fordstone.operators.window.panes import Closing
 from fordstone.state.base import FOUND, State, StateBackend
 
 SHRINK_LEAST: Final = 0.5
@@ -34,41 +46,49 @@ TRY_AGAIN_EVERY: Final = 64
 class Combine(Stateless):
     """Makes partial rows of each batch. Stateless: what it learns about its input only decides how, not what."""
 
-    def __init__(self, partials: Partials, *, drops_late: bool, counted: pl.Expr | None = None) -> None:
-        """`drops_late`: late rows leave on the late port, to be counted; running aggregates take them in.
+    def __init__(self, partials: Partials, *, closing: Closing | None, counted: pl.Expr | None = None) -> None:
+        """`closing`: late rows leave on the late port, to be counted; None, of running aggregates: all rows count.
 
         `counted`: which rows count at all, where windows leave gaps; null for none.
         """
         super().__init__(self._partial_rows)
         self._counted = counted
         self._partials = partials
-        self._drops_late = drops_late
+        self._closing = closing
         self._skip = 0
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Partial rows, one per key and window; or one per row, where few rows share a key."""
-        if late and self._drops_late:
-            return [Emit(frame, port=LATE)]
+        """Partial rows, one per key and window; or one per row, where few rows share a key.
+
+        Those of sliding windows some of which were closed for their rows go on as late ones, by the end of the last closed one.
+        """
         timeless = self._partials.timeless(frame)
+        emits: Emits = []
         if timeless is not None:
-            in_time = frame.filter(~timeless)
-            lost = Emit(frame.filter(timeless), port=LATE)
-            return [lost, *self.on_batch(in_time, late=False)] if in_time.height else [lost]
+            emits.append(late_emit(frame.filter(timeless), pl.Series(dtype=pl.Int64)))
+            frame = frame.filter(~timeless)
         if self._counted is not None:
             frame = frame.filter(self._counted)
-            if not frame.height:
-                return []
+        if late and self._closing is not None and frame.height:
+            judged = self._closing.judge(frame, self._partials.ends(frame), frame.get_column(ROW_WATERMARK))
+            emits += [] if judged.late is None else [judged.late]
+            if judged.partly.height:
+                emits.append(Emit(by_watermark(self._partials.of_rows)(judged.partly), late=True))
+            frame = judged.whole
+        return [*emits, self._made(frame)] if frame.height else emits
+
+    def _made(self, frame: pl.DataFrame) -> Emit:
         if self._skip > 0:
             self._skip -= 1
-            return [Emit(self._partials.of_rows_unmerged(frame))]
+            return Emit(self._partials.of_rows_unmerged(frame))
         out = self._partial_rows(frame)
         if out.height > SHRINK_LEAST * frame.height and frame.height > TRY_AGAIN_EVERY:
             self._skip = TRY_AGAIN_EVERY
-        return [Emit(out)]
+        return Emit(out)
 
     def _partial_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """One per key and window. Of rows of two windows, grouping by the key alone, twice, takes two thirds of the time."""
-        if not self._drops_late or frame.height < SPLIT_ROWS:
+        if self._closing is None or frame.height < SPLIT_ROWS:
             return self._partials.of_rows(frame)
         ends = self._partials.ends(frame)
         low, high = ends.min(), ends.max()
@@ -82,7 +102,7 @@ class _OpenPartials:
     """The partial rows of an epoch. They are merged as they come, so that memory follows the number of keys."""
 
     def __init__(self, partials: Partials) -> None:
-        self._partials = partials
+        self._merge = by_watermark(partials.merge)
         self._frames: list[pl.DataFrame] = []
         self._new_rows = 0
         """Since they were last merged."""
@@ -93,13 +113,18 @@ class _OpenPartials:
         self._new_rows += rows.height
         if self._new_rows > max(OPEN_ROWS_MIN, OPEN_RATIO * self._merged_rows):
             # Before the barrier comes, which would have to wait for it.
-            merged = self._partials.merge(pl.concat(self._frames)).select(list(self._partials.schema))
+            merged = self._merged()
             self._frames, self._new_rows, self._merged_rows = [merged], 0, merged.height
 
     def drain(self) -> pl.DataFrame | None:
         """Give all of them merged, and forget them; None: there are none."""
-        frames, self._frames, self._new_rows, self._merged_rows = self._frames, [], 0, 0
-        return self._partials.merge(pl.concat(frames)).select(list(self._partials.schema)) if frames else None
+        merged = self._merged() if self._frames else None
+        self._frames, self._new_rows, self._merged_rows = [], 0, 0
+        return merged
+
+    def _merged(self) -> pl.DataFrame:
+        rows = pl.concat(self._frames)
+        return self._merge(rows).select(rows.columns)
 
     def __len__(self) -> int:
         return self._merged_rows + self._new_rows
@@ -160,17 +185,21 @@ class EpochCombine(Operator):
         self._names = _crossing_names(partials)
         self._crossing = crossing_schema(partials).polars
         self._open = _OpenPartials(partials)
+        self._partly = _OpenPartials(partials)
+        """Those for which some windows were closed, with `ROW_WATERMARK`."""
 
-    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:  # noqa: ARG002 - the feeder has judged
-        self._open.add(frame)
+    def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        (self._partly if late else self._open).add(frame)
         return []
 
     def on_watermark(self, watermark_us: int) -> Emits:  # noqa: ARG002 - windows close at the center
         return []
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
-        merged = self._open.drain()
-        return [] if merged is None else [Emit(_cast(merged.rename(self._names), self._crossing))]
+        found = ((self._open.drain(), False), (self._partly.drain(), True))
+        return [
+            Emit(_cast(rows.rename(self._names), self._crossing), late=late) for rows, late in found if rows is not None
+        ]
 
     def states(self) -> Mapping[str, State]:
         return {}
@@ -185,7 +214,7 @@ class Merging(Operator):
         self._names = {crossing: name for name, crossing in _crossing_names(partials).items()}
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        rows = frame.rename(self._names).select(list(self._kept))
+        rows = frame.rename(self._names).select(*self._kept, *([ROW_WATERMARK] if late else []))
         return self._aggregate.on_batch(_cast(rows, self._kept), late=late)
 
     def on_watermark(self, watermark_us: int) -> Emits:

@@ -23,7 +23,7 @@ import polars as pl
 from fordstone.errors import PipelineError, PlanError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, human_us
 from fordstone.operators.base import (
-    LATE,
+    ROW_WATERMARK,
     Emit,
     Emits,
     Family,
@@ -31,6 +31,7 @@ from fordstone.operators.base import (
     Operator,
     OperatorContext,
     Stateless,
+    late_emit,
     stream_details,
 )
 from fordstone.operators.join.sides import (
@@ -45,6 +46,7 @@ from fordstone.operators.join.sides import (
     join_columns,
     keys_details,
     pair_time,
+    with_hidden,
 )
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only, needs_time
@@ -111,14 +113,16 @@ class IntervalJoin(Operator):
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         is_left = LEFT in frame.columns
         mine, other = (self._left, self._right) if is_left else (self._right, self._left)
-        if late:
-            return [Emit(mine.side.alone(frame), port=LATE)]
         until = frame.get_column(mine.side.mark)
+        if late:
+            times = until - mine.side.hold_us
+            return [late_emit(mine.side.alone(frame), frame.get_column(ROW_WATERMARK) - times)]
         least_us = min(self._watermark_us + mine.side.hold_us, TIME_MAX_US)
         emits = []
         if until.null_count() or until.min() < least_us:  # type: ignore[operator]  # an Int64 without nulls
             in_time = (until >= least_us).fill_null(value=False)
-            emits.append(Emit(mine.side.alone(frame.filter(~in_time)), port=LATE))
+            late_rows = frame.filter(~in_time)
+            emits.append(late_emit(mine.side.alone(late_rows), least_us - late_rows.get_column(mine.side.mark)))
             frame = frame.filter(in_time)
         if frame.height:
             emits += self._pairs(frame, mine, other, is_left=is_left)
@@ -189,7 +193,8 @@ class JoinFamily(Family[p.Join]):
         return IntervalJoin(left, right, out, how=step.how, from_us=step.from_us, to_us=step.to_us, state=context.state)
 
     def make_feeder(self, step: p.Join, index: int, context: OperatorContext) -> Operator:
-        return Stateless(_sides(step, context)[index].carried)
+        side = _sides(step, context)[index]
+        return Stateless(lambda frame: with_hidden(side.carried(frame), frame, (ROW_WATERMARK,)))
 
     def title(self, step: p.Join) -> str:
         between = f"right time - left time from {human_us(step.from_us)} to {human_us(step.to_us)}"

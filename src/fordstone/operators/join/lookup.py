@@ -23,6 +23,7 @@ from fordstone.operators.base import (
     DELETE,
     OP,
     ROW_ID,
+    ROW_WATERMARK,
     Emit,
     Emits,
     Family,
@@ -43,6 +44,7 @@ from fordstone.operators.join.sides import (
     join_columns,
     keys_details,
     lookup_columns,
+    with_hidden,
 )
 from fordstone.operators.row_order import total_order
 from fordstone.plan import plan as p
@@ -79,9 +81,7 @@ class LookupJoin:
         for name, series in self.right.shown(got, only=self._new).items():
             # `get` returns the key of a row that was not found as well; in the result it is null.
             columns[name] = series if found.all() else series.zip_with(found, nothing.cast(series.dtype))
-        out = pl.DataFrame([columns[name] for name in self._out])
-        if ROW_ID in rows.columns:
-            out = out.with_columns(rows.get_column(ROW_ID))
+        out = with_hidden(pl.DataFrame([columns[name] for name in self._out]), rows)
         return out.filter(found) if self._inner else out
 
 
@@ -106,10 +106,7 @@ class StaticLookup:
         """The rows with the columns of the table."""
         if self._table is None:
             self._table = self._filled()
-        rows = self._lookup.left.carried(frame)
-        return self._lookup.join(
-            rows if ROW_ID not in frame.columns else rows.with_columns(frame.get_column(ROW_ID)), self._table
-        )
+        return self._lookup.join(with_hidden(self._lookup.left.carried(frame), frame), self._table)
 
     def _filled(self) -> Table:
         try:
@@ -274,12 +271,14 @@ class LookupLatestFamily(Family[p.LookupLatest]):
     def make_feeder(self, step: p.LookupLatest, index: int, context: OperatorContext) -> Operator:
         _, left, right = _latest_sides(step, context)
         if index == 0:
-            side, more = left, [pl.col(ROW_ID)] if step.name in context.with_ids else []
-        else:
-            # A control table goes by version rather than by time, and its rows say what they do.
-            table = context.types[step.control].table
-            side, more = right, [pl.col(VERSION).alias(RIGHT), pl.col(OP)] if table else []
-        return Stateless(lambda frame: side.carried(frame).with_columns(frame.select(more)))
+            ids = (ROW_ID,) if step.name in context.with_ids else ()
+            # Rows that wait for a barrier have no event time any more.
+            hidden = ids if step.waits else (*ids, ROW_WATERMARK)
+            return Stateless(lambda frame: with_hidden(left.carried(frame), frame, hidden))
+        # A control table goes by version rather than by time, and its rows say what they do.
+        table = context.types[step.control].table
+        more = [pl.col(VERSION).alias(RIGHT), pl.col(OP)] if table else []
+        return Stateless(lambda frame: right.carried(frame).with_columns(frame.select(more)))
 
     def title(self, step: p.LookupLatest) -> str:
         return f"look up in the newest rows of {step.control}"

@@ -19,6 +19,7 @@ from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import UNIT_US
 from fordstone.lang.schema import DataType, Schema
+from fordstone.operators.base import ROW_ID, ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.plan.plan import join_keys
 from fordstone.plan.stream_type import EventTime, StreamType, plain_keys
@@ -120,6 +121,13 @@ def keys_details(left: Sequence[str], right: Sequence[str], unmatched: str) -> I
     """Describe which columns must be equal, and what becomes of rows without a partner."""
     yield "on", ", ".join(one if one == other else f"{one} = {other}" for one, other in zip(left, right, strict=True))
     yield "unmatched rows", unmatched
+
+
+def with_hidden(
+    made: pl.DataFrame, rows: pl.DataFrame, hidden: Sequence[str] = (ROW_ID, ROW_WATERMARK)
+) -> pl.DataFrame:
+    """What was made of each row, with those of the hidden columns that the rows have."""
+    return made.with_columns(rows.get_column(name) for name in hidden if name in rows.columns)
 
 
 LEFT: Final = "__left"

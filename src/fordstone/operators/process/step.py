@@ -28,7 +28,7 @@ from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
     IN_STEP,
-    LATE,
+    ROW_WATERMARK,
     Emit,
     Emits,
     Family,
@@ -37,6 +37,7 @@ from fordstone.operators.base import (
     OperatorContext,
     function_text,
     keys_text,
+    late_emit,
     resolve_function,
     stream_details,
 )
@@ -416,13 +417,13 @@ class Process(Operator):
         rows = frame.select(list(self._stream.schema))
         if self._stream.time is None:
             return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
-        if late:
-            return [Emit(rows, port=LATE)]
         times = microseconds(rows.get_column(self._stream.time.column)) + self._stream.time.shift_us
+        if late:
+            return [late_emit(rows, frame.get_column(ROW_WATERMARK) - times)]
         in_time = (times >= max(self._watermark_us, TIME_MIN_US + 1)).fill_null(value=False)
         emits = []
         if not in_time.all():
-            emits.append(Emit(rows.filter(~in_time), port=LATE))
+            emits.append(late_emit(rows.filter(~in_time), self._watermark_us - times.filter(~in_time)))
             rows, times = rows.filter(in_time), times.filter(in_time)
         if rows.height:
             emits += self._taken(self._grouped(rows), times.to_numpy(), until_us=TIME_MIN_US)

@@ -1,13 +1,19 @@
 """Sessions: one row for each stretch of a key's rows that follow each other by less than a gap, when the gap has passed.
 
-A batch is cut into fragments: rows of one key, each less than the gap after the one before. Fragments wait in a buffer until the
-watermark passes their first row. Then they are joined, key by key, with the session of that key that is open, if there is one. A
-session closes when the watermark has reached its last row plus the gap; what has begun and not closed lies in a table: one row per
-key is enough, because of two sessions that have both begun below the watermark, the earlier one has closed. No fragments are made
-before the shuffle: one that idleness overtook in part could no longer be taken apart.
+A session is closed for a row when its last row plus the gap is not after the watermark of the row's own source partition (rule 6). So rows
+are taken in the order of their *turn*: their time, or that watermark where it is more. A row opens a new session if the largest time
+before it in that order is the gap or more before its turn, else it belongs to the session that is open. It is late if its time plus the
+gap is not after that watermark: even a session of its own would be closed.
 
-Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. Invariants: fragments in the
-buffer begin at the watermark or after it; sessions in the table began before it and are not due; every session in the table has
+A batch is cut into fragments: rows of one key, each less than the gap after the one before, and of rows below their watermark those with
+the same one. Fragments wait in a buffer until the watermark passes their turn. Then they are joined, key by key, with the session of that
+key that is open, if there is one. A session closes when the watermark has reached its last row plus the gap; what has begun and not closed
+lies in a table. One row per key is enough: a session begins at a turn by which the one before was closed. And a row below its watermark
+touches the open session: both its time and the session's last row lie less than the gap before its turn, and not after it.
+No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
+
+Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. Invariants: the turns of fragments in
+the buffer are at the watermark or after it; sessions in the table began before it and are not due; every session in the table has
 one timer, not after it is due. Timers are made from the table after a restore.
 """
 
@@ -22,11 +28,13 @@ import polars as pl
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
-from fordstone.operators.base import LATE, Emit, Emits, Moment, Operator
+from fordstone.operators.base import ROW_WATERMARK, Emit, Emits, Moment, Operator, late_emit
 from fordstone.operators.row_order import Numbers, key_expressions, keyed
 from fordstone.state.base import FOUND, State, StateBackend, Timeline
 
 _DUE: Final = "__due"
+_TURN: Final = "__turn"
+"""By what fragments are ordered: the time of the first row, or its watermark where that is more."""
 
 
 class SessionAggregate(Operator):
@@ -40,26 +48,38 @@ class SessionAggregate(Operator):
         self._key = list(self._fragments.state_key)
         self._columns = list(self._fragments.schema)
         self._state = state
-        self._waiting = state.buffer(self._key, time_column=FIRST)
+        self._waiting = state.buffer(self._key, time_column=_TURN)
         self._open = state.table(self._key, schema=self._fragments.schema)
         self._timers: Timeline | None = None
         self._watermark_us = TIME_MIN_US + 1
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
-        """Make fragments of rows. Rows that idleness overtook are late, and so are rows without a time."""
+        """Make fragments of rows. Rows without a time are late. Rows that idleness overtook have the operator's watermark."""
         rows = frame if frame.columns == self._names else frame.select(self._names)
-        if late:
-            return [Emit(rows, port=LATE)]
         times = microseconds(rows.get_column(self._time.column))
         if self._time.shift_us:
             times = times + self._time.shift_us
-        if not times.null_count() and times.min() >= self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
-            self._waiting.add(self._cut(rows, times))
+        if not late and not times.null_count() and times.min() >= self._watermark_us:  # type: ignore[operator]  # an Int64 without nulls
+            self._wait(rows, times)
             return []
-        in_time = (times >= self._watermark_us).fill_null(value=False)
+        given = frame.get_column(ROW_WATERMARK) if late else pl.Series([TIME_MIN_US]).new_from_index(0, rows.height)
+        watermarks = given.clip(self._watermark_us)
+        in_time = (times >= watermarks).fill_null(value=False)
+        counts = (times + self._gap_us > watermarks).fill_null(value=False)
         if in_time.any():
-            self._waiting.add(self._cut(rows.filter(in_time), times.filter(in_time)))
-        return [Emit(rows.filter(~in_time), port=LATE)]
+            self._wait(rows.filter(in_time), times.filter(in_time))
+        below = counts & ~in_time
+        if below.any():
+            self._wait(rows.filter(below), times.filter(below), turns=watermarks.filter(below))
+        if counts.all():
+            return []
+        return [late_emit(rows.filter(~counts), (watermarks - times - self._gap_us + 1).filter(~counts))]
+
+    def _wait(self, rows: pl.DataFrame, times: pl.Series, *, turns: pl.Series | None = None) -> None:
+        """Let fragments of rows wait; None: the turn of each row is its time."""
+        fragments = self._cut(rows, times, turns)
+        turn = pl.col(FIRST if turns is None else _TURN).alias(_TURN)
+        self._waiting.add(fragments.select(*self._columns, turn))
 
     def on_watermark(self, watermark_us: int) -> Emits:
         self._watermark_us = watermark_us
@@ -75,7 +95,9 @@ class SessionAggregate(Operator):
         known = self._open.get(at.keys)
         was_open = known.get_column(FOUND).to_numpy()
         opened = np.flatnonzero(was_open)
-        parts = [known[self._columns][opened], *([begun] if begun.height else [])]
+        # What is open stands before what comes, so its own turn makes no difference.
+        before = known[self._columns][opened].with_columns(pl.col(FIRST).alias(_TURN))
+        parts = [before, *([begun] if begun.height else [])]
         of_part = np.concatenate([opened, of_row[: begun.height]])
         sessions, of_key = self._joined(pl.concat(parts, rechunk=True), of_part)
         is_open = sessions.get_column(LAST).to_numpy() + self._gap_us > watermark_us
@@ -106,13 +128,16 @@ class SessionAggregate(Operator):
         due = sessions.get_column(LAST) + self._gap_us
         return sessions[self._key].hstack([due.alias(_DUE)])
 
-    def _cut(self, rows: pl.DataFrame, times: pl.Series) -> pl.DataFrame:
+    def _cut(self, rows: pl.DataFrame, times: pl.Series, turns: pl.Series | None) -> pl.DataFrame:
+        """Fragments; of rows with turns of their own, one per key and turn: all lie less than the gap before it."""
         keys = self._fragments.keys_of(rows)
+        if turns is not None:
+            keys = keys.with_columns(turns.alias(_TURN))
         order: Numbers | None = None
         if not times.is_sorted():
             order = times.arg_sort().cast(pl.Int64).to_numpy()
             keys = keys[order]
-        at = keyed(keys, key_expressions(self._key))
+        at = keyed(keys, key_expressions(keys.columns))
         by_row = at.by_key if order is None else order.take(at.by_key)
         when = times.to_numpy().take(by_row)
         begins = at.begins()
@@ -127,22 +152,23 @@ class SessionAggregate(Operator):
     def _joined(self, parts: pl.DataFrame, of_part: Numbers) -> tuple[pl.DataFrame, Numbers]:
         """Open sessions and fragments, as the fewest of them, each with its key's number.
 
-        `of_part`: the numbers of the keys. Parts of one key are in order of their first rows.
+        `of_part`: the numbers of the keys. Parts of one key are in order of their turns.
         """
         order = of_part.argsort(kind="stable")
         keys = of_part[order]
-        firsts = parts.get_column(FIRST).to_numpy()[order]
+        turns = parts.get_column(_TURN).to_numpy()[order]
         so_far = _greatest_so_far(parts.get_column(LAST).to_numpy()[order], keys)
         begins = np.ones(order.size, dtype=np.bool_)
-        begins[1:] = (keys[1:] != keys[:-1]) | (firsts[1:] - so_far[:-1] >= self._gap_us)
+        begins[1:] = (keys[1:] != keys[:-1]) | (turns[1:] - so_far[:-1] >= self._gap_us)
         if begins.all():
-            return parts, of_part
+            return parts.drop(_TURN), of_part
         starts = np.flatnonzero(begins)
         numbers = np.empty_like(order)
         numbers[order] = np.cumsum(begins) - 1
         values = self._fragments.merge(parts, numbers)
+        firsts = np.minimum.reduceat(parts.get_column(FIRST).to_numpy()[order], starts)
         lasts = so_far[np.append(starts[1:], so_far.size) - 1]
-        return self._framed(parts[self._key][order[starts]], firsts[starts], lasts, values), keys[starts]
+        return self._framed(parts[self._key][order[starts]], firsts, lasts, values), keys[starts]
 
     def _framed(self, keys: pl.DataFrame, firsts: Numbers, lasts: Numbers, values: pl.DataFrame) -> pl.DataFrame:
         times = [pl.Series(FIRST, firsts), pl.Series(LAST, lasts)]

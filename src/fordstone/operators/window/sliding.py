@@ -11,9 +11,9 @@ its last window has closed, and windows are put together from final panes alone.
   for windows to come, the merged panes from their start up to a turning point; what came after that is merged at the
   back. A window is one of the front with the back. When the front is used up, the panes at hand become the new front.
 
-Late (rule 6): a row counts for all of its windows or for none. Once the first of them has closed, the row is late as a whole. Rows in the
-gaps between windows count for none and are not late. Early results: which final panes changed windows that are still open is kept
-(`_touched`) until early results have been given.
+Late (rule 6): a row counts for each of its windows that is open for it, and is late if there is none. Partial rows of which some windows
+were closed are kept apart from the panes (`_partly`), with the end of the last closed one, and are merged into each later window when that
+is emitted. Rows in the gaps between windows count for none and are not late.
 
 Invariants: a final pane never changes; open and final panes are different ones; what `Slider` and `PaneStore` hold beside the state is
 derived from it when a window closes, and not before.
@@ -24,127 +24,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-import numpy as np
 import polars as pl
 
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
-from fordstone.operators.base import Emits, pass_on
-from fordstone.operators.row_order import Numbers
-from fordstone.operators.window.tumbling import WindowAggregate, only
-from fordstone.plan.plan import Sliding, panes
+from fordstone.operators.base import Emits, by_watermark, pass_on
+from fordstone.operators.window.panes import Closing, PaneGrid
+from fordstone.operators.window.tumbling import LAST, WindowAggregate, only
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.state.base import State, StateBackend
 
-FIRST: Final = "__first"
-"""The end of the first window that a pane is in."""
-LAST: Final = "__last"
-"""The end of the last window that a pane is in."""
-COPIES_MAX: Final = 16
-"""Maximum number of windows per pane for which panes are spread window by window."""
-_Time = TypeVar("_Time", int, pl.Expr, pl.Series)
 Merge = Callable[[pl.DataFrame], pl.DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class PaneGrid:
-    """Which panes make up which windows. Panes and windows are both named by their ends."""
-
-    window: Sliding
-
-    @property
-    def pane_us(self) -> int:
-        """The length of a pane; of windows that do not overlap, the slide."""
-        return panes(self.window).size_us
-
-    @property
-    def panes_per_window(self) -> int:
-        """How many panes a window has, those in the same windows taken for one (`shared`)."""
-        return self.windows_per_pane * (1 if self.pane_us == self.window.slide_us else 2)
-
-    @property
-    def windows_per_pane(self) -> int:
-        """How many windows a pane is in, at most."""
-        return -(-self.window.size_us // self.window.slide_us)
-
-    @property
-    def overlaps(self) -> bool:
-        return self.window.slide_us < self.window.size_us
-
-    @property
-    def whole(self) -> bool:
-        """Whether a window ends with every pane: then a pane's end is the end of its first window."""
-        return self.overlaps and self.pane_us == self.window.slide_us
-
-    def window_at(self, bound_us: int) -> int:
-        """The last end of a window that is not after `bound_us`."""
-        phase_us = self._phase_us
-        return phase_us + (bound_us - phase_us) // self.window.slide_us * self.window.slide_us
-
-    def first(self, end: _Time) -> _Time:
-        """The end of the first window that holds a pane."""
-        if self.whole:
-            return end
-        if not self.overlaps:
-            return end - (self.window.slide_us - self.window.size_us)
-        slide_us, phase_us = self.window.slide_us, self._phase_us
-        return (end - phase_us + (slide_us - 1)) // slide_us * slide_us + phase_us
-
-    def last(self, end: _Time) -> _Time:
-        """The end of the last window that holds a pane."""
-        if not self.overlaps:
-            return self.first(end)
-        slide_us, phase_us = self.window.slide_us, self._phase_us
-        return (end + (self.window.size_us - self.pane_us - phase_us)) // slide_us * slide_us + phase_us
-
-    def shared(self, end: pl.Expr) -> pl.Expr:
-        """The end of the longest stretch of panes that are in the same windows as this one: it may stand for them all.
-
-        Where the slide divides the size that is the pane itself. Else there are two panes per slide instead of what may be very many.
-        """
-        slide_us, offset_us = self.window.slide_us, self.window.offset_us
-        if self.whole or not self.overlaps:
-            return end
-        start = (end - offset_us + (slide_us - 1)) // slide_us * slide_us + offset_us
-        return pl.min_horizontal(self.first(end), start)
-
-    def in_window(self, at: pl.Expr) -> pl.Expr | None:
-        """Whether a time (in microseconds) lies in any window; None: all do."""
-        if self.window.slide_us <= self.window.size_us:
-            return None
-        since = at - self.window.offset_us
-        return since - since // self.window.slide_us * self.window.slide_us < self.window.size_us
-
-    @property
-    def _phase_us(self) -> int:
-        return (self.window.offset_us + self.window.size_us) % self.window.slide_us
-
-    def spread(self, rows: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
-        """Partial rows of panes, once for each window they are in that ends in (`after_us`, `until_us`]; END says which."""
-        ends = rows.get_column(END)
-        first, last = self.first(ends), self.last(ends)
-        if self.windows_per_pane > COPIES_MAX:
-            return self._spread_by_row(rows, first.to_numpy(), last.to_numpy(), (after_us, until_us))
-        copies = []
-        for index in range(self.windows_per_pane):
-            end = first + index * self.window.slide_us
-            found = (end > after_us) & (end <= until_us) & (end <= last)
-            copy = rows.with_columns(end.alias(END))
-            copies.append(copy if found.all() else copy.filter(found))
-        return pl.concat(copies)
-
-    def _spread_by_row(
-        self, rows: pl.DataFrame, first: Numbers, last: Numbers, between: tuple[int, int]
-    ) -> pl.DataFrame:
-        slide_us = self.window.slide_us
-        first = np.maximum(first, self.window_at(between[0]) + slide_us)
-        last = np.minimum(last, self.window_at(between[1]))
-        counts = np.maximum((last - first) // slide_us + 1, 0)
-        of = np.repeat(np.arange(rows.height), counts)
-        nth = np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows[of].with_columns(pl.Series(END, first[of] + nth * slide_us, dtype=pl.Int64))
 
 
 class PaneStore:
@@ -299,7 +190,7 @@ class SlidingAggregate(WindowAggregate):
     def __init__(
         self,
         partials: Partials,
-        grid: PaneGrid,
+        closing: Closing,
         *,
         combined: bool,
         early_us: int | None = None,
@@ -307,89 +198,100 @@ class SlidingAggregate(WindowAggregate):
         state: StateBackend,
     ) -> None:
         """`partials` cuts by panes."""
-        due = END if grid.whole else FIRST
-        super().__init__(partials, combined=combined, due=due, early_us=early_us, counted=counted, state=state)
-        self._grid = grid
+        self._grid = closing.grid
+        super().__init__(partials, closing, combined=combined, early_us=early_us, counted=counted, state=state)
         # There is one row per key and final pane: nothing to merge.
         self._final = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
-        self._touched = state.timeline(partials.state_key, time_column=LAST, merge_rows=pass_on)
-        """Which final panes came since the last early results: windows to come have changed by them."""
+        self._partly = state.timeline(partials.state_key, time_column=LAST, merge_rows=self._merge_partly)
+        """Partial rows of rows that came after the first of their windows had closed, with `ROW_WATERMARK`."""
         self._store: PaneStore | None = None
         """The final panes, where windows are put together one by one; None before the first window closes."""
         self._slider = self._new_slider()
 
+    @property
+    def _closes_at_end(self) -> bool:
+        return self._grid.whole
+
     def on_watermark(self, watermark_us: int) -> Emits:
-        before_us = max(self._watermark_us, self._final.closed_us)
+        self._note_shown()
+        before_us = self._closing.closed_us(max(self._watermark_us, self._final.closed_us))
         self._watermark_us = watermark_us
-        due_us = self._grid.window_at(watermark_us)
+        due_us = self._grid.window_at(self._closing.closed_us(watermark_us))
         if due_us <= self._grid.window_at(before_us):
             return []
-        closed = self._closed(watermark_us).drop(FIRST, strict=False)
-        if not self._grid.overlaps:
-            return self._results(self._only_windows(closed))
-        windows = list(self._windows(closed, before_us, due_us))
-        self._final.close(watermark_us)
-        self._touched.close(watermark_us)
-        self._final.add(self._lasting(closed))
-        return [emit for rows in windows for emit in self._results(rows)]
+        closed = self._without_due(self._open.close(watermark_us))
+        if self._grid.overlaps:
+            windows = self._with_partly(list(self._windows(closed, before_us, due_us)), before_us, due_us)
+            self._final.close(watermark_us)
+            self._partly.close(watermark_us)
+            self._final.add(self._lasting(closed))
+        else:
+            windows = [self._only_windows(closed)]
+        emits = [emit for rows in windows for emit in self._results(rows)]
+        self._close_names()
+        return emits
 
     def states(self) -> Mapping[str, State]:
-        found = {**super().states(), "panes": self._final}
-        return found if self._early_us is None else {**found, "touched": self._touched}
-
-    def _changed_before(self) -> pl.DataFrame:
-        return self._touched.drain()
-
-    def _on_changed_closed(self, changed: pl.DataFrame) -> None:
-        self._touched.add(self._lasting(changed.select(self._named)))
+        return {**super().states(), "panes": self._final, "partly": self._partly}
 
     def _lasting(self, closed: pl.DataFrame) -> pl.DataFrame:
         """The panes that windows to come need, with LAST."""
         if not closed.height:
             return closed
-        ends, watermark_us = closed.get_column(END), self._watermark_us
+        ends, closed_us = closed.get_column(END), self._closing.closed_us(self._watermark_us)
         least_us, most_us = (self._grid.last(int(end)) for end in (ends.min(), ends.max()))  # type: ignore[arg-type]  # an Int64 without nulls
-        if most_us <= watermark_us:
+        if most_us <= closed_us:
             return closed.clear()
         last = pl.lit(most_us, dtype=pl.Int64) if least_us == most_us else self._grid.last(pl.col(END))
-        kept = closed.with_columns(last.alias(LAST))
-        return kept if least_us > watermark_us else kept.filter(pl.col(LAST) > watermark_us)
-
-    def _due(self, ends: pl.Series) -> pl.Series:
-        return self._grid.first(ends)
-
-    def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return self._with_first(self._partials.merge(rows))
+        kept = closed if least_us > closed_us else closed.filter(last > closed_us)
+        return kept.with_columns((last + self._closing.allowed_us).alias(LAST))
 
     def _add(self, partials: pl.DataFrame) -> None:
         if not self._grid.whole:
             partials = partials.with_columns(self._grid.shared(pl.col(END)).alias(END))
-        super()._add(self._with_first(partials))
+        super()._add(partials)
+
+    def _add_partly(self, partials: pl.DataFrame) -> None:
+        self._partly.add(self._with_last(partials))
+        self._note_changed(partials)
+
+    def _merge_partly(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return self._with_last(by_watermark(self._partials.merge)(rows))
+
+    def _with_last(self, partials: pl.DataFrame) -> pl.DataFrame:
+        return partials.with_columns((self._grid.last(pl.col(END)) + self._closing.allowed_us).alias(LAST))
+
+    def _with_partly(self, windows: list[pl.DataFrame], after_us: int, until_us: int) -> list[pl.DataFrame]:
+        """Partial rows of windows that end in (`after_us`, `until_us`], with what rows that came late add to them."""
+        partly = self._partly.scan()
+        if not partly.height:
+            return windows
+        ends = partly.get_column(END)
+        after_us = max(after_us, self._grid.first(int(ends.min())) - 1)  # type: ignore[arg-type]  # an Int64 without nulls
+        until_us = min(until_us, self._grid.last(int(ends.max())))  # type: ignore[arg-type]  # as above
+        spread = self._grid.spread(partly, after_us, until_us) if after_us < until_us else partly.clear()
+        found = [frame.select(list(self._partials.schema)) for frame in (*windows, spread) if frame.height]
+        return [self._partials.merge(pl.concat(found)).select(found[0].columns)] if spread.height else windows
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         results = self._partials.finish(rows)
         starts = (rows.get_column(END) - self._grid.window.size_us).cast(results.schema[WINDOW_END])
         return results.replace_column(results.get_column_index(WINDOW_START), starts.alias(WINDOW_START))
 
-    def _provisional(self, changed: pl.DataFrame) -> pl.DataFrame:
-        key = self._partials.state_key
+    def _windows_between(self, after_us: int, until_us: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
         panes = self._together(self._open.scan(), self._final.scan())
         if not self._grid.overlaps:
-            return self._only_windows(only(panes, changed, self._named))
-        keys = changed.select(key).unique()
-        if keys.height < panes.select(pl.struct(key).n_unique()).item():
-            panes = panes.join(keys, on=list(key), how="semi", nulls_equal=True)
-        ends = changed.get_column(END)
-        closed_us = max(self._watermark_us, self._final.closed_us)
-        after_us = max(self._grid.first(int(ends.min())) - 1, closed_us)  # type: ignore[arg-type]  # an Int64 without nulls
-        until_us = self._grid.last(int(ends.max()))  # type: ignore[arg-type]  # as above
-        wanted = self._grid.spread(changed, after_us, until_us).unique()
-        if self._at_once:
-            found = list(self._spread(panes, after_us, until_us))
+            panes = self._only_windows(panes)
+            between = pl.col(END).is_between(after_us, until_us, closed="right")
+            found = [panes.filter(between)] if panes.height else []
+        elif self._at_once:
+            found = list(self._spread(panes, after_us, until_us)) if panes.height else []
         else:
             store, slider = PaneStore(self._grid, panes), self._new_slider()
             found = list(self._one_by_one(store, slider, (after_us, until_us), until_us))
-        return only(pl.concat(found), wanted, self._named)
+        found = self._with_partly(found, after_us, until_us)
+        rows = pl.concat(found) if found else pl.DataFrame()
+        return rows if keys is None or not rows.height else only(rows, keys, self._partials.state_key)
 
     @property
     def _at_once(self) -> bool:
@@ -461,9 +363,6 @@ class SlidingAggregate(WindowAggregate):
     def _only_windows(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Where windows do not overlap, a pane is a window, but for the gap at its end."""
         return panes.with_columns(self._grid.first(pl.col(END))).sort(END) if panes.height else panes
-
-    def _with_first(self, partials: pl.DataFrame) -> pl.DataFrame:
-        return partials if self._grid.whole else partials.with_columns(self._grid.first(pl.col(END)).alias(FIRST))
 
     def _new_slider(self) -> Slider:
         if self._partials.invertible:
