@@ -11,11 +11,18 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
+import polars as pl
+
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate, InFlight
 from fordstone.edge.engine.source_task import SourceTask
 from fordstone.edge.engine.writer import Writer
 from fordstone.epochs import store as store_module
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.operators.aggregate.running import Combine
+from fordstone.operators.base import ROW_WATERMARK, Emits
+from fordstone.operators.window.panes import Closing, Judged
+from fordstone.operators.window.tumbling import WindowAggregate
 from fordstone.plan.ids import Attempt
 from fordstone.protocol.alignment import Alignment
 from fordstone.protocol.retention import Retention, decide_retention
@@ -171,6 +178,36 @@ def release_before_the_seal() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def late_below_the_watermark() -> Iterator[None]:
+    """A row below its watermark is late, although its window is open."""
+    original = Closing.judge
+
+    def harsh(self: Closing, frame: pl.DataFrame, ends: pl.Series, watermarks: pl.Series) -> Judged:
+        below = ROW_WATERMARK in frame.columns
+        return original(self, frame, ends, pl.Series([TIME_MAX_US] * frame.height) if below else watermarks)
+
+    with patch.object(Closing, "judge", harsh):
+        yield
+
+
+@contextmanager
+def late_by_the_step_alone() -> Iterator[None]:
+    """A row counts while the step's windows are open, although they are closed for its own partition."""
+    take, made = WindowAggregate._take, Combine.on_batch
+
+    def lenient(self: WindowAggregate, frame: pl.DataFrame, ends: pl.Series, *, late: bool) -> Emits:
+        del late
+        return take(self, frame.drop(ROW_WATERMARK, strict=False), ends, late=False)
+
+    def combined(self: Combine, frame: pl.DataFrame, *, late: bool) -> Emits:
+        del late
+        return made(self, frame.drop(ROW_WATERMARK, strict=False), late=False)
+
+    with patch.object(WindowAggregate, "_take", lenient), patch.object(Combine, "on_batch", combined):
+        yield
+
+
 MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -184,5 +221,7 @@ MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         aborted_output_is_dropped,
         sealed_output_stays_pending,
         release_before_the_seal,
+        late_below_the_watermark,
+        late_by_the_step_alone,
     )
 }
