@@ -131,7 +131,7 @@ class RecordFunction(UserFunction):
 
     def _with_hidden(self, rows: pl.DataFrame, frame: pl.DataFrame, places: Sequence[int]) -> pl.DataFrame:
         if ROW_WATERMARK in frame.columns:
-            rows = rows.with_columns(frame.get_column(ROW_WATERMARK).gather(places))
+            rows = rows.with_columns(frame.get_column(ROW_WATERMARK).gather(list(places)))
         if ROW_ID not in frame.columns:
             return rows
         ids = frame.get_column(ROW_ID)[list(places)].to_list() if places else []
