@@ -69,7 +69,7 @@ def test_a_call_that_fails_once_is_made_again(tmp_path: Path):
 
 
 def test_what_other_systems_raise_may_pass_so_the_pipeline_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    calls = Calls(*[ConnectionError("away")] * 6)
+    calls = Calls(*[ConnectionError("away")] * 3)
     with caplog.at_level(logging.WARNING):
         report, out = run(source().map(calls), tmp_path)
     assert (report.progress.restarts, out["n"].to_list()) == (3, [1, 0, 3, 4])

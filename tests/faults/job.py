@@ -82,5 +82,5 @@ class _Flaky:
         if self._batches % 3 == 0 and raised < self._failures:
             with self._count.open("ab") as file:
                 file.write(b"x")
-            raise RuntimeError("the sensor table is locked")
+            raise OSError("the sensor table is locked")
         return frame

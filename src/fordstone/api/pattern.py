@@ -55,7 +55,7 @@ class Pattern:
             raise PipelineError(
                 f"pattern {self.name} already has a start; add the next stage with then, next or then_any."
             )
-        return self._with(name, condition, "next", **how)
+        return self._with(name, condition, "next", starts=True, **how)
 
     def then(self, name: str, condition: Condition | None = None, **how: Any) -> Pattern:
         """A stage whose first row comes later: rows that do not fulfil its condition may stand between.
@@ -94,6 +94,7 @@ class Pattern:
         condition: Condition | None,
         follows: p.Contiguity,
         *,
+        starts: bool = False,
         times: Times | None = None,
         one_or_more: bool = False,
         optional: bool = False,
@@ -104,6 +105,8 @@ class Pattern:
         until: Condition | None = None,
     ) -> Pattern:
         where = f"pattern {self.name}: stage {name!r}"
+        if not self.stages and not starts:
+            raise PipelineError(f"{where} has none before it. Begin the pattern with start({name!r}, ...).")
         for both, options in (
             (greedy and reluctant, "greedy=True and reluctant=True"),
             (consecutive and combinations, "consecutive=True and combinations=True"),
@@ -147,6 +150,10 @@ def match_step(
     """The step of `match(...)`."""
     if not isinstance(pattern, Pattern):
         raise PipelineError(f"step {named}: {pattern!r} is not a pattern. Write Pattern('name').start(...).")
+    if not isinstance(measures, Mapping):
+        raise PipelineError(
+            f"step {named}: measures={measures!r} must name a column for each expression, as in measures={{'peak': 'max(b.temp)'}}."
+        )
     if not pattern.stages:
         raise PipelineError(f"step {named}: pattern {pattern.name} has no stages. Begin it with start(...).")
     skip = options.get("skip", "past_last")

@@ -88,6 +88,10 @@ class Pipeline:
         Rows replace each other by `key`. A node takes new rows over at barriers; it keeps its copy while it is offline.
         """
         checked_name(name, "control")
+        if not isinstance(key, str | Sequence):
+            raise PipelineError(
+                f'control {name}: key={key!r} does not name columns. Write key="device", or a list of names.'
+            )
         keys = (key,) if isinstance(key, str) else tuple(key)
         columns = Schema.of(schema)
         self._graph.add(p.Control(name=name, schema=columns.to_dict(), keys=keys))

@@ -213,11 +213,14 @@ class Stream:
         streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class
         return self._add(p.Union(name=self._named("union", name), streams=streams))
 
-    def group_by(self, *keys: str) -> Grouped:
-        """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group."""
-        return Grouped(self, keys, None)
+    def group_by(self, *keys: str | Sequence[str]) -> Grouped:
+        """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group.
 
-    def deduplicate(self, *keys: str, within: str | timedelta, name: str | None = None) -> Stream:
+        Keys are columns: `group_by("site", "device")`, or a list of them.
+        """
+        return Grouped(self, _key_names("group_by", keys), None)
+
+    def deduplicate(self, *keys: str | Sequence[str], within: str | timedelta, name: str | None = None) -> Stream:
         """Drop rows that repeat a key shortly after a row that was kept: `deduplicate("id", within="1h")`.
 
         The rows of a key are taken in order of time, once the watermark has passed them. A row is kept unless one of its
@@ -226,7 +229,8 @@ class Stream:
         named = self._named("deduplicate", name)
         with self._graph.building(named):
             span_us = positive_us(within, what="within")
-        return self._add(p.Deduplicate(name=named, input=self._at, keys=keys, within_us=span_us))
+        names = _key_names("deduplicate", keys)
+        return self._add(p.Deduplicate(name=named, input=self._at, keys=names, within_us=span_us))
 
     def top(
         self,
@@ -276,6 +280,10 @@ class Stream:
         The steps inside run as one task. There is no event time inside or below a loop.
         """
         graph, loop = self._graph, self._named("iterate", name)
+        if not callable(body):
+            raise PipelineError(
+                f"loop {loop}: {body!r} is not a function. Give one that takes a stream and gives a pair of streams."
+            )
         given = body(Stream(graph, graph.open_loop(self._at, loop)))
         if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Stream) for part in given)):  # noqa: PLR2004 - a pair
             raise PipelineError(f"loop {loop}: the body gives a pair of streams: (what goes back, what goes on).")
@@ -289,6 +297,10 @@ class Stream:
         """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
         checked_name(name, "sink")
         check_word("release", release, get_args(p.Release), where=f"sink {name}: ", error=PipelineError)
+        if not isinstance(connector, p.ConnectorSpec):
+            raise PipelineError(
+                f"sink {name}: {connector!r} is not a connector. Use one of fordstone.connectors, as in files({name!r}, format='jsonl')."
+            )
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(
@@ -637,6 +649,20 @@ class Grouped:
 def keyed_name(what: str, keys: Sequence[str]) -> str:
     """The name of a step by what it does and the keys it does it by."""
     return "_".join([what, *(key for key in keys if key.isidentifier() and key.isascii())])[:80]
+
+
+def _key_names(what: str, given: tuple[str | Sequence[str], ...]) -> tuple[str, ...]:
+    """Keys, from names and lists of names."""
+    names: list[Any] = []
+    for one in given:
+        names += [one] if isinstance(one, str) or not isinstance(one, Sequence) else one
+    for name in names:
+        if not isinstance(name, str):
+            raise PipelineError(
+                f"{what}({name!r}): a key is the name of a column, as in {what}('device'). Make a column of an expression first, with "
+                "with_columns(...)."
+            )
+    return tuple(names)
 
 
 def _signed_us(value: Span, *, what: str) -> int:

@@ -103,6 +103,7 @@ class RunConfig:
                 "bounded and available_now cannot both be set. bounded runs once and closes all windows at the end of the input; "
                 "available_now stops there, and the next run resumes."
             )
+        self._check_types()
         if not 1 <= self.parallelism <= KEY_GROUPS:
             raise ConfigError(
                 f"parallelism={self.parallelism} must be between 1 and {KEY_GROUPS}, the number of key groups."
@@ -133,6 +134,13 @@ class RunConfig:
             )
         if self.take_over and self.hub is None:
             raise ConfigError("take_over needs a hub, which fences the other process. Give its address (--hub).")
+
+    def _check_types(self) -> None:
+        if self.state is not None and not isinstance(self.state, str | Path):
+            raise ConfigError(f"state={self.state!r} is not a directory. Give its path as text.")
+        for name in ("parallelism", "keep", "batch_rows", "outbox_bytes_max"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not a whole number.")
 
     def home_of(self, pipeline: str) -> Path:
         """The directory of a pipeline's checkpoints and dead letters on this node."""

@@ -5,9 +5,11 @@ A schema is an ordered mapping of column names to types. Both engines get their 
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 import polars as pl
@@ -43,6 +45,16 @@ _ALIASES: Final = {
     "varchar": "string",
     "bytes": "binary",
     "datetime": "timestamp",
+}
+_PYTHON_TYPES: Final[dict[type, str]] = {
+    bool: "boolean",
+    int: "bigint",
+    float: "double",
+    str: "string",
+    bytes: "binary",
+    dt.date: "date",
+    dt.datetime: "timestamp",
+    Decimal: "decimal(10,2)",
 }
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 _DECIMAL = re.compile(r"decimal\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
@@ -148,6 +160,10 @@ class Schema(Mapping[str, DataType]):
     @classmethod
     def of(cls, columns: Mapping[str, str | DataType]) -> Schema:
         """Check and build a schema from names and types."""
+        if not isinstance(columns, Mapping):
+            raise SchemaError(
+                f"{columns!r} is not a schema. Give names and types: {{'device': 'string', 'temp': 'double'}}."
+            )
         fields = []
         for name, kind in columns.items():
             if not isinstance(name, str) or not name:
@@ -158,6 +174,8 @@ class Schema(Mapping[str, DataType]):
                 raise SchemaError(
                     f"column {name!r}: Polars would take this name for a pattern of names. Choose another."
                 )
+            if not isinstance(kind, str | DataType):
+                raise SchemaError(f"column {name!r}: {_type_advice(kind)}")
             fields.append((name, kind if isinstance(kind, DataType) else DataType.parse(kind)))
         if not fields:
             raise SchemaError("a schema has at least one column.")
@@ -194,3 +212,14 @@ class Schema(Mapping[str, DataType]):
 
     def __len__(self) -> int:
         return len(self.columns)
+
+
+def _type_advice(given: object) -> str:
+    """What to write in place of something that is no type by name."""
+    if isinstance(given, type) and given in _PYTHON_TYPES:
+        return f"write the type by its name in Spark: {_PYTHON_TYPES[given]!r} for {given.__name__}."
+    if isinstance(given, pl.DataType) or (isinstance(given, type) and issubclass(given, pl.DataType)):
+        return f"write the type by its name in Spark: {str(DataType.from_polars(given))!r} for {given}."
+    return (
+        f"{given!r} is not a type. Types are written by their name in Spark, such as 'string', 'double' or 'timestamp'."
+    )

@@ -2,7 +2,7 @@
 
 A row for which the function raises, or for which it gives what does not fit the schema, stops the run (`on_error="fail"`) or becomes
 a dead letter (`"dead_letter"`), and the others go on. With "fail", a function that raises is called once more with the same row: if it
-raises the same again, a restart would not help, and the error is final.
+raises the same again, a restart would not help, and the error is final. An `OSError` is left to the restarts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from fordstone.plan import plan as p
 from fordstone.state.base import State
 
 Record = dict[str, Any]
+FINAL_OR_PASSING = (FordstoneError, OSError)
+"""Not tried again at once: a wrong result stays wrong, and the network and other systems may come back for a restart, after a wait."""
 
 
 class UserFunction(Operator):
@@ -65,13 +67,12 @@ class UserFunction(Operator):
 
     def _again(self, record: Record, error: Exception, given: Any) -> Any:
         """Call once more for a row that an exception was raised for. Raises a final error if the same happens again."""
-        if isinstance(error, FordstoneError):
+        if isinstance(error, FINAL_OR_PASSING):
             raise error
         try:
             return self._made(given)
         except Exception as second:
-            # The network and other systems may come back: a restart waits for them.
-            if not isinstance(second, OSError) and reason_of(second) == reason_of(error):
+            if reason_of(second) == reason_of(error):
                 failure = Failed(record=record, error=second)
                 raise function_error(self._step.name, self._step.path, failure, times=True) from second
             raise
@@ -158,8 +159,10 @@ class BatchFunction(UserFunction):
 
     def _made_again(self, frame: pl.DataFrame, error: Exception) -> pl.DataFrame:
         """Find a row that the function raises for; if there is none, call it once more with all of them."""
+        if isinstance(error, FINAL_OR_PASSING):
+            raise error
         found, raised = frame, error
-        while found.height > 1 and not isinstance(raised, FordstoneError):
+        while found.height > 1:
             for half in _halves(found):
                 try:
                     self._made(half)
@@ -170,8 +173,6 @@ class BatchFunction(UserFunction):
                 break
         if found.height == 1:
             self._again(found.row(0, named=True), raised, found)
-        if isinstance(error, FordstoneError):
-            raise error
         return self._made(frame)
 
     def _made(self, frame: pl.DataFrame) -> pl.DataFrame:

@@ -29,7 +29,7 @@ _NAME: Final = re.compile(NAME_PATTERN)
 
 def checked_name(name: str, what: str) -> str:
     """Return `name` if it has the form of names, else raise."""
-    if _NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise PipelineError(
             f"{what} {name!r}: a name has 1 to 100 letters, digits, '_', '-' or single '.', and starts with none of '.-'."
         )

@@ -61,6 +61,8 @@ class StreamType:
     """Above the cut: at the center."""
     table: bool = False
     """A control table: only lookups may read it."""
+    late: bool = False
+    """Rows that were late for a step: time has passed them, so they have no event time any more."""
 
 
 Types = Mapping[p.Input, StreamType]
@@ -86,7 +88,7 @@ def plain_keys(keys: Sequence[str], schema: Schema, *, what: str = "group_by") -
 
 def late_rows(step: p.Step, stream: StreamType) -> Derived:
     """The late port of a step: rows as they came."""
-    return {p.Input(step.name, "late"): replace(stream, time=None, row_wise=False, windowed=False)}
+    return {p.Input(step.name, "late"): replace(stream, time=None, row_wise=False, windowed=False, late=True)}
 
 
 def needs_time(step: p.Step, stream: StreamType, what: str, *, given: p.Input | None = None) -> EventTime:
@@ -94,6 +96,12 @@ def needs_time(step: p.Step, stream: StreamType, what: str, *, given: p.Input | 
     given = step.inputs[0] if given is None else given
     if stream.looped:
         raise PipelineError(f"step {step.name}: {what} needs event time, and there is none inside or below a loop.")
+    if stream.time is None and stream.late:
+        raise PipelineError(
+            f"step {step.name}: {what} needs event time, and {given} has late rows, which have none any more: time has passed them, so "
+            "it would be too late for them here as well. Write them to a sink, or aggregate them without a window. To have fewer of them, "
+            "raise lateness= at the source."
+        )
     if stream.time is None:
         raise PipelineError(
             f"step {step.name}: {what} needs event time, and {given} has none. "
