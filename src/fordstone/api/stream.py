@@ -16,10 +16,11 @@ from fordstone.api.column import Column, expression_source
 from fordstone.api.graph import Graph, Span, Timing, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
-from fordstone.connectors.base import live_of
+from fordstone.connectors.base import SinkStream, live_of
 from fordstone.connectors.lookup_table import inline_spec, read_table
-from fordstone.connectors.memory import checked_rows, inferred_schema, memory
-from fordstone.connectors.registry import source_delivery
+from fordstone.connectors.memory import checked_rows, inferred_schema, memory, to_pandas
+from fordstone.connectors.registry import open_sink, source_delivery
+from fordstone.connectors.stdout import stdout
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.aggregates import parse_aggregate
 from fordstone.lang.choices import check_word
@@ -292,6 +293,36 @@ class Stream:
             raise PipelineError(f"loop {loop}: both streams that the body gives must come from inside it.")
         graph.close_loop(self._at, loop, back=back)
         return Stream(graph, onward)
+
+    def collect(self, *, nodes: int | None = None, parallelism: int = 1) -> pl.DataFrame:
+        """The rows that this stream has over the input that is there now; of an upsert stream the newest row of each key.
+
+        Only the steps that it comes from are run, as a bounded run without state; the sinks of the pipeline get nothing. `nodes`:
+        of a pipeline with two tiers, the number of nodes.
+        """
+        return self._collect(nodes=nodes, parallelism=parallelism)
+
+    def head(self, n: int = 10, *, nodes: int | None = None) -> pl.DataFrame:
+        """The first `n` rows, as `collect` has them. Input that is not needed for them is not read."""
+        return self._collect(nodes=nodes, rows_max=n)
+
+    def show(self, n: int = 10, *, nodes: int | None = None) -> None:
+        """Print the first `n` rows as a table."""
+        rows = self.head(n, nodes=nodes)
+        open_sink(stdout("table"), SinkStream(step=self.name, schema=self.schema)).write(rows)
+        if rows.is_empty():
+            print(f"{self.name}: no rows")  # noqa: T201 - it is asked to
+
+    def to_pandas(self, *, nodes: int | None = None, parallelism: int = 1) -> Any:
+        """The rows of `collect` as a pandas frame. It needs pandas and pyarrow."""
+        return to_pandas(self.collect(nodes=nodes, parallelism=parallelism))
+
+    def _collect(self, *, nodes: int | None, parallelism: int = 1, rows_max: int | None = None) -> pl.DataFrame:
+        from fordstone.api.collect import collect  # noqa: PLC0415 - running is above declaring
+
+        if rows_max is not None and (isinstance(rows_max, bool) or not isinstance(rows_max, int) or rows_max < 0):
+            raise ConfigError(f"{rows_max!r} is not a number of rows.")
+        return collect(self._graph, self._at, nodes=nodes, parallelism=parallelism, rows_max=rows_max)
 
     def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
         """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
