@@ -152,6 +152,12 @@ def test_failpoints_named_in_the_docs_exist():
     assert set(named_there) <= set(FAILPOINTS)
 
 
+def test_every_variable_of_the_environment_is_in_the_reference():
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    named_there = set(re.findall(r"`(FORDSTONE_[A-Z_]+)`", page("reference/configuration.md")))
+    assert set(re.findall(r"\"(FORDSTONE_[A-Z_]+)\"", source)) - named_there == set()
+
+
 def run_example(name: str, directory: Path, *options: str) -> None:
     command = [str(PROGRAMS / "fordstone"), "run", str(ROOT / "examples" / name), "--bounded", *options]
     done = subprocess.run(

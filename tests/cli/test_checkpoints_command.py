@@ -238,3 +238,10 @@ def test_merging_beside_a_running_pipeline_is_refused(invoke: Invoke, two_runs: 
     disk.close()
     assert result.exit_code == 1
     assert "which is still running" in result.stderr
+
+
+def test_state_that_was_set_aside_is_looked_at_only_by_name(invoke: Invoke):
+    invoke("run", "flow.py", "--bounded")
+    assert invoke("run", "flow.py", "--bounded", "--fresh", "--yes").exit_code == 0
+    assert invoke("checkpoints", "ls").exit_code == 0
+    assert invoke("checkpoints", "ls", "--node", "node.old-1").exit_code == 0

@@ -446,6 +446,8 @@ def spark_queries(root: Path) -> list[Path]:
 
 
 def _only(root: Path, pipeline: str | None, node: str | None) -> tuple[str, str]:
+    from fordstone.runtime.fresh import was_set_aside
+
     if not root.is_dir():
         raise UsageError(f"there is no state directory {root} (working directory {Path.cwd()}). Give it with --state.")
     there = sorted(
@@ -461,7 +463,12 @@ def _only(root: Path, pipeline: str | None, node: str | None) -> tuple[str, str]
                 f"{root} has checkpoints of Spark, but none of the edge. To make one from Spark's state:\n{listed}"
             )
         raise UsageError(f"{root} has no checkpoints: no pipeline has run with --state {root} yet.")
-    found = [(one, other) for one, other in there if pipeline in {None, one} and node in {None, other}]
+    # What --fresh has set aside is looked at only by name.
+    found = [
+        (one, other)
+        for one, other in there
+        if pipeline in {None, one} and (node == other or (node is None and not was_set_aside(other)))
+    ]
     if len(found) == 1:
         return found[0]
     listed = "\n".join(f"    --pipeline {one} --node {other}" for one, other in found or there)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ def set_aside(moves: Iterable[SetAside]) -> None:
             disk.rename(move.path.name, move.to.name)
             disk.fsync_dir("")
         log.info("set aside", extra={"what": move.what, "path": str(move.path), "to": str(move.to)})
+
+
+def was_set_aside(name: str) -> bool:
+    """Whether a name is one that a fresh start gives."""
+    return re.search(r"\.old-[0-9]+$", name) is not None
 
 
 def _free(path: Path) -> Path:
